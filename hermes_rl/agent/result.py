@@ -16,7 +16,8 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.values import count_of, is_number, own_copy
+from hermes_rl.servers.usage import Usage
+from hermes_rl.values import count_of, own_copy
 
 if TYPE_CHECKING:
     from hermes_rl.servers.base import ChatReply
@@ -48,30 +49,6 @@ class ToolCall:
     """Number of argument values converted to the type that the tool's schema requires."""
     executed_by: Literal["hermes_rl", "program"] = "hermes_rl"
     """`program`: one of the agent program's own tools; arguments and result are as sent back by the program."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """Token counts of the server, summed over the turns; 0 if not counted."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = None
-    """US dollars, if the server reports them (`usage.cost`)."""
-
-    def add(self, usage: Mapping[str, Any] | None) -> None:
-        cost = (usage or {}).get("cost")
-        if is_number(cost):
-            self.cost = (self.cost or 0.0) + cost
-        self.prompt_tokens += tokens_of(usage, "prompt_tokens")
-        self.completion_tokens += tokens_of(usage, "completion_tokens")
-
-    def record(self) -> dict[str, float]:
-        counts: dict[str, float] = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-        }
-        return counts if self.cost is None else {**counts, "cost": self.cost}
 
 
 @dataclass(slots=True)

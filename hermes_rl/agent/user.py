@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hermes_rl.agent.history import kept_message, sendable
-from hermes_rl.agent.result import AgentResult, Message, Usage, text_of
+from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure, UserError
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
@@ -116,7 +116,6 @@ class SimulatedUser:
     ) -> None:
         self.opens = opens
         self._edit = edit
-        self.usage = Usage()
         self.turns = 0
         self._server = as_chat_server(server)
         self._runtime = runtime
@@ -245,7 +244,6 @@ class SimulatedUser:
         except ServerFailure as failure:
             raise _SpeechlessError(failure.detail, ours=not failure.about_the_call, by_server=True) from failure
         self._calls += 1
-        self.usage.add(reply.usage)
         if reply.finish_reason == "length":
             raise _SpeechlessError("the simulated user's words were cut; is its server's limit of tokens too small?")
         return reply

@@ -34,7 +34,7 @@ from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.cluster import RayConnection, connected
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import require_same_tokenizer
-from hermes_rl.runs.opening import budget_of, open_records, require_machine
+from hermes_rl.runs.opening import budget_of, meter_of, open_records, require_machine
 from hermes_rl.runs.player import Opening, encoder_with
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import moment, provenance
@@ -43,6 +43,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
+from hermes_rl.servers.usage import Meter
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
@@ -163,6 +164,7 @@ class Env:
         self._compiled = CompiledSpec(spec, environ)
         self._environ, self._record, self._played_by = environ, record, played_by
         self._workers: Workers | None = None
+        self._meter = Meter()
         self._runners: WeakSet[RolloutRunner] = WeakSet()
         self._directory: RunDirectory | None = None
         self._store: RolloutStore | None = None
@@ -207,6 +209,7 @@ class Env:
             await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
+                self._meter = meter_of(self._directory.described())
                 self._compiled.keep = partial(keep_artifacts, self._directory.artifacts)
             for rows in self._rows.values():
                 first = await RowSource(rows).first()
@@ -227,7 +230,7 @@ class Env:
                 if self._directory is not None:
                     stack.callback(self._directory.add_images, self._compiled.images)
                     if self._store is not None:
-                        stack.callback(self._directory.add, {"ended": moment()})
+                        stack.callback(self._note_end, self._directory)
                 while self._policies:
                     stack.push_async_callback(self._policies.pop().leave)
                 stack.push_async_callback(end_tasks, self._busy)
@@ -244,6 +247,9 @@ class Env:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _note_end(self, directory: RunDirectory) -> None:
+        directory.add({"ended": moment(), "usage": self._meter.record()})
+
     async def _open_workers(self) -> None:
         number, ray = self._played_by
         if number == 1 and ray is None:
@@ -252,7 +258,7 @@ class Env:
         opening = Opening(self.spec, None, self._environ)
         artifacts = self._directory.artifacts if self._directory is not None else None
         self._workers = await self._stack.enter_async_context(
-            open_workers(opening, number, self._compiled, artifacts, logger.warning, ray)
+            open_workers(opening, number, self._compiled, artifacts, logger.warning, ray, self._meter)
         )
 
     def _require_open(self) -> None:
@@ -499,7 +505,7 @@ class Env:
 
         async def run(again: Sequence[Row] | None, number: int) -> Run:
             if not budgets:
-                budgets.append(budget_of(self.spec, "serve"))
+                budgets.append(budget_of(self.spec, "serve", self._meter))
             runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
             plan = Plan(
                 size=n,
@@ -657,7 +663,7 @@ class Env:
                     finite = [each for each in self._rows.values() if each.length is not None]
                     rows = Rows.of(list(chain.from_iterable(finite)), fingerprint=rows.fingerprint)
                 # As for evaluate, there is no groups.jsonl: groups are returned to the caller instead.
-                opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
+                opening = open_records(directory, self._compiled, rows, "evaluate", size, progress, self._meter)
                 records = await self._stack.enter_async_context(opening)
                 made_with = provenance(
                     self.spec, "process", rows.fingerprint, tool_servers=self._compiled.tooling.fingerprints
@@ -699,7 +705,8 @@ class Env:
 
     async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of work that is cancelled when the environment closes."""
-        task = asyncio.create_task(work)
+        with self._meter:
+            task = asyncio.create_task(work)
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
         try:

@@ -91,11 +91,11 @@ def _takes(plan: DryRun) -> Iterator[str]:
         return
     if measured.played > 1:
         yield f"for each that the run keeps {measured.played:.3g} are played: others fail, or are left out"
-    yield f"to play takes about {measured.turns * plan.played:,.0f} calls, {_tokens(policy, plan.played)}"
+    yield f"to play takes about {_use(policy, plan.played)}"
     yield f"disk: about {measured.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
     for role, usage in measured.roles.items():
         if role != "policy":
-            yield f"{role}: about {_tokens(usage, plan.played)}"
+            yield f"{role}: about {_use(usage, plan.played)}"
     known = {role: cost for role, cost in plan.costs.items() if cost is not None}
     if "policy" not in known:
         yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
@@ -103,6 +103,10 @@ def _takes(plan: DryRun) -> Iterator[str]:
     yield f"cost: about {dollars_by_role(known)}"
     for role in plan.costs.keys() - known.keys():
         yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"
+
+
+def _use(usage: MeasuredRole, rollouts: float) -> str:
+    return f"{usage.calls * rollouts:,.0f} calls, {_tokens(usage, rollouts)}"
 
 
 def _tokens(usage: MeasuredRole, rollouts: float = 1) -> str:

@@ -20,7 +20,7 @@ from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import Options, with_policy
-from hermes_rl.cli.screen import dollars_by_role
+from hermes_rl.cli.screen import cost_lines
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
@@ -32,6 +32,7 @@ from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
+from hermes_rl.servers.usage import Usage
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
@@ -282,9 +283,9 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
     """Print the total cost of the record, if it is known, the paths of the files, and how to view them."""
-    usage = directory.described().get("usage", {})
-    if costs := {role: counts["cost"] for role, counts in usage.items() if "cost" in counts}:
-        echo(f"cost: {dollars_by_role(costs)}")
+    used = directory.described().get("usage") or {}
+    for text in cost_lines({role: Usage.of(counts) for role, counts in used.items()}):
+        echo(text)
     if words := most_ended_with(directory.described().get("endings", {})):
         echo(words)
     echo(f"run directory: {directory.path}")

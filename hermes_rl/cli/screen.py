@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.visible import visible
+from hermes_rl.servers.usage import Usage
+from hermes_rl.visible import counted, visible
 
 WIDE = 1_000
 """Columns for output without an edge: a pipe or a file."""
@@ -97,6 +98,18 @@ def dollars_by_role(costs: Mapping[str, float]) -> str:
     """Return the sum of the models' costs, and each role's part if there are several."""
     each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
     return dollars(sum(costs.values())) + (f" ({each})" if len(costs) > 1 else "")
+
+
+def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
+    """Yield what a run has cost, and which calls have no known cost; nothing if no call has one."""
+    known = {role: used.known_cost for role, used in usage.items() if used.calls > used.unpriced}
+    if not known:
+        return
+    yield f"cost: {dollars_by_role(known)}"
+    for role, used in usage.items():
+        if used.unpriced:
+            calls = counted(used.unpriced, "call")
+            yield f"cost: without {calls} of the {role}, not known; servers.{role}.prices says what tokens cost"
 
 
 def _paged(text: str) -> bool:

@@ -23,7 +23,7 @@ from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
+from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import (
@@ -42,6 +42,7 @@ from hermes_rl.runs.progress import mode_of
 from hermes_rl.runs.run import PlaysGroups, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.factory import create_client
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -185,7 +186,8 @@ class SpecEnv(HermesAgentBaseEnv):
                 store = RolloutStore(directory, plan.size, compared=self._compiled.has_group_rewards)
                 stack.enter_context(closing(store))
                 store.clear()
-                budget = budget_of(self.spec, "evaluate")
+                meter = self._opened.run.budget.meter if self._opened is not None else None
+                budget = budget_of(self.spec, "evaluate", meter)
                 workers = self._opened.workers if self._opened is not None else None
                 run = Run(self._compiled, self._evaluation_rows, plan, store=store, budget=budget, workers=workers)
                 evaluation = await evaluate(run, EvaluatePlan.of(self.spec))

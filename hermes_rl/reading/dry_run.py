@@ -37,6 +37,7 @@ from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
 from hermes_rl.runs.statistics import mean
 from hermes_rl.runs.store import WAITING
+from hermes_rl.servers.usage import price_of
 from hermes_rl.spec.model import Mode, Prices, Spec
 
 PROMPTS = 3
@@ -47,10 +48,12 @@ ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class MeasuredRole:
-    """Average use of the models of a role per rollout; `cost` is None if no server reports it."""
+    """Mean use of the models of a role per rollout; `cost` is None if that of a call is unknown."""
 
+    calls: float
     prompt_tokens: float
     completion_tokens: float
+    cached_tokens: float
     cost: float | None
 
 
@@ -127,8 +130,8 @@ class DryRun:
         costs = {role: measured.cost for role, measured in self.measured.roles.items()}
         for role, measured in self.measured.roles.items():
             if (price := self.prices.get(role)) is not None:
-                dollars = price.prompt * measured.prompt_tokens + price.completion * measured.completion_tokens
-                costs[role] = dollars / 1e6
+                tokens = measured.prompt_tokens, measured.completion_tokens, measured.cached_tokens
+                costs[role] = price_of(price.model_dump(), *tokens)
         return {role: None if cost is None else cost * self.played for role, cost in costs.items()}
 
 
@@ -295,28 +298,23 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     left_out = _left_out(counting, uniform_size)
     wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
-    usages: dict[str, list[Mapping[str, float]]] = {"policy": []}
-    for rollout in rollouts:
-        usages["policy"].append(rollout.policy_usage)
-        for role, counts in rollout.roles.items():
-            usages.setdefault(role, []).append(counts)
+    count = len(rollouts)
     return Measured(
         source,
-        len(rollouts),
-        len(rollouts) / wanted if wanted else None,
+        count,
+        count / wanted if wanted else None,
         turns=mean([rollout.turns for rollout in rollouts]),
         seconds=mean([rollout.total_seconds for rollout in rollouts]),
-        bytes=size / len(rollouts),
+        bytes=size / count,
         roles={
             role: MeasuredRole(
-                sum(counts.get("prompt_tokens", 0) for counts in usage) / len(rollouts),
-                sum(counts.get("completion_tokens", 0) for counts in usage) / len(rollouts),
-                # Only if every call of it has a cost.
-                sum(counts["cost"] for counts in usage) / len(rollouts)
-                if all("cost" in counts for counts in usage)
-                else None,
+                usage.calls / count,
+                usage.prompt_tokens / count,
+                usage.completion_tokens / count,
+                usage.cached_tokens / count,
+                None if usage.cost is None else usage.cost / count,
             )
-            for role, usage in usages.items()
+            for role, usage in record.usage.items()
         },
     )
 

@@ -40,7 +40,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             "torn": record.torn,
             "question": next((row["question"] for row in record.previews(first, PREVIEW).values()), ""),
             **_times(record.path, described),
-            **headline(counting, record.rollouts),
+            **headline(counting, record.rollouts, record.usage),
         }
     )
     return shown

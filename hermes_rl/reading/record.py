@@ -25,6 +25,8 @@ from hermes_rl.runs.directory import read_description
 from hermes_rl.runs.journal import is_torn
 from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
+from hermes_rl.servers.base import POLICY
+from hermes_rl.servers.usage import Usage
 from hermes_rl.values import NESTED, read_own_json, too_deep
 from hermes_rl.visible import counted
 
@@ -61,7 +63,7 @@ class RolloutSummary:
         state: a `RolloutState`, as text.
         score: None also for a seat that no reward pays, whose state is `scored`.
         turns: model calls; tokens are the sum over all of them.
-        cost: US dollars of the policy and of other models together, or None if the policy's cost is unknown.
+        cost: US dollars of the policy and of other models together, or None if the cost of a call is unknown.
         roles: use of models other than the policy: calls, tokens, and US dollars if they are known.
         calls: number of tool calls.
         seconds: seconds by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
@@ -99,11 +101,14 @@ class RolloutSummary:
     begin: int
 
     @property
-    def policy_usage(self) -> dict[str, float]:
-        """Use of the policy, in the form that `roles` has for other models."""
-        others = sum(counts.get("cost", 0.0) for counts in self.roles.values())
-        cost = {} if self.cost is None else {"cost": self.cost - others}
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, **cost}
+    def policy_usage(self) -> Usage:
+        """Use of the policy, whose cost counts as unknown if that of another model is."""
+        usage = Usage(self.prompt_tokens, self.completion_tokens, self.turns)
+        if self.cost is None:
+            usage.unpriced = self.turns
+        else:
+            usage.known_cost = self.cost - sum(Usage.of(counts).known_cost for counts in self.roles.values())
+        return usage
 
     @property
     def final(self) -> bool:
@@ -175,6 +180,21 @@ class RunRecord:
             return read_description(self.path / "run.json")
         except OSError as error:
             raise UserError(f"{self.path / 'run.json'} cannot be read: {error.strerror}") from error
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """Use of models by role in all starts of the run, from `run.json`; of a run that did not write it, the sum over
+        its records.
+        """
+        if (counted := self.described.get("usage")) is not None:
+            return {role: Usage.of(counts) for role, counts in counted.items()}
+        used: dict[str, Usage] = {POLICY: Usage()}
+        for rollout in self.rollouts:
+            used[POLICY] += rollout.policy_usage
+            for role, counts in rollout.roles.items():
+                total = used.setdefault(role, Usage())
+                total += Usage.of(counts)
+        return used
 
     @property
     def group_size(self) -> float:

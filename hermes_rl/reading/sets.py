@@ -24,6 +24,8 @@ from hermes_rl.reading.settings import contrast, model_of, span_of, spec_of, suc
 from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.statistics import CONFIDENCE, clustered_stderr, mean, paired
+from hermes_rl.servers.base import POLICY
+from hermes_rl.servers.usage import Usage
 from hermes_rl.spec.suggest import choices
 
 NOT_PLAYED = "not played yet"
@@ -75,8 +77,9 @@ class Cell:
         pass_at_1: chance that a rollout passes, over the rows all of whose rollouts are graded; None without any.
         rollouts: number of rollouts that count, without the ones that the spec excludes; `ungraded` of these have no
             score.
-        prompt_tokens: sum over all attempts, as `completion_tokens`, and `cost` in US dollars, if servers report it.
+        prompt_tokens: the policy's, of all calls of the run, as `completion_tokens`.
         seconds: mean seconds of a graded rollout; None without any.
+        cost: US dollars of all models; None if the cost of a call is not known.
     """
 
     spec: str
@@ -205,7 +208,9 @@ class _Read:
         scores = {key: scores_of(row) for key, row in rows.items()}
         graded = [rollout for rollout in counting if rollout.score is not None]
         count = sum(rollout.state != RolloutState.LEFT_OUT for rollout in counting)
-        costs = [rollout.cost for rollout in record.rollouts if rollout.cost is not None]
+        used = record.usage
+        policy = used.get(POLICY, Usage())
+        costs = [usage.cost for usage in used.values()]
         success = success_of(spec)
         shares = [mean([score >= success for score in row]) for row in scores.values() if row]
         cell = Cell(
@@ -219,10 +224,10 @@ class _Read:
             rows=len(rows),
             rollouts=count,
             ungraded=count - len(graded),
-            prompt_tokens=sum(rollout.prompt_tokens for rollout in record.rollouts),
-            completion_tokens=sum(rollout.completion_tokens for rollout in record.rollouts),
+            prompt_tokens=policy.prompt_tokens,
+            completion_tokens=policy.completion_tokens,
             seconds=mean([rollout.total_seconds for rollout in graded]) if graded else None,
-            cost=math.fsum(costs) if costs else None,
+            cost=None if None in costs else math.fsum(cost for cost in costs if cost is not None),
         )
         return cls(run, cell, record, rows, scores, record.columns() if with_rows else {}, span_of(described))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 from hermes_rl.endings import ending_named
 from hermes_rl.reading.record import RolloutSummary, by_row, scores_of
 from hermes_rl.runs.statistics import interval, mean
+from hermes_rl.servers.base import POLICY
+from hermes_rl.servers.usage import Usage
 
 BARS = 20
 """Bars of a distribution."""
@@ -41,11 +43,15 @@ class Interval:
         return cls(mean([score for row in rows for score in row]), *(interval(rows) or ())) if rows else cls(None)
 
 
-def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return the numbers of a run in a list of runs, from the rollouts that count and all records, failed attempts
-    included.
+def headline(
+    rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary], usage: Mapping[str, Usage]
+) -> dict[str, Any]:
+    """Return the numbers of a run in a list of runs, from the rollouts that count, all records, failed attempts
+    included, and the use of models by role.
     """
-    score, costs = Interval.of(rollouts), _costs(rollouts)
+    score, used = Interval.of(rollouts), Usage()
+    for each in usage.values():
+        used += each
     return {
         "rollouts": len(rollouts),
         "groups": len({rollout.group for rollout in rollouts}),
@@ -58,14 +64,15 @@ def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]
         "mean": score.mean,
         "low": score.low,
         "high": score.high,
-        "tokens": sum(rollout.prompt_tokens + rollout.completion_tokens for rollout in rollouts),
-        "cost": math.fsum(costs) if costs else None,
+        "tokens": usage.get(POLICY, Usage()).tokens,
+        "cost": used.cost if used.calls else None,
     }
 
 
 def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
     """Return the numbers on the page of a run, without its rollouts, from the ones that count and all records."""
-    costs, endings = _costs(rollouts), Counter(rollout.ending for rollout in rollouts)
+    costs = [rollout.cost for rollout in lines if rollout.cost is not None]
+    endings = Counter(rollout.ending for rollout in rollouts)
     return {
         "scores": distribution(scores_of(rollouts)),
         "rewards": _rewards(rollouts),
@@ -76,7 +83,10 @@ def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary])
         "prompt_tokens": distribution([rollout.prompt_tokens for rollout in rollouts]),
         "completion_tokens": distribution([rollout.completion_tokens for rollout in rollouts]),
         "costs": distribution(costs),
-        "spending": [{"count": len(part), "cost": part[-1]} for part in _parts(list(accumulate(costs)), so_far=True)],
+        # A sum of known costs would look like the whole.
+        "spending": [{"count": len(part), "cost": part[-1]} for part in _parts(list(accumulate(costs)), so_far=True)]
+        if len(costs) == len(lines)
+        else [],
         "seconds_spread": distribution([rollout.total_seconds for rollout in rollouts]),
         "tools": _tools(rollouts),
         "phases": _phases(rollouts),
@@ -90,11 +100,6 @@ def _parts(values: Sequence[float], *, so_far: bool = False) -> Iterator[Sequenc
     size = max(math.ceil(len(values) / SLICES), 1)
     for begin in range(0, len(values), size):
         yield values[0 if so_far else begin : begin + size]
-
-
-def _costs(rollouts: Sequence[RolloutSummary]) -> list[float]:
-    """Return the known costs of rollouts, in US dollars."""
-    return [rollout.cost for rollout in rollouts if rollout.cost is not None]
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any] | None:

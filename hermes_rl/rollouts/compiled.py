@@ -66,7 +66,7 @@ from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, Trial
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
-from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig
+from hermes_rl.servers.base import POLICY, ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
@@ -253,7 +253,6 @@ def program_of(
 
 # -------------------------------------------------------------------------------- compiled
 
-POLICY = "policy"
 LEAST_CHANCE = 0.02
 """Minimum weight of an opponent that always wins or loses, relative to 0.25 for one that wins half of the time."""
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from hermes_rl.agent.result import Usage
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.usage import Usage
 
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:RoleStandIn")
@@ -43,7 +43,8 @@ class ModelHandle:
         text, reply = await self._client.answer(messages, schema, temperature=temperature)
         usage = Usage()
         usage.add(reply.usage)
-        return text, usage.record()
+        counts = usage.record()
+        return text, {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "cost") if name in counts}
 
     async def rate(self, messages: Sequence[dict[str, Any]]) -> list[float]:
         """Return the numbers of a reward model for a conversation. Raises ServerFailure or ContextLengthExceeded."""

@@ -23,6 +23,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
+from hermes_rl.servers.usage import Usage
 from hermes_rl.threads import in_thread
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
@@ -346,12 +347,14 @@ def at_seat(name: str) -> str:
 
 
 def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the cost in US dollars of all model calls of a rollout, or None if the policy's cost is unknown.
+    """Return the cost in US dollars of all model calls of a rollout, or None if the cost of one is not known.
 
     `usage` is the policy's, and `roles` the usage of other roles.
     """
-    own: float | None = usage.get("cost")
-    return None if own is None else own + sum(counts.get("cost", 0.0) for counts in roles.values())
+    total = Usage.of(usage)
+    for counts in roles.values():
+        total += Usage.of(counts)
+    return total.cost
 
 
 @dataclass
@@ -374,7 +377,7 @@ class Rollout:
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Model use in addition to the policy's own turns, by role: calls, tokens, and US dollars if known."""
+    """Records (`Usage`) of model use in addition to the policy's own turns, by role."""
     artifacts: dict[str, Any] = field(default_factory=dict)
     """Stored artifacts of its sandbox with their locations, by name."""
     image: str | None = None
@@ -409,18 +412,17 @@ class Rollout:
     def id(self) -> str:
         return self.key.id
 
-    def use(self, usage: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
+    def use(self, usage: Mapping[str, Usage], *, played: bool) -> None:
         """Add model usage by role; `played`: it includes the policy's own turns."""
-        own: dict[str, dict[str, float]] = {}
+        own: dict[str, Usage] = {}
         for seat in self.seats if played else ():
-            known = own.setdefault(seat.seat.role, {})
-            used = {"calls": seat.turns, **(seat.result.usage.record() if seat.result is not None else {})}
-            known |= {name: known.get(name, 0) + count for name, count in used.items()}
-        for role, counts in usage.items():
-            further = {name: count - own.get(role, {}).get(name, 0) for name, count in counts.items()}
-            if further["calls"] > 0:
-                before = self.roles.get(role, {})
-                self.roles[role] = before | {name: before.get(name, 0) + count for name, count in further.items()}
+            known = own.setdefault(seat.seat.role, Usage())
+            known += seat.result.usage if seat.result is not None else Usage()
+        for role, used in usage.items():
+            further = used - own.get(role, Usage())
+            if further.calls > 0:
+                further += Usage.of(self.roles.get(role, {}))
+                self.roles[role] = further.record()
 
     @property
     def messages(self) -> list[Message]:

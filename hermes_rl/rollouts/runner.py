@@ -29,8 +29,9 @@ from hermes_rl.errors import Failure, RunError, UserError, is_panic
 from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.servers.client import HearsVersions, Meter
+from hermes_rl.servers.client import HearsVersions
 from hermes_rl.servers.pool import Limiter
+from hermes_rl.servers.usage import Meter, refusable
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
@@ -186,7 +187,7 @@ class RolloutRunner:
         state `lost` and count as the worst of a group in which two others have a score.
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
-        playing = asyncio.create_task(
+        playing = refusable(
             self._play_group(Group(group, row, [], epoch), leaving, whole, keep_lost=whole and keep_lost)
         )
         for leave in leaving:  # a task that is cancelled before its first step runs no `finally`
@@ -200,18 +201,14 @@ class RolloutRunner:
             members: list[asyncio.Task[Rollout]] = []
             for index, leave in enumerate(leaving):
                 key = RolloutKey(group.row, group.id, index, len(leaving), epoch=group.epoch, mark=self.mark)
-                members.append(asyncio.create_task(self.member(key, leave, hold=keep_lost)))
+                members.append(refusable(self.member(key, leave, hold=keep_lost)))
                 members[-1].add_done_callback(leave)
             try:
-                going_on = set(members)
-                while going_on and not (whole and group.dropped):
-                    ended, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
-                    for rollout in [member.result() for member in members if member in ended]:
-                        if rollout.error is not None and not (keep_lost and rollout.state.given_up):
-                            group.dropped = group.dropped or rollout.ending
-                            group.detail = group.detail or rollout.error
+                await self._ended(group, members, whole, keep_lost=keep_lost)
             finally:
                 await end_tasks(members)  # until their sandboxes are released
+            if group.dropped is None and any(task.cancelled() for task in members):
+                raise asyncio.CancelledError  # calls were refused: a later start runs the missing members
             group.rollouts = [task.result() for task in members if not task.cancelled()]
             lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.given_up]
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
@@ -226,6 +223,18 @@ class RolloutRunner:
         if self.prepare is not None:
             await self.prepare(group)
         return group
+
+    async def _ended(
+        self, group: Group, members: Sequence[asyncio.Task[Rollout]], whole: bool, *, keep_lost: bool
+    ) -> None:
+        """Wait until the members have ended, or one has failed so that the group is dropped."""
+        going_on = set(members)
+        while going_on and not (whole and group.dropped):
+            ended, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
+            for rollout in [task.result() for task in members if task in ended and not task.cancelled()]:
+                if rollout.error is not None and not (keep_lost and rollout.state.given_up):
+                    group.dropped = group.dropped or rollout.ending
+                    group.detail = group.detail or rollout.error
 
     async def member(
         self, key: RolloutKey, played: Callable[[], None] = lambda: None, *, hold: bool = False
@@ -305,10 +314,12 @@ class RolloutRunner:
             started = time.perf_counter()
             if self.encoder is not None:
                 await self.encoder.encode(rollout)
-            try:
-                await self.teacher.ask(rollout)
-            except Failure as failure:
-                rollout.fail(failure)
+            with Meter() as meter:
+                try:
+                    await self.teacher.ask(rollout)
+                except Failure as failure:
+                    rollout.fail(failure)
+            rollout.use(meter.roles, played=False)
             rollout.timings["teacher"] = time.perf_counter() - started
         return rollout
 

@@ -131,8 +131,11 @@ class RunDirectory:
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
         """Write `spec.yaml` and `run.json`; the recorded images of earlier rollouts remain."""
         own = {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": {}}
+        known = self.described()
+        if "usage" in known:
+            own["usage"] = known["usage"]
         if results := self._results:
-            known, written = self.described(), max(result.st_mtime for result in results)
+            written = max(result.st_mtime for result in results)
             own |= {"images": known.get("images") or {}, **resumed(known, provenance["started"], written)}
         self.rewrite(spec, own)
 

@@ -218,6 +218,11 @@ class _Evaluating:
                 run.progress.step(self.done, group)
         if not self.groups:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
+        if self.stopped is not None and not any(map(store.played, self.groups)):
+            raise RunError(
+                f"it ended before all rollouts of a row had ended: {self.stopped}. What has ended is kept, and the "
+                "same command with a larger budget goes on"
+            )
         evaluation = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
         # The clock of the machine may be set meanwhile; durations come from the monotonic clock.
         evaluation.started, evaluation.ended = started, started + time.monotonic() - begun

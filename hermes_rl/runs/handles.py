@@ -25,6 +25,7 @@ from hermes_rl.fork_server import FORK_SERVER, StartedProcess
 from hermes_rl.rollouts.admission import usable_cores
 from hermes_rl.runs.player import Opening, error_of
 from hermes_rl.runs.worker import BUFFER, framed, received
+from hermes_rl.servers.usage import Usage
 from hermes_rl.threads import made_in_thread
 from hermes_rl.tools.artifacts import TakenArtifact
 
@@ -91,6 +92,8 @@ class WorkerHandle(ABC):
         self.location = name
         """Description of the location to exclude if workers cannot run there."""
         self.retries: Counter[str] = Counter()
+        self.usage: dict[str, Usage] = {}
+        """Use of models by role that the run's meter has counted."""
         self.lost = 0
         """Awaited rollouts that it had not answered when it died."""
         self.ended = ""

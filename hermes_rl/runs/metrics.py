@@ -13,7 +13,6 @@ from math import log10
 from statistics import fmean
 from typing import Any
 
-from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.statistics import (
@@ -27,6 +26,7 @@ from hermes_rl.runs.statistics import (
     share_interval,
 )
 from hermes_rl.scoring.value import RewardValue, reward_of
+from hermes_rl.servers.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Played:
             ending=Ending(line["ending"]),
             error=line["error"],
             rewards={name: reward_of(record) for name, record in line["rewards"].items()},
-            usage=Usage(**line["usage"]),
+            usage=Usage.of(line["usage"]),
             cost=cost_of(line["usage"], line.get("roles") or {}),
             turns=line["turns"],
             calls=len(line["tool_calls"]),

@@ -39,9 +39,13 @@ from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_address, require_reachable
+from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import in_thread, made_in_thread
+from hermes_rl.threads import end_tasks, in_thread, made_in_thread
+
+KEPT = 5.0
+"""Seconds between two records of the use of models."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class SpecRun:
             phases=run.runner.phases if workers is None else workers.phases,
             waiting_calls=self.compiled.policy.waiting if workers is None else workers.waiting,
             tokens=run.budget.tokens,
-            cost=run.budget.cost,
+            cost=run.budget.meter.known_cost,
             failures=run.losses.all.causes,
             again=self.retried.words,
             paused=run.paused,
@@ -269,8 +273,11 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
             compiled.keep = partial(keep_artifacts, directory.artifacts)
             if not directory.has_rollouts and launch.out is None and (new := what_is_new(directory, spec, launch)):
                 launch.progress.note(f"{new}: all rollouts are played anew; what is there stays")
+            budget = budget_of(spec, launch.mode, meter_of(directory.described()))
             async with (
-                open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records,
+                open_records(
+                    directory, compiled, rows, launch.mode, plan.size, launch.progress, budget.meter
+                ) as records,
                 open_workers(
                     Opening(spec, launch.mode, launch.environ, won=records.store.won),
                     count,
@@ -278,7 +285,9 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                     directory.artifacts,
                     launch.progress.note,
                     launch.ray,
+                    budget.meter,
                 ) as workers,
+                _usage_kept(directory, budget.meter),
             ):
                 offered, versions = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
                 made_with = provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, offered, versions)
@@ -292,7 +301,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         plan if own is None or own.rows is None else replace(plan, repeat=False),
                         store=None if isinstance(environment, PlaysGroups) else records.store,
                         encoder=encoder if split == "train" else None,
-                        budget=budget_of(spec, launch.mode),
+                        budget=budget,
                         progress=launch.progress,
                         workers=workers,
                         beside=launch.beside,
@@ -309,7 +318,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                                 "retried": opened.retried.record(),
                                 "lost": run.losses.record(),
                                 "endings": run.endings,
-                                "usage": records.store.usage,
+                                "usage": budget.meter.record(),
                             }
                         )
                         if (at_end := launch.at_end) is not None:
@@ -318,9 +327,16 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
 
 @asynccontextmanager
 async def open_records(
-    directory: RunDirectory, compiled: CompiledSpec, rows: Rows, mode: Mode, size: int, progress: Progress
+    directory: RunDirectory,
+    compiled: CompiledSpec,
+    rows: Rows,
+    mode: Mode,
+    size: int,
+    progress: Progress,
+    meter: Meter,
 ) -> AsyncIterator[Records]:
-    """Open the store and the file of groups, with every rollout updated to the spec's rewards and scoring.
+    """Open the store and the file of groups, with every rollout updated to the spec's rewards and scoring; `meter`
+    counts the calls of judges.
 
     Raises `UserError` if the records are of another run, or cannot be graded again; nothing was changed. Raises
     `RunError` if a judge could not be called; nothing was changed.
@@ -340,7 +356,8 @@ async def open_records(
             lambda: RolloutStore(directory, size, compared=compiled.has_group_rewards), RolloutStore.close
         )
         stack.enter_context(closing(store))
-        changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
+        with meter:
+            changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
         compiled.won |= store.won
         yield Records(directory, store, grading, groups_file, changed)
 
@@ -363,9 +380,38 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
     )
 
 
-def budget_of(spec: Spec, mode: Mode) -> RunBudget:
+def meter_of(described: Mapping[str, Any]) -> Meter:
+    """Return a meter that has counted the calls of earlier starts of a run, from its `run.json`."""
+    meter = Meter()
+    for role, counts in (described.get("usage") or {}).items():
+        meter.add(role, Usage.of(counts))
+    return meter
+
+
+@asynccontextmanager
+async def _usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[None]:
+    """Write the use of models into `run.json` at intervals and at the end, so that it outlives a killed run."""
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(KEPT)
+            if (usage := meter.record()) != directory.described().get("usage"):
+                directory.add({"usage": usage})
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield
+    finally:
+        await end_tasks([keeping])
+        directory.add({"usage": meter.record()})
+
+
+def budget_of(spec: Spec, mode: Mode, meter: Meter | None = None) -> RunBudget:
     """Return the spec's budget; if it sets no limit for failures, as many groups may fail as process mode must
     write.
+
+    Args:
+        meter: counts the calls; None: a new one.
     """
     limit = spec.budget.max_failures
     return RunBudget(
@@ -373,6 +419,7 @@ def budget_of(spec: Spec, mode: Mode) -> RunBudget:
         max_tokens=spec.budget.max_tokens,
         deadline=spec.budget.deadline,
         max_cost=spec.budget.max_cost,
+        meter=meter or Meter(),
     )
 
 

@@ -23,16 +23,17 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.load import Split
 from hermes_rl.errors import Failure, HermesRLError, RunError, UserError
 from hermes_rl.rollouts.admission import free_memory, open_descriptors, processor_seconds
-from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
+from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.rollouts.sandboxes import Keep
 from hermes_rl.rollouts.variables import named_variables
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
-from hermes_rl.servers.base import CALLABLE, ServerConfig
-from hermes_rl.servers.client import Meter, ModelClient
+from hermes_rl.servers.base import CALLABLE, POLICY, ServerConfig
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
+from hermes_rl.servers.usage import Meter, refusable
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.load import as_tokenizer
@@ -118,6 +119,7 @@ class Player:
         self._opening, self._tell, self._keep = opening, tell, keep
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._stack = AsyncExitStack()
+        self._meter = Meter()
         self._runners: dict[str, RolloutRunner] = {}
         """Runners of a run, by split."""
         self._acting: dict[int, _ActingPolicy] = {}
@@ -145,6 +147,8 @@ class Player:
         except Exception as error:  # noqa: BLE001 - whatever it is, the run tells it, once for all workers
             await self._stack.aclose()
             return raised_of(error)
+        # The run's budgets must know of each call.
+        self._stack.enter_context(self._meter.heard_by(lambda: self._tell({"usage": self._meter.record()})))
         self._compiled.keep = self._keep
         self._compiled.won |= self._opening.won
         for role in self._compiled.roles.values():
@@ -174,7 +178,8 @@ class Player:
             "told": self._take_weights,
         }
         work = methods[kind](*args)
-        self._tasks[number] = asyncio.ensure_future(work)  # before anything else, so that it can be cancelled
+        with self._meter:
+            self._tasks[number] = refusable(work)  # before anything else, so that it can be cancelled
         return self._answer(number, self._tasks[number])
 
     async def _answer(self, number: int, task: asyncio.Task[dict[str, Any]]) -> bytes:
@@ -187,19 +192,22 @@ class Player:
         finally:
             del self._tasks[number]
         images, self._compiled.images = self._compiled.images, {}
-        condition = {"retries": self._retries(), "images": {name: sorted(digests) for name, digests in images.items()}}
+        used = {"retries": self._retries(), "usage": self._meter.record()}
+        condition = {**used, "images": {name: sorted(digests) for name, digests in images.items()}}
         try:
             return await one_at_a_time(write_json, {"id": number, **condition, **answer})
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
             return write_json({"id": number, **condition, "raised": raised_of(error)})
 
-    def hear(self, kind: Literal["fix", "share", "cancel", "told"], *args: Any) -> None:
+    def hear(self, kind: Literal["fix", "share", "cancel", "told", "refuse"], *args: Any) -> None:
         """Handle a message of the run that needs no response."""
         if kind == "cancel":
             if args[0] in self._tasks:
                 self._tasks[args[0]].cancel()
         elif kind == "told":
             self._take(args[0])
+        elif kind == "refuse":
+            self._meter.close()
         elif kind == "fix":
             self._fixed.add(args[0])
             for role in self._roles_of(args[0]):
@@ -314,7 +322,7 @@ class Player:
             except Failure as failure:
                 answer["failed"] = [str(failure.ending), failure.detail]
         rewards = [{name: value.record() for name, value in rollout.rewards.items()} for rollout in rollouts]
-        return {"rewards": rewards, "asked": meter.roles, **answer}
+        return {"rewards": rewards, "asked": meter.record(), **answer}
 
     def _retries(self) -> dict[str, int]:
         retries = Counter({name: role.retries for name, role in self._compiled.roles.items()})

@@ -11,13 +11,14 @@ from typing import Any
 from hermes_rl.data.load import load_rows, split_of
 from hermes_rl.data.rows import Rows
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
+from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.opening import Records, generation_params, open_records
+from hermes_rl.runs.opening import Records, generation_params, meter_of, open_records
 from hermes_rl.runs.progress import Progress
+from hermes_rl.servers.base import POLICY
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import Overrides
@@ -58,8 +59,10 @@ async def regrade(
         async with compiled_to_grade(spec, environ) as compiled:
             rows = await asyncio.to_thread(load_rows, spec, split_of(mode), notify=progress.note)
             size = spec.group_size(mode)
-            async with open_records(directory, compiled, rows, mode, size, progress) as records:
-                directory.rewrite(spec, {**described, "grading": records.grading.record()})
+            meter = meter_of(described)
+            async with open_records(directory, compiled, rows, mode, size, progress, meter) as records:
+                new = {"grading": records.grading.record(), "usage": meter.record()}
+                directory.rewrite(spec, {**described, **new})
                 if mode == "process":
                     return await _write_groups(records, compiled)
                 evaluation = await asyncio.to_thread(_concluded, records, spec, rows)

@@ -23,6 +23,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from hermes_rl.data.load import Split
@@ -30,7 +31,7 @@ from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import LOOK, Admission, Fixed, admission
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import ALONE, Encoder, Group, Rollout, certified
+from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, certified
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.left import Curriculum, Quarantine, group_name
@@ -38,7 +39,8 @@ from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing
-from hermes_rl.servers.base import ChatServer
+from hermes_rl.servers.base import POLICY, ChatServer
+from hermes_rl.servers.usage import Meter, Usage, refusable
 from hermes_rl.threads import end_tasks, in_thread
 
 # ------------------------------------------------------------------------------------------ Sources of rows
@@ -148,19 +150,19 @@ class RunBudget:
 
     `max_failures` are groups (rows, in evaluation) whose retries were exhausted by infrastructure failures,
     `max_tokens` prompt and completion tokens of the policy as counted by its servers, `max_cost` US dollars of all
-    models as reported by servers or computed from the spec's prices, `deadline` seconds from the start.
+    models as reported by servers or computed from the spec's prices, `deadline` seconds from the start. `meter` counts
+    the calls of all starts of the run.
     """
 
     max_failures: int | None = None
     max_tokens: int | None = None
     deadline: float | None = None
     max_cost: float | None = None
+    meter: Meter = field(default_factory=Meter)
     clock: Callable[[], float] = time.monotonic
     failures: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     """Groups that the spec drops by a stop reason caused by the policy."""
-    tokens: int = 0
-    cost: float = 0.0
     last_failure: str = ""
     ended: str | None = None
     """Reason for which a caller ended the run early, or None."""
@@ -168,22 +170,27 @@ class RunBudget:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def spend(self, rollout: Rollout) -> None:
-        """Count the use of a rollout, failed attempts included; raises RunError if a bounded cost is not reported."""
-        if rollout.result is None:
-            return
-        usage = rollout.result.usage
-        for seat in rollout.seats:
-            if seat.result is not None:
-                own = seat.result.usage
-                self.cost += own.cost or 0.0
-                self.tokens += own.prompt_tokens + own.completion_tokens if seat.seat.role == ALONE.role else 0
-        self.cost += sum(counts.get("cost", 0.0) for counts in rollout.roles.values())
-        if self.max_cost is not None and usage.cost is None and rollout.result.turns_used:
-            raise RunError(
-                "budget.max_cost cannot be kept: the policy's server does not say what a call costs (usage.cost); "
-                "say it in servers.policy.prices, or use budget.max_tokens"
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens of the policy."""
+        return self.meter.roles.get(POLICY, Usage()).tokens
+
+    @property
+    def problem(self) -> str | None:
+        """Why a limit cannot be kept: servers do not report what it bounds; None if all can be."""
+        policy = self.meter.roles.get(POLICY, Usage())
+        if self.max_cost is not None and self.meter.unpriced:
+            role = self.meter.unpriced[0]
+            return (
+                f"budget.max_cost cannot be kept: the server of `{role}` does not say what a call costs (usage.cost); "
+                f"say it in servers.{role}.prices, or use budget.max_tokens"
             )
+        if self.max_tokens is not None and policy.uncounted:
+            return (
+                "budget.max_tokens cannot be kept: the policy's server does not say how many tokens a call has "
+                "(usage.prompt_tokens and usage.completion_tokens); use budget.deadline"
+            )
+        return None
 
     def count(self, group: Group) -> None:
         """Count a finished group; raises RunError if too many groups failed."""
@@ -202,14 +209,22 @@ class RunBudget:
                 f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
             )
 
-    def used_up(self) -> str | None:
-        """Return a description of the exhausted budget that ends the run cleanly; None while there is budget."""
-        if self.ended is not None:
-            return self.ended
+    def spent(self) -> str | None:
+        """Return a description of the exhausted budget of model calls, after which no call starts; None if there is
+        some left.
+        """
         if self.max_tokens is not None and self.tokens >= self.max_tokens:
             return f"budget.max_tokens ({self.max_tokens}) is used up"
-        if self.max_cost is not None and self.cost >= self.max_cost:
+        if self.max_cost is not None and self.meter.known_cost >= self.max_cost:
             return f"budget.max_cost ({self.max_cost:g} $) is used up"
+        return None
+
+    def used_up(self) -> str | None:
+        """Return a description of what ends the run cleanly; None while there is budget."""
+        if self.ended is not None:
+            return self.ended
+        if (spent := self.spent()) is not None:
+            return spent
         if self.deadline is not None and self.clock() - self.started >= self.deadline:
             return f"budget.deadline ({self.deadline:g} s) has passed"
         return None
@@ -290,6 +305,37 @@ class Everything:
         return True
 
 
+class _RunningGroups:
+    """Tasks of the groups of a run that are running, or have ended and were not taken; sets `changed` when one ends."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self.tasks: set[asyncio.Task[Group]] = set()
+        self.ended: deque[asyncio.Task[Group]] = deque()
+        self._changed = changed
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def add(self, task: asyncio.Task[Group]) -> None:
+        self.tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def take(self, *, refused: bool) -> Iterator[Group]:
+        """Yield the groups that have ended; raises the errors of their tasks.
+
+        `refused`: calls are refused, so that a group may have been cancelled.
+        """
+        while self.ended:
+            task = self.ended.popleft()
+            self.tasks.discard(task)
+            if not (refused and task.cancelled()):
+                yield task.result()
+
+    def _end(self, task: asyncio.Task[Group]) -> None:
+        self.ended.append(task)
+        self._changed.set()
+
+
 @runtime_checkable
 class PlaysGroups(Protocol):
     """Environment that runs complete groups by user code."""
@@ -365,6 +411,7 @@ class Run:
         self.runner.on_played = self._played
         self.on_played: list[Callable[[Rollout], None]] = []
         """Receives every rollout that was run, failed attempts included."""
+        self._workers = workers
         self.beside = [] if beside is None else beside
         self.beside.append(self)
         self.begun = 0
@@ -391,8 +438,9 @@ class Run:
         """Yield groups in the order in which they end; close it with `contextlib.aclosing`.
 
         Another group starts while the machine and the servers carry it and the demand requests it. A slow group does
-        not block others, and neither does a slow source of rows. When the generator is closed, everything in flight is
-        cancelled and released.
+        not block others, and neither does a slow source of rows. When the budget of tokens or cost is used up, groups
+        that need another call of a model are cancelled. When the generator is closed, everything in flight is cancelled
+        and released.
 
         Args:
             skip: selects rows to skip, such as rows that an earlier start has finished.
@@ -400,49 +448,56 @@ class Run:
             prepare: processes an ended group, concurrently with all running groups, before it is yielded.
 
         Raises:
-            RunError: a budget of failures is used up, or the cost is not reported although it is bounded.
+            RunError: a budget of failures is used up, or servers do not report tokens or cost although they are
+                bounded.
         """
         demand = demand or Everything()
-        running: set[asyncio.Task[Group]] = set()
-        ended: deque[asyncio.Task[Group]] = deque()
+        running = _RunningGroups(self._changed)
         source = Lookahead(self._following(skip), slow=self.rows.slow, wake=self._changed.set)
         self.runner.prepare = self._prepare(prepare)
         begun = 0
-
-        def end(task: asyncio.Task[Group]) -> None:
-            ended.append(task)
-            self._changed.set()
-
         try:
-            while True:
-                begins = not source.exhausted and not demand.satisfied and not self.paused
-                # Rollouts of other runs use the same cores and the same memory.
-                beside = sum(run.runner.open for run in self.beside if run is not self)
-                begins = begins and self.admission.admits(self.runner.open, beside)
-                begins = begins and demand.wants(len(running))
-                following = await source.take() if begins else None
-                if following is not None:
-                    task = self._start(*following)
-                    task.add_done_callback(end)
-                    running.add(task)
-                    begun += self.plan.size
-                    if begun >= BURST:
-                        begun = 0
-                        await asyncio.sleep(0)
-                elif not running and (source.exhausted or demand.satisfied):
-                    return
-                elif not ended:
-                    await self._wait(for_ever=source.exhausted or demand.satisfied)
-                self._changed.clear()
-                while ended:
-                    task = ended.popleft()
-                    running.discard(task)
-                    group = task.result()
-                    self._account(group)
-                    yield group
+            with self.budget.meter.heard_by(partial(self._require_budget, asyncio.get_running_loop())):
+                while True:
+                    if (problem := self.budget.problem) is not None:
+                        raise RunError(problem)
+                    following = await source.take() if self._begins(source, demand, len(running)) else None
+                    over = source.exhausted or demand.satisfied or self.budget.spent() is not None
+                    if following is not None:
+                        running.add(self._start(*following))
+                        begun += self.plan.size
+                        if begun >= BURST:
+                            begun = 0
+                            await asyncio.sleep(0)
+                    elif over and not running:
+                        break
+                    elif not running.ended:
+                        await self._wait(for_ever=over)
+                    self._changed.clear()
+                    for group in running.take(refused=self.budget.spent() is not None):
+                        self._account(group)
+                        yield group
         finally:
             await source.close()
-            await end_tasks(running)
+            await end_tasks(running.tasks)
+
+    def _begins(self, source: Lookahead[Any], demand: Demand, running: int) -> bool:
+        """Return True if another group may start while `running` groups are running."""
+        if source.exhausted or demand.satisfied or self.paused or self.budget.spent() is not None:
+            return False
+        # Rollouts of other runs use the same cores and the same memory.
+        beside = sum(run.runner.open for run in self.beside if run is not self)
+        return self.admission.admits(self.runner.open, beside) and demand.wants(running)
+
+    def _require_budget(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let no further call to a model start if the budget of calls is used up; rewards call models from threads."""
+        if self.budget.problem is not None:
+            loop.call_soon_threadsafe(self._changed.set)
+        elif self.budget.spent() is not None:
+            self.budget.meter.close()
+            loop.call_soon_threadsafe(self._changed.set)
+            if self._workers is not None:
+                loop.call_soon_threadsafe(self._workers.refuse_calls)
 
     def wake(self) -> None:
         """Check now if another group may start: the demand has changed."""
@@ -518,15 +573,16 @@ class Run:
         size, environment = self.plan.size, self.environment
         self.begun += 1
         if not isinstance(environment, PlaysGroups):
-            return self.runner.start(
-                row,
-                group,
-                size,
-                epoch=epoch,
-                whole=self.plan.whole,
-                keep_lost=self.plan.keep_lost,
-                on_change=self._changed.set,
-            )
+            with self.budget.meter:  # the group's tasks inherit it
+                return self.runner.start(
+                    row,
+                    group,
+                    size,
+                    epoch=epoch,
+                    whole=self.plan.whole,
+                    keep_lost=self.plan.keep_lost,
+                    on_change=self._changed.set,
+                )
 
         async def play() -> Group:
             played = await environment.play_group(row, group, epoch, size)
@@ -538,7 +594,8 @@ class Run:
             self.runner.open -= size
 
         self.runner.open += size
-        task = asyncio.create_task(play())
+        with self.budget.meter:
+            task = refusable(play())
         task.add_done_callback(leave)
         return task
 
@@ -564,7 +621,6 @@ class Run:
         self.endings.setdefault(str(seat.ending), {"count": 0, "first": why and why[:DETAIL]})["count"] += 1
         for listen in self.on_played:
             listen(rollout)
-        self.budget.spend(rollout)
 
     def _account(self, group: Group) -> None:
         """Count an ended group, and notify the user if something went wrong."""

@@ -22,7 +22,6 @@ from hermes_rl.agent.result import (
     ProgramRun,
     Timings,
     ToolCall,
-    Usage,
     reasoning_of,
 )
 from hermes_rl.data.rows import Row, readable_columns
@@ -49,6 +48,7 @@ from hermes_rl.runs.left import left_to_play
 from hermes_rl.runs.line import problem_of
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.base import ChatReply, LedgerEntry
+from hermes_rl.servers.usage import Usage
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.values import read_json
 
@@ -217,7 +217,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         tool_errors=[ToolError(**error) for error in line.get("tool_errors") or ()],
         ending=ending,
         tool_calls=list(_recorded_calls(line, written)),
-        usage=Usage(**(line.get("usage") or {})),
+        usage=Usage.of(line.get("usage") or {}),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
         replies=list(_replies(line, spoken)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
@@ -268,30 +268,6 @@ Line = dict[str, Any]
 _STATES = frozenset(map(str, RolloutState))
 
 
-class _UsageCount:
-    """Sums calls, tokens and cost of records, by role; the last record of a rollout that has waited counts."""
-
-    def __init__(self) -> None:
-        self.roles: dict[str, dict[str, float]] = {}
-        self._waiting: dict[str, list[tuple[str, Mapping[str, float]]]] = {}
-
-    def enter(self, line: Line) -> None:
-        for role, counts in self._waiting.pop(line["id"], ()):
-            self._add(role, counts, -1)
-        own = {"calls": line.get("turns") or 0, **(line.get("usage") or {})}
-        played = (line.get("seat") or {}).get("role", ALONE.role)
-        counts_by_role = [(played, own), *(line.get("roles") or {}).items()]
-        for role, counts in counts_by_role:
-            self._add(role, counts, 1)
-        if line["state"] == RolloutState.WAITING:
-            self._waiting[line["id"]] = counts_by_role
-
-    def _add(self, role: str, counts: Mapping[str, float], sign: int) -> None:
-        total = self.roles.setdefault(role, {})
-        for name, count in counts.items():
-            total[name] = total.get(name, 0) + sign * count
-
-
 class RolloutStore:
     """Rollouts in a run directory; implements `hermes_rl.rollouts.runner.Recorded`.
 
@@ -308,7 +284,6 @@ class RolloutStore:
         self.path = directory.path
         self._rollouts = directory.journal(ROLLOUTS)
         self._groups: GroupIndex
-        self._usage: _UsageCount
         self._waiting: Journal | None = None
         try:
             if compared or (directory.path / WAITING).exists():
@@ -358,16 +333,11 @@ class RolloutStore:
         return all(journal.empty for journal in self._journals)
 
     @property
-    def usage(self) -> dict[str, dict[str, float]]:
-        """Use of each role's models in all records: calls, tokens, and dollars if known."""
-        return self._usage.roles
-
-    @property
     def _journals(self) -> list[Journal]:
         return [self._rollouts, *([self._waiting] if self._waiting is not None else [])]
 
     def _index(self) -> None:
-        self._groups, self._usage = GroupIndex(), _UsageCount()
+        self._groups = GroupIndex()
         self.won: dict[str, tuple[float, int]] = {}
         """Sum of the first seats' scores against each role of another seat when the files were read, and their
         number.
@@ -400,9 +370,6 @@ class RolloutStore:
 
     def _enter_ended(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
         group, entry = self._entered(line), _entry(line, begin, others)
-        for _, other in others:
-            self._usage.enter(other)
-        self._usage.enter(line)
         known = group.ended.get(line["index"])
         if known is None or not known.state.final:
             group.ended[line["index"]] = entry
@@ -413,10 +380,6 @@ class RolloutStore:
 
     def _enter_waiting(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
         group = self._entered(line)
-        ended = group.ended.get(line["index"])
-        if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last record is known
-            for _, seat in ((begin, line), *others):
-                self._usage.enter(seat)
         group.waiting[line["index"]] = _entry(line, begin, others)
         self._put(line["group"], group)
 

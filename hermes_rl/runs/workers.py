@@ -37,6 +37,7 @@ from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
+from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.transcript import packed, unpacked
@@ -120,6 +121,7 @@ async def open_workers(
     artifacts: Path | None,
     note: Callable[[str], None],
     ray: str | RayConnection | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Workers | None]:
     """Start the workers of a run, and end them afterwards; yields None for one on this machine, which is this process
     itself.
@@ -130,6 +132,7 @@ async def open_workers(
         compiled: the environment of this process.
         artifacts: directory for artifacts of sandboxes; None: they are not stored.
         ray: the Ray cluster that runs the rollouts: its address, or a shared connection; None: this machine.
+        meter: counts the calls of the workers; None: another one.
 
     Raises:
         UserError, RunError: an error that a worker found in the spec, or they cannot be started.
@@ -144,7 +147,7 @@ async def open_workers(
             source = LocalWorkers(opening, number, artifacts)
         else:
             source = await stack.enter_async_context(open_cluster(opening, ray, number, note))
-        workers = Workers(source, compiled, note)
+        workers = Workers(source, compiled, note, meter or Meter())
         stack.push_async_callback(workers.close)
         await workers.start()
         yield workers
@@ -170,11 +173,11 @@ class WorkersDied(DiedElsewhere):
 class Workers:
     """Workers of a run; implements `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
-    `compiled` is the environment of this process.
+    `compiled` is the environment of this process, and `meter` the run's.
     """
 
-    def __init__(self, source: WorkerSource, compiled: CompiledSpec, note: Callable[[str], None]) -> None:
-        self._source, self._compiled, self._note = source, compiled, note
+    def __init__(self, source: WorkerSource, compiled: CompiledSpec, note: Callable[[str], None], meter: Meter) -> None:
+        self._source, self._compiled, self._note, self._meter = source, compiled, note, meter
         self._handles: dict[int, WorkerHandle] = {}
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -183,7 +186,7 @@ class Workers:
         """Reason why the workers cannot continue."""
         self._fixed: set[int] = set()
         """Numbers of the policies whose servers get their maximum of concurrent calls."""
-        self._closing = False
+        self._closing = self._refusing = False
         self._in_vain: Counter[str | int] = Counter()
         """Workers that died, one after the other, before they had answered anything: by the machine, or the number."""
         self._excluded_for: set[str] = set()
@@ -246,6 +249,8 @@ class Workers:
                 it.
         """
         answer, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
+        if "line" not in answer:
+            raise asyncio.CancelledError  # the worker let none of its calls start; see `refuse_calls`
         rollout = await _off_the_loop(size, lambda: rollout_of(answer["line"], key))
         rollout.line, rollout.no_tokens = answer["line"], answer.get("no_tokens")
         for other, line in zip(rollout.others, answer["line"].get("others", ()), strict=True):
@@ -259,12 +264,20 @@ class Workers:
         """Add the rewards that need the whole group. Raises Failure."""
         members = await one_at_a_time(lambda: pickle.dumps([(rollout.key, _told_of(rollout)) for rollout in rollouts]))
         answer, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
+        if "rewards" not in answer:
+            raise asyncio.CancelledError
         for rollout, values in zip(rollouts, answer["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
-        rollouts[0].use(answer["asked"], played=False)
+        rollouts[0].use({role: Usage.of(counts) for role, counts in answer["asked"].items()}, played=False)
         if "failed" in answer:
             ending, detail = answer["failed"]
             raise Failure(detail, ending=Ending(ending))
+
+    def refuse_calls(self) -> None:
+        """Let workers start no further call to a model; what needs one is cancelled."""
+        self._refusing = True
+        for handle in self._ready:
+            handle.tell(0, "refuse")
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
         """Return the same workers for another policy and settings.
@@ -395,12 +408,24 @@ class Workers:
             logging.getLogger(name).log(level, "%s: %s", handle.name, text)
         elif "note" in news:
             self._pass_on(news["note"])
+        elif "usage" in news:
+            self._count(handle, news["usage"])
         elif "ready" in news:
             self._share()
             self._announced.clear()
             for number in self._fixed:
                 handle.tell(0, "fix", number)
+            if self._refusing:
+                handle.tell(0, "refuse")
             self._changed.set()
+
+    def _count(self, handle: WorkerHandle, reported: Mapping[str, Mapping[str, float]]) -> None:
+        """Add what a worker has used since it was counted last; reports may arrive in another order."""
+        for role, counts in reported.items():
+            usage, known = Usage.of(counts), handle.usage.get(role, Usage())
+            if usage.calls + usage.unanswered > known.calls + known.unanswered:
+                handle.usage[role] = usage
+                self._meter.add(role, usage - known)
 
     def _share(self) -> None:
         """Give each running worker an equal share of the calls that servers accept at a time."""
@@ -436,6 +461,7 @@ class Workers:
             except DiedError:
                 continue
             handle.retries = Counter(content["retries"])
+            self._count(handle, content.get("usage", {}))
             for name, digests in content.get("images", {}).items():
                 self._compiled.images.setdefault(name, set()).update(digests)
             if "raised" in content:
@@ -600,6 +626,10 @@ class WorkersUsing:
             await self._workers.compare(rollouts)
         except WorkersDied as died:
             raise Failure(str(died), ending=Ending.REWARD_FAILURE) from died
+
+    def refuse_calls(self) -> None:
+        """Let workers start no further call to a model; what needs one is cancelled."""
+        self._workers.refuse_calls()
 
     def admission(self, concurrency: int | None) -> Admission:
         """Return the admission that decides if another rollout may start."""

@@ -25,6 +25,8 @@ Message = Mapping[str, Any]
 """One message in the form of the chat-completions API."""
 
 
+POLICY = "policy"
+"""Role of the model that acts."""
 CALLABLE = "callable"
 """Type of a function in the caller's process that acts as a server."""
 
@@ -80,7 +82,7 @@ class ServerConfig:
     """Settings of the renderer, for token-level types."""
     weights_path: str | None = None
     """Path at which a token-level server reports the version of its weights; None: the usual one of its type."""
-    prices: Mapping[str, float] | None = None
+    prices: Mapping[str, float | None] | None = None
     """US dollars per million `prompt` and `completion` tokens; None: unknown."""
     session_header: bool = True
     """If True, send `SESSION_HEADER` with each call of a rollout."""

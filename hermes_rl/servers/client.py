@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
@@ -45,6 +43,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
+from hermes_rl.servers.usage import Usage, admit_call, cached_tokens_of, count_call, price_of
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.threads import LEAVING, ended_within
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
@@ -92,47 +91,13 @@ class CountsTokens(Protocol):
     async def count(self, request: ChatRequest) -> int | None: ...
 
 
-class Meter:
-    """Model usage of each role: calls, tokens, and US dollars if known.
-
-    Calls made within it count, including calls of tasks and threads started there.
-    """
-
-    __slots__ = ("_lock", "_token", "roles")
-
-    def __init__(self) -> None:
-        self.roles: dict[str, dict[str, float]] = {}
-        self._lock = threading.Lock()  # rewards call models from their own threads
-
-    def __enter__(self) -> Self:
-        self._token = _meter.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _meter.reset(self._token)
-
-    def count(self, role: str, usage: Mapping[str, Any]) -> None:
-        """Add a completed call."""
-        with self._lock:
-            counts = self.roles.setdefault(role, {})
-            counts["calls"] = counts.get("calls", 0) + 1
-            for name in ("prompt_tokens", "completion_tokens", "cost"):
-                if is_number(count := usage.get(name)) and count >= 0:
-                    counts[name] = counts.get(name, 0) + count
-
-
-_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-
-
-def _priced(reply: ChatReply, prices: Mapping[str, float] | None) -> ChatReply:
+def _priced(reply: ChatReply, prices: Mapping[str, float | None] | None) -> ChatReply:
     """Return the reply with its cost, if the server did not report it and its prices are known."""
     usage = reply.usage
-    counts = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
-    if prices is None or is_number(usage.get("cost")) or not all(map(is_number, counts)):
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if prices is None or is_number(usage.get("cost")) or not (is_number(prompt) and is_number(completion)):
         return reply
-    prompt, completion = counts
-    cost = (prompt * prices["prompt"] + completion * prices["completion"]) / 1e6  # type: ignore[operator]
-    return replace(reply, usage={**usage, "cost": cost})
+    return replace(reply, usage={**usage, "cost": price_of(prices, prompt, completion, cached_tokens_of(usage))})
 
 
 class ModelClient:
@@ -173,10 +138,7 @@ class ModelClient:
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Return the reply to a request from any event loop. Raises `ServerFailure` or `ContextLengthExceeded`."""
         require_parts(request, self.parts, f"server {self.name!r}")
-        reply = await self._on_own_loop(self._chat(request))
-        if (meter := _meter.get()) is not None:
-            meter.count(self.name, reply.usage)
-        return reply
+        return await self._on_own_loop(self._chat(request))
 
     async def count(self, request: ChatRequest) -> int | None:
         """Return the token count of a request's prompt, or None if no server renders conversations locally.
@@ -338,7 +300,7 @@ class ModelClient:
                 await self._pool.up()
             server = self._pool.pick(request.rollout_id, tried)
             tried.append(server)
-            return _priced(await self._pool.attempt(server, request), server.backend.config.prices)
+            return await self._pool.attempt(server, partial(self._sent, server.backend, request))
 
         def elsewhere() -> bool:
             self.retries += 1
@@ -354,6 +316,19 @@ class ModelClient:
         timing = reply.timing
         retrying = max(0.0, time.monotonic() - started - timing.queued - timing.generating)
         return replace(reply, attempts=attempts, timing=replace(timing, retrying=retrying))
+
+    async def _sent(self, backend: Backend, request: ChatRequest) -> ChatReply:
+        """Send a request to a server, and count the call."""
+        await admit_call()
+        try:
+            reply = _priced(await backend.attempt(request), backend.config.prices)
+        except BaseException:
+            count_call(self.name, Usage(unanswered=1))
+            raise
+        usage = Usage()
+        usage.add(reply.usage, reply.timing.generating)
+        count_call(self.name, usage)
+        return reply
 
     async def _close(self) -> None:
         for backend in self._backends:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.server_types import server_type
-from hermes_rl.servers.base import CALLABLE, Secret, ServerConfig
+from hermes_rl.servers.base import CALLABLE, POLICY, Secret, ServerConfig
 from hermes_rl.servers.client import AnsweredByFunction, ChatFunction, ModelClient, SampledByFunction, SampleFunction
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.token_level import TokenServer
@@ -22,7 +22,6 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererSettings
 
-ROLE = "policy"
 PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)
 """Retries of a function in this process, which does not recover like a server, so the pauses are short."""
 AT_ENDPOINT = RetryPolicy(attempts=3, timeouts=1, outage=0.0)
@@ -154,7 +153,7 @@ class Policy:
         name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
         config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=source)
         server = TokenServer(config, SampledByFunction(sample, context, source), make, response)
-        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), source)
+        return cls(_unbounded(ModelClient(POLICY, [server], PATIENCE)), source)
 
     @classmethod
     def chat(cls, chat: ChatFunction, *, tokenizer: Any = None, model: str = "") -> Policy:
@@ -164,7 +163,7 @@ class Policy:
         Its rollouts have tokens only if there is a `tokenizer`, and these are never proven to be token-exact."""
         source = VersionSource(None)
         server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
-        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), source, tokenizer)
+        return cls(_unbounded(ModelClient(POLICY, [server], PATIENCE)), source, tokenizer)
 
     @classmethod
     def server(
@@ -216,7 +215,7 @@ class Policy:
             renderer={"name": renderer} if isinstance(renderer, str) else renderer,
             version=source,
         )
-        return cls(create_client(ROLE, [config]), source)
+        return cls(create_client(POLICY, [config]), source)
 
     @classmethod
     def of_spec(
@@ -239,16 +238,16 @@ class Policy:
         Raises:
             UserError: the spec names no policy, or the variable of a key is not set.
         """
-        if ROLE not in spec.servers:
+        if POLICY not in spec.servers:
             raise UserError("servers.policy is missing: name the model that acts")
         source = VersionSource(version)
         variables = os.environ if environ is None else environ
         key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
         configs = []
-        for server in spec.servers[ROLE]:
+        for server in spec.servers[POLICY]:
             config = config_from_spec(server, variables, api_key=key, seed=spec.seed)
             configs.append(replace(config, version=source, naming=_named(model, config.model)))
-        return cls(create_client(ROLE, configs), source)
+        return cls(create_client(POLICY, configs), source)
 
     @classmethod
     def endpoint(cls, base_url: str, model: str, *, api_key: str | None = None) -> Policy:
@@ -264,7 +263,7 @@ class Policy:
         """
         key = Secret(api_key) if api_key is not None else None
         config = ServerConfig("openai", base_url=base_url, model=model, api_key=key)
-        return cls(create_client(ROLE, [config], AT_ENDPOINT), VersionSource(None), captured=True)
+        return cls(create_client(POLICY, [config], AT_ENDPOINT), VersionSource(None), captured=True)
 
     # ------------------------------------------------------------------ transfer to another process
 
@@ -311,7 +310,7 @@ class Policy:
             for place, settings in enumerate(description.servers)
         ]
         retry = AT_ENDPOINT if description.captured else None
-        policies.append(cls(create_client(ROLE, configs, retry), source, captured=description.captured))
+        policies.append(cls(create_client(POLICY, configs, retry), source, captured=description.captured))
         policies[0].take(WeightsTold(models=tuple(config.model for config in configs)))
         return policies[0]
 

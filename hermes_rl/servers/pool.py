@@ -12,11 +12,11 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ContextLengthExceeded
+from hermes_rl.servers.base import Backend, ChatReply, ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed, public_url
 
 # ------------------------------ How many calls a server gets at a time: a bound that follows how the server does
@@ -316,8 +316,8 @@ class ServerPool:
         if server is not None:
             server.rollouts -= 1
 
-    async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
-        """Make one attempt on a server; it counts as that server's load while it lasts."""
+    async def attempt(self, server: PooledServer, send: Callable[[], Awaitable[ChatReply]]) -> ChatReply:
+        """Make one attempt on a server with `send`; it counts as that server's load while it lasts."""
         asked = self.clock()
         server.in_flight += 1
         try:
@@ -325,7 +325,7 @@ class ServerPool:
             server.served += 1
             probe, began = server.health.began(), self.clock()
             try:
-                reply = await server.backend.attempt(request)
+                reply = await send()
                 server.limiter.answered(self.clock() - began)
                 self._succeeded(server)
             except ContextLengthExceeded:

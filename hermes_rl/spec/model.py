@@ -1006,6 +1006,9 @@ class Prices(Section):
 
     prompt: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million prompt tokens.")
     completion: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million completion tokens.")
+    cached: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="For a million prompt tokens from the cache; default: as `prompt`."
+    )
 
 
 class Server(Section):

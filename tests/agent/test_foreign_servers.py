@@ -78,7 +78,7 @@ async def test_stubs_of_simple_namespaces() -> None:
     server = Stub(*(SimpleNamespace(choices=[SimpleNamespace(message=each)]) for each in (message, last)))
     result = await play(server)
     assert (result.ending, result.final_response, result.tool_calls[0].result) == (Ending.FINISHED, "5", "5")
-    assert result.usage.record() == {"prompt_tokens": 0, "completion_tokens": 0}
+    assert (result.usage.calls, result.usage.uncounted, result.usage.cost) == (2, 2, None)
 
 
 async def test_plain_dicts() -> None:

@@ -38,7 +38,7 @@ async def test_a_conversation_from_the_prompt_to_the_answer(chat: ScriptedChat, 
     assert result.tool_calls == [
         ToolCall(1, "id-add", "add", {"a": 2, "b": 3}, "5", seconds=result.tool_calls[0].seconds)
     ]
-    assert result.usage.record() == {"prompt_tokens": 20, "completion_tokens": 6}
+    assert result.usage.record() == {"prompt_tokens": 20, "completion_tokens": 6, "calls": 2, "unpriced": 2}
     assert result.timings.generation > 0
     assert [reply.finish_reason for reply in result.replies] == ["tool_calls", "stop"]
     assert result.tool_schemas[0]["function"]["name"] == "add"

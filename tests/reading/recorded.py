@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, ProgramRun, ToolCall, Usage
+from hermes_rl.agent.result import AgentResult, ProgramRun, ToolCall
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.servers.usage import Usage
 
 
 def recorded(
@@ -33,7 +34,7 @@ def recorded(
     ]
     result = AgentResult(
         messages=messages, turns_used=2, finished_naturally=True, reasoning_per_turn=[None, None], tool_errors=[],
-        ending=Ending.FINISHED, prompt_length=1, usage=Usage(120, 12),
+        ending=Ending.FINISHED, prompt_length=1, usage=Usage(120, 12, 1, unpriced=1),
         tool_calls=[ToolCall(turn=1, id="c1", name="terminal", arguments={"command": "ls"}, result="", seconds=0.25)],
         tool_schemas=[{"type": "function", "function": {"name": "terminal", "parameters": {"a": [], "turns": 1}}}],
     )  # fmt: skip

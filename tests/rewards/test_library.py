@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.result import AgentResult, ToolCall, Usage
+from hermes_rl.agent.result import AgentResult, ToolCall
 from hermes_rl.errors import UserError
 from hermes_rl.scoring.reward_function import find_reward
+from hermes_rl.servers.usage import Usage
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from tests.rewards.played import graded, said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,8 @@ from hermes_rl.endings import Ending
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.servers.base import ChatReply, ChatRequest
+from hermes_rl.servers.base import POLICY, ChatReply, ChatRequest
+from hermes_rl.servers.usage import Usage, admit_call, count_call
 from hermes_rl.tools.base import ToolRuntime
 
 Act = Callable[[RolloutKey], Any]
@@ -32,6 +33,8 @@ class Policy:
     """Says "done" after `delay` seconds, and not before its gate is open; counts the calls in flight."""
 
     scripted = False
+    usage: Mapping[str, Any] = {}
+    """What its server reports beside the counts of tokens."""
 
     def __init__(self, delay: float = 0.0, finish_reason: str = "stop") -> None:
         self.delay, self.finish_reason = delay, finish_reason
@@ -41,6 +44,7 @@ class Policy:
         self.gate.set()
 
     async def chat(self, request: ChatRequest) -> ChatReply:
+        await admit_call()
         self.calls += 1
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
@@ -51,7 +55,10 @@ class Policy:
         finally:
             self.in_flight -= 1
         message = {"role": "assistant", "content": "done"}
-        usage = {"prompt_tokens": 10, "completion_tokens": 1}
+        usage = {"prompt_tokens": 10, "completion_tokens": 1, **self.usage}
+        counted = Usage()
+        counted.add(usage)
+        count_call(POLICY, counted)
         return ChatReply(message, self.finish_reason, usage, model="stub", server_type="stub")
 
     async def close(self) -> None: ...

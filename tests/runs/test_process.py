@@ -281,10 +281,7 @@ async def test_where_every_row_is_set_aside_the_run_ends_and_says_why(tmp_path: 
 
 
 class Priced(Policy):
-    async def chat(self, request: Any) -> Any:
-        reply = await super().chat(request)
-        reply.usage["cost"] = 0.25
-        return reply
+    usage = {"cost": 0.25}
 
 
 async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(tmp_path: Path) -> None:

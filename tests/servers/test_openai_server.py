@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.result import Usage
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ReasoningOptions, Secret, ServerConfig
-from hermes_rl.servers.client import Meter, ModelClient
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.servers.usage import Meter, Usage
 from tests.servers.loopback_server import Answer, Loopback, Naps, completion, error
 from tests.waiting import until
 
@@ -376,8 +376,8 @@ async def test_counts_that_nothing_can_hold_are_not_counted(loopback: Start) -> 
         async with role(server, prices={"prompt": 1.0, "completion": 1.0}) as policy:
             for _ in range(2):
                 used.add((await policy.chat(HI)).usage)
-    assert used.record() == {"prompt_tokens": 7, "completion_tokens": 2, "cost": 9e-6}
-    assert meter.roles == {"policy": {"calls": 2, "prompt_tokens": 7, "completion_tokens": 2, "cost": 9e-6}}
+    known = {"prompt_tokens": 7, "completion_tokens": 2, "calls": 2, "known_cost": 9e-6, "unpriced": 1, "uncounted": 1}
+    assert used.record() == meter.roles["policy"].record() == known
 
 
 @pytest.mark.parametrize("content", ["[" * 300 + "]" * 300, "9" * 5000])

@@ -211,17 +211,19 @@ def test_what_is_not_there_is_told(viewed: Viewed, path: str) -> None:
 
 def test_what_a_run_has_cost_is_told_as_it_grew(tmp_path: Path) -> None:
     lines = [recorded(f"row {place}") for place in range(100)]
-    for place, line in enumerate(lines[:80]):  # the server tells nothing of the other ones
+    for place, line in enumerate(lines[:80]):
         line["usage"]["cost"] = 0.25 + place % 2 * 0.5
-    write_run(tmp_path / "run", lines)
+    write_run(tmp_path / "known", lines[:80])
+    write_run(tmp_path / "partly", lines)  # the server tells nothing of the other ones
     with Viewed(tmp_path) as viewed:
-        (name,) = viewed.names()
-        told = viewed.read(name)
-        (listed,) = viewed.get("runs")["runs"]
-    assert (told["cost"], listed["cost"]) == (40.0, 40.0)
-    assert told["costs"]["count"] == 80 and told["costs"]["mean"] == 0.5
-    assert [one["cost"] for one in told["spending"]] == [float(part) for part in range(1, 41)]
-    assert told["spending"][-1]["count"] == 80
+        known, partly = (viewed.read(run_of(viewed, name)) for name in ("known", "partly"))
+        listed = {Path(run["path"]).name: run["cost"] for run in viewed.get("runs")["runs"]}
+    assert (known["cost"], partly["cost"]) == (40.0, None)
+    assert listed == {"known": 40.0, "partly": None}
+    for told in (known, partly):
+        assert (told["costs"]["count"], told["costs"]["mean"]) == (80, 0.5)
+    assert [one["cost"] for one in known["spending"]] == [float(part) for part in range(1, 41)]
+    assert (known["spending"][-1]["count"], partly["spending"]) == (80, [])
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:

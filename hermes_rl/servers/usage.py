@@ -1,0 +1,235 @@
+"""Count the use of models: calls, tokens, cost and seconds, by role.
+
+A `Meter` counts each call when it is answered, whatever becomes of the rollout that made it. The meter of a run is the
+source of every total that is reported and of budgets; the use in a rollout's record is its share of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar
+
+from hermes_rl.values import count_of, is_number
+
+T = TypeVar("T")
+
+REFUSED = 0.1
+"""Seconds from the request to cancel a task until its refused call ends by itself."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Use of one model, or of several, in one or more calls; a count that a server does not report is 0.
+
+    Attributes:
+        prompt_tokens: tokens of the prompts, cached ones included.
+        completion_tokens: sampled tokens, reasoning included.
+        calls: answered calls.
+        known_cost: US dollars of the calls whose cost is known.
+        cached_tokens: prompt tokens that a server took from its cache.
+        unpriced: answered calls whose cost is not known: the server does not report it (`usage.cost`), and there are no
+            prices for it.
+        uncounted: answered calls of which a server does not report both counts of tokens.
+        unanswered: requests that were sent and not answered by a reply that can be used: failed, or cancelled. What
+            they cost is not known.
+        seconds: time in which servers generated, summed over calls.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+    known_cost: float = 0.0
+    cached_tokens: int = 0
+    unpriced: int = 0
+    uncounted: int = 0
+    unanswered: int = 0
+    seconds: float = 0.0
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars, or None if the cost of a call is not known."""
+        return None if self.unpriced else self.known_cost
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def add(self, reported: Mapping[str, Any] | None, seconds: float = 0.0) -> None:
+        """Add an answered call, with the `usage` that its server reported."""
+        reported = reported or {}
+        prompt, completion = reported.get("prompt_tokens"), reported.get("completion_tokens")
+        cost = reported.get("cost")
+        if is_number(cost) and cost >= 0:
+            self.known_cost += cost
+        else:
+            self.unpriced += 1
+        self.calls += 1
+        self.prompt_tokens += count_of(prompt)
+        self.completion_tokens += count_of(completion)
+        self.cached_tokens += cached_tokens_of(reported)
+        self.uncounted += not (is_number(prompt) and is_number(completion))
+        self.seconds += seconds
+
+    def __iadd__(self, other: Usage) -> Self:
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, name) - getattr(other, name) for name in _COUNTS))
+
+    def record(self) -> dict[str, float]:
+        """Return the JSON form: `cost` if the cost of all calls is known, else `known_cost` and `unpriced`.
+
+        It lacks `seconds`, so that the records of equal rollouts are equal; those have times of their own.
+        """
+        always, optional = _COUNTS[:3], ("cached_tokens", "uncounted", "unanswered")
+        counts: dict[str, float] = {name: getattr(self, name) for name in always}
+        counts |= {name: count for name in optional if (count := getattr(self, name))}
+        if self.unpriced:
+            counts |= {"unpriced": self.unpriced, **({"known_cost": self.known_cost} if self.known_cost else {})}
+        elif self.calls:
+            counts["cost"] = self.known_cost
+        return counts
+
+    @classmethod
+    def of(cls, record: Mapping[str, float]) -> Usage:
+        """Return the usage of a record; one of an earlier version has no `unpriced`, and may lack `calls`."""
+        usage = cls(**{name: record[name] for name in _COUNTS if name in record})  # type: ignore[arg-type]
+        if "cost" in record:
+            usage.known_cost, usage.unpriced = record["cost"], 0
+        elif not usage.unpriced:
+            usage.unpriced = usage.calls if "calls" in record else min(len(record), 1)
+        return usage
+
+
+_COUNTS = tuple(each.name for each in fields(Usage))
+
+
+def cached_tokens_of(reported: Mapping[str, Any]) -> int:
+    """Return the cached prompt tokens that a server reports as OpenAI's API does; 0 if it does not."""
+    details = reported.get("prompt_tokens_details")
+    return count_of(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
+
+
+def price_of(prices: Mapping[str, float | None], prompt: float, completion: float, cached: float) -> float:
+    """Return the US dollars of tokens, of which `cached` ones of the prompt have a price of their own if it is known.
+
+    Args:
+        prices: US dollars for a million tokens: `prompt`, `completion`, and perhaps `cached`.
+    """
+    full, reply = prices["prompt"], prices["completion"]
+    assert full is not None and reply is not None
+    reduced = full if (known := prices.get("cached")) is None else known
+    cached = min(cached, prompt)
+    return ((prompt - cached) * full + cached * reduced + completion * reply) / 1e6
+
+
+_current: ContextVar[Meter | None] = ContextVar("meter", default=None)
+
+
+class Meter:
+    """Use of models by role, of all calls made within it, including calls of tasks and threads started there.
+
+    The meter within which it was made counts them too.
+
+    Args:
+        on_refusal: called in the thread of a call that does not start because a meter was closed; it must cancel the
+            task that makes the call.
+    """
+
+    __slots__ = ("_closed", "_listeners", "_lock", "_on_refusal", "_over", "_token", "roles")
+
+    def __init__(self, on_refusal: Callable[[], object] | None = None) -> None:
+        self.roles: dict[str, Usage] = {}
+        self._over = _current.get()
+        self._closed = False
+        self._on_refusal = on_refusal
+        self._lock = threading.Lock()  # rewards call models from their own threads
+        self._listeners: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+    def add(self, role: str, usage: Usage) -> None:
+        """Add the use of a role's model."""
+        with self._lock:
+            known = self.roles.setdefault(role, Usage())
+            known += usage
+        if self._over is not None:
+            self._over.add(role, usage)
+        for listener in tuple(self._listeners):
+            listener()
+
+    def close(self) -> None:
+        """Let no further call start within this meter; calls that are under way are answered and counted."""
+        self._closed = True
+
+    async def admit(self) -> None:
+        """Return if a call may start; otherwise request a cancellation by `on_refusal` of this meter, or of the nearest
+        one over it, and raise CancelledError.
+        """
+        meters = [self]
+        while (over := meters[-1]._over) is not None:
+            meters.append(over)
+        if any(meter._closed for meter in meters):
+            cancel = next((meter._on_refusal for meter in meters if meter._on_refusal is not None), None)
+            if cancel is not None:
+                cancel()
+            # It ends here by that cancellation. A reward in a thread is not cancelled: nobody waits for it by then.
+            await asyncio.sleep(REFUSED)
+            raise asyncio.CancelledError
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener` after each addition, in the thread that made it."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    @property
+    def unpriced(self) -> list[str]:
+        """Roles of which the cost of a call is not known."""
+        return [role for role, usage in self.roles.items() if usage.unpriced]
+
+    @property
+    def known_cost(self) -> float:
+        """US dollars of all calls whose cost is known."""
+        return sum(usage.known_cost for usage in self.roles.values())
+
+    def record(self) -> dict[str, dict[str, float]]:
+        """Return the JSON form, with seconds to the millisecond."""
+        with self._lock:
+            return {role: {**usage.record(), "seconds": round(usage.seconds, 3)} for role, usage in self.roles.items()}
+
+
+def refusable(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task that is cancelled when a meter refuses one of its calls."""
+    loop = asyncio.get_running_loop()
+    with Meter(lambda: loop.call_soon_threadsafe(task.cancel)):
+        task = loop.create_task(work)
+    return task
+
+
+async def admit_call() -> None:
+    """Return if the meter within which it is called lets a call start; see `Meter.admit`."""
+    if (meter := _current.get()) is not None:
+        await meter.admit()
+
+
+def count_call(role: str, usage: Usage) -> None:
+    """Add a call to the meter within which it was made, if there is one."""
+    if (meter := _current.get()) is not None:
+        meter.add(role, usage)

@@ -1,0 +1,94 @@
+"""Budgets of tokens and cost hold over starts, failures and cancellations; what is reported is what the server saw."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hermes_rl.errors import RunError
+from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import load_spec
+from tests.runs.counting_server import COST, CountingServer, counting_server
+
+SPEC = """
+dataset: {items: [ITEMS], eval: {fraction: 0.5}}
+prompt: {user: "Roll, row {{ n }}."}
+tools: [{python: "code.py:roll"}]
+rewards:
+  word: {fn: "code.py:word"}
+  judged: {fn: llm_judge, args: {rubric: "It is kind."}}
+agent: {max_turns: 4}
+endings: {length: drop, max_turns: mask}
+servers:
+  policy: {type: openai, base_url: "URL/policy/v1", model: m}
+  judge: {type: openai, base_url: "URL/judge/v1", model: m}
+"""
+CODE = '''
+def roll(n: int) -> str:
+    """Roll.
+
+    Args:
+        n: a number.
+    """
+    return str(n)
+
+def word(result):
+    return {"whole": 1.0, "half": 0.5, "third": 1 / 3}.get(result.final_response.split(" ")[0], 0.0)
+'''
+
+
+async def run(folder: Path, server: CountingServer, mode: Any, **sections: Any) -> dict[str, Any]:
+    """Run the spec with further sections until it ends for any reason, and return its run.json."""
+    items = ", ".join(f"{{n: {number}}}" for number in range(40))
+    spec = yaml.safe_load(SPEC.replace("ITEMS", items).replace("URL", server.url)) | sections
+    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "code.py").write_text(CODE)
+    loaded = load_spec(folder / "spec.yaml", mode=mode, environ={})
+    launch = Launch(mode, folder / "out", progress=Progress(quiet=True))
+    try:
+        await (run_process if mode == "process" else run_evaluate)(loaded, launch)
+    except RunError as error:
+        assert "budget.max" in str(error)
+    described: dict[str, Any] = json.loads((folder / "out" / "run.json").read_text())
+    return described
+
+
+def same(usage: dict[str, dict[str, float]], server: CountingServer) -> None:
+    """Require that each request is in run.json; a reply on its way to a rollout that was cancelled is not answered."""
+    assert usage.keys() == {call.role for call in server.calls}
+    for role, counts in usage.items():
+        sent = server.used(role)
+        for which in (counts, sent):
+            which.pop("seconds", None)
+        missed = sent["calls"] - counts["calls"]
+        assert counts["calls"] + counts.pop("unanswered", 0) >= sent["calls"] + sent.pop("unanswered", 0)
+        if missed:
+            assert all(0 <= sent[name] - counts.get(name, 0) <= missed * 1000 for name in sent)
+        else:
+            assert counts == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("bound", ["max_cost", "max_tokens"])
+async def test_a_budget_is_exceeded_by_the_calls_in_flight_at_most(tmp_path: Path, bound: str, number: int) -> None:
+    draw, mode = random.Random(f"{bound} {number}"), ("process", "evaluate")[number % 2]
+    in_flight, most = draw.choice([1, 8, 32]), {"max_cost": COST, "max_tokens": 600.0}[bound]
+    size = {"process": {"groups": 50, "group_size": 4}, "evaluate": {"rollouts": 4}}[mode]
+    async with counting_server(fails=0.05) as server:
+        for share in (0.3, 1.0):  # the second start goes on with what the first one has left
+            limit = round(most * draw.randint(20, 60) * share, 2 if bound == "max_cost" else None)
+            sections = {mode: {"concurrency": in_flight, **size}, "budget": {bound: limit}}
+            usage = (await run(tmp_path, server, mode, **sections))["usage"]
+            same(usage, server)
+            spent = usage["policy"]["prompt_tokens"] + usage["policy"]["completion_tokens"]
+            if bound == "max_cost":
+                spent = sum(counts["cost"] for counts in usage.values())
+            assert limit <= spent < limit + most * in_flight + 1e-9

@@ -26,7 +26,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.others_files import open_file
 from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.rollouts.rollout import RolloutState, are_uniform
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.exact import tokenizer_of
@@ -274,7 +274,7 @@ def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> s
         name
         for name, members in groups.items()
         if any(member.state == RolloutState.LEFT_OUT for member in members)
-        or (len(members) == uniform_size and len({member.score for member in members}) == 1)
+        or (len(members) == uniform_size and are_uniform([[each.score for each in members if each.score is not None]]))
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -199,12 +199,21 @@ class RunRecord:
     @property
     def group_size(self) -> float:
         """Rollouts per row that the last start of an evaluation requested; infinite if it is unknown."""
+        return self._selection[0]
+
+    @property
+    def _selection(self) -> tuple[float, Set[str]]:
+        """Rollouts per row that the last start of an evaluation requested, infinite if it is unknown, and the groups
+        that its metrics do not count.
+        """
         try:
             described = self.described
         except UserError:  # the program that shows the run reports it
-            return inf
+            return inf, frozenset()
         size = described.get("group_size")
-        return size if described.get("mode") == "evaluate" and isinstance(size, int) else inf
+        if described.get("mode") != "evaluate" or not isinstance(size, int):
+            size = inf
+        return size, frozenset(described.get("uncounted") or ())
 
     @property
     def spec_text(self) -> str:
@@ -348,7 +357,7 @@ class RunRecord:
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, for each place the one that counts."""
         own = [rollout for rollout in self.rollouts if rollout.group == group]
-        return sorted(self.counting(own, every_seat=True), key=lambda rollout: rollout.index)
+        return sorted(self.counting(own, self.group_size, every_seat=True), key=lambda rollout: rollout.index)
 
     def seats(self, rollout: RolloutSummary) -> list[RolloutSummary]:
         """Return the rollouts of all seats of its episode, the first seat's first, or an empty list for a single
@@ -369,17 +378,19 @@ class RunRecord:
     ) -> Iterator[RolloutSummary]:
         """Yield for each place the rollout that counts: the final one, else the last attempt.
 
+
         For an episode with several seats it is the first seat's, unless `every_seat` is set.
 
         Args:
             rollouts: rollouts to select from, each place with all its attempts; None: all.
-            size: size of a group; places beyond it do not count. None: as many as the run's last start requested.
+            size: size of a group; places beyond it do not count. None: what the metrics of the run's last start count,
+                which for an evaluation are the rows that it has and the rollouts per row that it requested.
         """
         places: dict[tuple[str, int], RolloutSummary] = {}
-        size = self.group_size if size is None else size
+        size, uncounted = self._selection if size is None else (size, frozenset())
         for rollout in self.rollouts if rollouts is None else rollouts:
             place = rollout.group, rollout.index
-            if rollout.group != rollout.episode and not every_seat:
+            if rollout.episode in uncounted or (rollout.group != rollout.episode and not every_seat):
                 continue
             if rollout.index < size and (place not in places or not places[place].final):
                 places[place] = rollout

@@ -94,9 +94,11 @@ def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str
         {name: "gate" if weight is None else f"{weight:g}" for name, weight in weights_of(run).items() if weight != 0}
         for run in (a, b)
     )
-    before, after = ((run.get("grading") or {}).get("rewards") or {} for run in (a, b))
+    gradings = [run.get("grading") or {} for run in (a, b)]
+    before, after = (each.get("rewards") or {} for each in gradings)
+    any_size, any_size_b = (each.get("any_size") or {} for each in gradings)
     for name in dict.fromkeys([*before, *after]):
-        if before.get(name) == after.get(name):
+        if before.get(name) == after.get(name) or any_size.get(name, "A") == any_size_b.get(name, "B"):
             continue
         how = "has other code, arguments, or another judge"
         if name not in before or name not in after:

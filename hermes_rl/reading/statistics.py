@@ -16,6 +16,7 @@ from typing import Any
 
 from hermes_rl.endings import ending_named
 from hermes_rl.reading.record import RolloutSummary, by_row, scores_of
+from hermes_rl.rollouts.rollout import are_uniform
 from hermes_rl.runs.statistics import interval, mean
 from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.usage import Usage
@@ -72,6 +73,7 @@ def headline(
 def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
     """Return the numbers on the page of a run, without its rollouts, from the ones that count and all records."""
     costs = [rollout.cost for rollout in lines if rollout.cost is not None]
+    graded = [rollout for rollout in rollouts if rollout.score is not None]  # as in the metrics of an evaluation
     endings = Counter(rollout.ending for rollout in rollouts)
     return {
         "scores": distribution(scores_of(rollouts)),
@@ -79,17 +81,17 @@ def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary])
         "spread": _spread(rollouts),
         "endings": [{"name": name, "count": count, **_meaning(name)} for name, count in endings.most_common(MOST)],
         "failures": _failures(lines),
-        "turns": distribution([rollout.turns for rollout in rollouts]),
-        "prompt_tokens": distribution([rollout.prompt_tokens for rollout in rollouts]),
-        "completion_tokens": distribution([rollout.completion_tokens for rollout in rollouts]),
+        "turns": distribution([rollout.turns for rollout in graded]),
+        "prompt_tokens": distribution([rollout.prompt_tokens for rollout in graded]),
+        "completion_tokens": distribution([rollout.completion_tokens for rollout in graded]),
         "costs": distribution(costs),
         # A sum of known costs would look like the whole.
         "spending": [{"count": len(part), "cost": part[-1]} for part in _parts(list(accumulate(costs)), so_far=True)]
         if len(costs) == len(lines)
         else [],
-        "seconds_spread": distribution([rollout.total_seconds for rollout in rollouts]),
+        "seconds_spread": distribution([rollout.total_seconds for rollout in graded]),
         "tools": _tools(rollouts),
-        "phases": _phases(rollouts),
+        "phases": _phases(lines),
         "course": [{"count": len(part), "mean": mean(part)} for part in _parts(scores_of(rollouts))],
         "by_row": _by_row(rollouts),
     }
@@ -146,12 +148,12 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
         if rollout.score is not None:
             groups[rollout.group].append(rollout.score)
     several = [(mean(scores), scores) for scores in groups.values() if len(scores) > 1]
-    uniform = [scores for _, scores in several if len(set(scores)) == 1]
+    uniform = [scores for _, scores in several if are_uniform([scores])]
     # `statistics.pstdev` is exact, and fifty times slower.
     deviations = [
         math.sqrt(mean([(score - centre) ** 2 for score in scores]))
         for centre, scores in several
-        if len(set(scores)) > 1
+        if not are_uniform([scores])
     ]
     bars = distribution([0.0] * len(uniform) + deviations)
     return None if bars is None else {**bars, "uniform": len(uniform), "groups": len(several)}

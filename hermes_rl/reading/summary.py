@@ -141,7 +141,7 @@ def summarise(record: RunRecord) -> RunSummary:
     """Return the summary of a loaded run; raises UserError if run.json or spec.yaml cannot be read."""
     described, success = record.described, success_of(spec_of(record))
     size = record.group_size
-    counting = list(record.counting(size=size))
+    counting = list(record.counting())
     graded = [rollout for rollout in counting if rollout.score is not None]
     failed, places = [rollout for rollout in counting if rollout.given_up], {rollout.id for rollout in counting}
     rows = by_row(counting)

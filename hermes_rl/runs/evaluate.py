@@ -79,6 +79,8 @@ class Evaluation:
     plan: EvaluatePlan = field(repr=False)
     store: RolloutStore = field(repr=False)
     groups: list[str] = field(repr=False)
+    uncounted: list[str] = field(repr=False)
+    """Recorded groups that `metrics` do not count: of other rows, or without some of their rollouts."""
     started: float = 0.0
     ended: float = 0.0
     model: str | None = None
@@ -158,7 +160,8 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         for reason, count in most_frequent(evaluation.unasked):
             launch.progress.note(f"{count} of {counted(evaluation.rollouts, 'rollout')}: {reason}")
         opened.log.metrics(evaluation.metrics)
-        opened.directory.add({"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows})
+        found = {"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows}
+        opened.directory.add({**found, "uncounted": evaluation.uncounted})
         await asyncio.to_thread(write_evaluation, evaluation, evaluation_directory(spec, opened.directory))
         return evaluation, opened.directory
 
@@ -210,7 +213,8 @@ class _Evaluating:
         started, begun = time.time(), time.monotonic()
         run, store = self.run, self.store
         there = sum(map(store.complete, store.groups))
-        run.progress.begin(run.rows.length, there, what="rows", further=store.rollouts_of_unfinished_groups())
+        further = store.rollouts_of_unfinished_groups()
+        run.progress.begin(run.rows.length, there, what="rows", further=further, scores=store.graded)
         playing = run.groups(skip=self._skip, demand=self)
         async with aclosing(playing):
             async for group in playing:
@@ -271,6 +275,7 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         plan=plan,
         store=store,
         groups=list(groups),
+        uncounted=sorted(store.groups.keys() - set(whole)),
         model=next((rollout.model for rollout in played if rollout.model), None),
         interval=interval([scores_of(row) for row in rows]),
         unasked=Counter(

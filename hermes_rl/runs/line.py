@@ -167,12 +167,14 @@ _DESCRIPTION: Mapping[str, Check] = {
             {},
             {
                 "rewards": _maybe(_texts),
+                "any_size": _maybe(_texts),
                 "scoring": _maybe(_with({}, {"weightings": _maybe(_each(_weighting)), "clamp": _clamp})),
             },
         )
     ),
     "images": _maybe(_named(_each(_text))),
     "usage": _maybe(_named(_counts)),
+    "uncounted": _maybe(_each(_text)),
     "lost": _maybe(_object),
     "retried": _maybe(_object),
     "failed": _maybe(_object),

@@ -107,7 +107,8 @@ class Processing:
         """
         started, run, summary = time.monotonic(), self.run, self.summary
         unfinished = self._take_up(changed)
-        run.progress.begin(self.target, self.complete, further=unfinished)
+        scores = [] if run.store is None else run.store.graded
+        run.progress.begin(self.target, self.complete, further=unfinished, scores=scores)
         playing = run.groups(skip=lambda _, group, __: group in self._done, demand=self, prepare=self._prepare)
         async with aclosing(playing):
             async for group in playing:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -124,7 +125,9 @@ class WandbLog:
             return
         self.tracker.log(self.training.take(), step=written)
         shown = group.rollouts[: self.per_group]
-        self.texts.append([(readable(r.result.messages), r.score or 0.0) for r in shown if r.result is not None])
+        self.texts.append(
+            [(readable(r.result.messages), r.score) for r in shown if r.result is not None and r.score is not None]
+        )
 
     def metrics(self, metrics: Mapping[str, float]) -> None:
         """Log the metrics of an evaluation."""
@@ -244,9 +247,17 @@ class Progress:
             await asyncio.sleep(max(self._last + EVERY - time.monotonic(), EVERY / 10))
             self._tell()
 
-    def begin(self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0) -> None:
-        """Show the total amount of work and the existing part of it; `further` rollouts belong to unfinished groups."""
+    def begin(
+        self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0, scores: Sequence[float] = ()
+    ) -> None:
+        """Show the total amount of work and the existing part of it.
+
+        Args:
+            further: number of existing rollouts of unfinished groups.
+            scores: scores of the existing rollouts of finished groups.
+        """
         self.total, self.what = total, what
+        self._scored, self._sum = len(scores), math.fsum(scores)
         self._text = f"{done}/{total or '?'} {what}"
         if (done or further) and not self.quiet:
             more = f", and {counted(further, 'rollout')} of unfinished ones" if further else ""
@@ -254,7 +265,8 @@ class Progress:
 
     def step(self, done: int, group: Group) -> None:
         """Count a group that has ended."""
-        self.show(f"{done}/{self.total or '?'} {self.what}", group.scores, last=done == self.total)
+        scores = [rollout.score for rollout in group.rollouts if rollout.score is not None]
+        self.show(f"{done}/{self.total or '?'} {self.what}", scores, last=done == self.total)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Add scores to the mean, and print the line with it if the last line is old enough."""

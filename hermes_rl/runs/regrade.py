@@ -66,6 +66,7 @@ async def regrade(
                 if mode == "process":
                     return await _write_groups(records, compiled)
                 evaluation = await asyncio.to_thread(_concluded, records, spec, rows)
+                directory.add({"uncounted": evaluation.uncounted})
                 return Regraded(directory, evaluation=evaluation, without_score=evaluation.ungraded)
 
 

@@ -53,16 +53,21 @@ class Grading:
     endings: Mapping[str, Any] = field(default_factory=dict)
     seats: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the seats that a reward pays, by its name; a reward that is missing here pays all."""
+    any_size: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the rewards that need the whole group and mean the same for every size, without that size."""
 
     @classmethod
     def of(cls, spec: Spec, grader: Grader, size: int) -> Grading:
         """Return the grading that the spec requests, of groups of this size."""
-        code = code_hashes(spec)
+        code, rewards, any_size = code_hashes(spec), {}, {}
+        for reward in grader.rewards:
+            material = _material(spec, reward, code.get(f"rewards.{reward.name}"))
+            if reward.group_level and reward.function.group_for is not None:
+                any_size[reward.name] = _hash(material)
+            rewards[reward.name] = _hash(material | ({"compared": size} if reward.group_level else {}))
         return cls(
-            rewards={
-                reward.name: _hash(_material(spec, reward, code.get(f"rewards.{reward.name}"), size))
-                for reward in grader.rewards
-            },
+            rewards=rewards,
+            any_size=any_size,
             weightings=[reward.weighting for reward in grader.rewards],
             clamp=spec.score.clamp,
             combine=spec.score.combine,
@@ -77,7 +82,7 @@ class Grading:
 
     def record(self) -> dict[str, Any]:
         """Return the `grading` entry of run.json."""
-        return {"rewards": dict(self.rewards), "scoring": self.scoring()}
+        return {"rewards": dict(self.rewards), "any_size": dict(self.any_size), "scoring": self.scoring()}
 
     def scoring(self) -> dict[str, Any]:
         """Return the settings that turn the rewards' values into a score, as JSON."""
@@ -115,7 +120,7 @@ class Grading:
             ) from error
 
 
-def _material(spec: Spec, reward: GradedReward, code: str | None, size: int) -> dict[str, Any]:
+def _material(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, Any]:
     """Return the inputs of a reward's value; a file is represented by its content, so that a spec may move."""
     written, takes = spec.rewards[reward.name], reward.function.parameters
     # Another judge is another reward. A reward that takes `roles` may call any of them; with another policy, the run is
@@ -130,7 +135,6 @@ def _material(spec: Spec, reward: GradedReward, code: str | None, size: int) -> 
         **({"range": reward.bounds} if reward.bounds != (0.0, 1.0) else {}),
         "roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles},
         **({"not laid": not_laid} if reward.fresh and not_laid else {}),
-        **({"compared": size} if reward.group_level else {}),
         **({"shares": dict(reward.shares)} if reward.shares is not None else {}),
     }
 

@@ -435,6 +435,13 @@ class RolloutStore:
         known = self._groups.get(group)
         return known is not None and all(index in known.ended for index in range(self.size))
 
+    @property
+    def graded(self) -> list[float]:
+        """Scores of the graded members of complete groups."""
+        complete = [known for known in self._groups.values() if self._settled(known)]
+        members = [entry for known in complete for index, entry in known.ended.items() if index < self.size]
+        return [entry.score for entry in members if entry.score is not None]
+
     def scores(self, group: str) -> list[float | None]:
         """Return the score with which each member counts, in order, see `baseline`; None for a member without a
         score.

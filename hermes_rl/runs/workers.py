@@ -423,7 +423,7 @@ class Workers:
         """Add what a worker has used since it was counted last; reports may arrive in another order."""
         for role, counts in reported.items():
             usage, known = Usage.of(counts), handle.usage.get(role, Usage())
-            if usage.calls + usage.unanswered > known.calls + known.unanswered:
+            if (usage.sent, usage.calls) > (known.sent, known.calls):
                 handle.usage[role] = usage
                 self._meter.add(role, usage - known)
 

@@ -320,12 +320,9 @@ class ModelClient:
     async def _sent(self, backend: Backend, request: ChatRequest) -> ChatReply:
         """Send a request to a server, and count the call."""
         await admit_call()
-        try:
-            reply = _priced(await backend.attempt(request), backend.config.prices)
-        except BaseException:
-            count_call(self.name, Usage(unanswered=1))
-            raise
-        usage = Usage()
+        count_call(self.name, Usage(unanswered=1))
+        reply = _priced(await backend.attempt(request), backend.config.prices)
+        usage = Usage(unanswered=-1)
         usage.add(reply.usage, reply.timing.generating)
         count_call(self.name, usage)
         return reply

@@ -35,8 +35,8 @@ class Usage:
         unpriced: answered calls whose cost is not known: the server does not report it (`usage.cost`), and there are no
             prices for it.
         uncounted: answered calls of which a server does not report both counts of tokens.
-        unanswered: requests that were sent and not answered by a reply that can be used: failed, or cancelled. What
-            they cost is not known.
+        unanswered: requests that were sent and not answered by a reply that can be used: failed, cancelled, or under
+            way. What they cost is not known.
         seconds: time in which servers generated, summed over calls.
     """
 
@@ -59,6 +59,11 @@ class Usage:
     def tokens(self) -> int:
         """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def sent(self) -> int:
+        """Requests that were sent."""
+        return self.calls + self.unanswered
 
     def add(self, reported: Mapping[str, Any] | None, seconds: float = 0.0) -> None:
         """Add an answered call, with the `usage` that its server reported."""
@@ -168,7 +173,7 @@ class Meter:
             known += usage
         if self._over is not None:
             self._over.add(role, usage)
-        for listener in tuple(self._listeners):
+        for listener in tuple(self._listeners) if usage.calls else ():
             listener()
 
     def close(self) -> None:
@@ -192,7 +197,7 @@ class Meter:
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` after each addition, in the thread that made it."""
+        """Call `listener` after each answered call, in the thread that counted it."""
         self._listeners.append(listener)
         try:
             yield

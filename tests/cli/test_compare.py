@@ -85,6 +85,15 @@ def test_another_grading_is_refused(
     assert f"warning: {said}" in capsys.readouterr().out
 
 
+def test_a_judge_with_a_fallback_is_the_same_for_groups_of_any_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, three = ({**grading(rewards={"right": size}), "any_size": {"right": "alike"}} for size in ("2", "3"))
+    a, b = (a_run(tmp_path / name, [1.0, 0.0], grading=own) for name, own in (("a", two), ("b", three)))
+    assert status(["compare", a, b]) == 0
+    assert "has other code" not in capsys.readouterr().out
+
+
 def test_a_reward_that_counts_for_nothing_may_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = {"weightings": [*WEIGHTS, {"name": "long", "weight": 0.0, "gate": False}]}
     a = a_run(tmp_path / "a", [1.0, 0.0])

@@ -19,11 +19,13 @@ COST = 0.01
 
 @dataclass
 class Called:
-    """One request: its role (the first part of its path), and what was reported for it, or None if it has failed."""
+    """One request: its role (the first part of its path), its rollout, and what was reported for it, or None if it has
+    failed.
+    """
 
     role: str
+    rollout: str
     usage: dict[str, Any] | None
-    reply: str
 
 
 @dataclass
@@ -36,15 +38,16 @@ class CountingServer:
     url: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
-    def used(self, role: str) -> dict[str, float]:
-        """Return the counts of a role in the form of run.json, without its seconds."""
-        answered = [call.usage for call in self.calls if call.role == role and call.usage is not None]
+    def used(self, role: str, rollout: str | None = None, since: int = 0) -> dict[str, float]:
+        """Return the counts of a role in the form of run.json, without its seconds, of one rollout or of all."""
+        calls = [call for call in self.calls[since:] if call.role == role and rollout in (None, call.rollout)]
+        answered = [call.usage for call in calls if call.usage is not None]
         counts = {
             "prompt_tokens": sum(usage["prompt_tokens"] for usage in answered),
             "completion_tokens": sum(usage["completion_tokens"] for usage in answered),
             "calls": len(answered),
             "cached_tokens": sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in answered),
-            "unanswered": sum(call.role == role and call.usage is None for call in self.calls),
+            "unanswered": len(calls) - len(answered),
         }
         optional = ("cached_tokens", "unanswered")
         return {
@@ -54,6 +57,7 @@ class CountingServer:
 
     async def chat(self, request: web.Request) -> web.Response:
         role, body = request.match_info["role"], await request.json()
+        rollout = request.headers.get("X-Session-ID", "")
         self.in_flight += 1
         try:
             text = json.dumps([body.get("seed"), body["messages"]], sort_keys=True)
@@ -62,7 +66,7 @@ class CountingServer:
         finally:
             self.in_flight -= 1
         if self._random.random() < self.fails or request.transport is None or request.transport.is_closing():
-            self.calls.append(Called(role, None, ""))
+            self.calls.append(Called(role, rollout, None))
             return web.json_response({"error": {"message": "busy"}}, status=500)
         prompt, completion = draw.randint(50, 500), draw.randint(1, 100)
         usage = {
@@ -73,7 +77,7 @@ class CountingServer:
         }
         turns = sum(message["role"] == "assistant" for message in body["messages"])
         message, finish = self._reply(role, body, draw, turns)
-        self.calls.append(Called(role, usage, message.get("content") or ""))
+        self.calls.append(Called(role, rollout, usage))
         choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}
         return web.json_response({"model": f"the {role}", "choices": [choice], "usage": usage})
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.runs import progress
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers import pool
 from hermes_rl.spec.load import load_spec
+from tests.rollouts.worlds import row
 from tests.waiting import until
 
 SPEC = """
@@ -81,3 +83,12 @@ async def test_a_server_that_is_broken_is_told_with_its_answer_and_when_it_is_ba
     assert "0/2 groups" in said.getvalue()
     assert re.search(rf"calls sent again: policy \d+ \(.*{cause}", said.getvalue())
     assert said.getvalue().count("is back after") == 1
+
+
+def test_the_mean_score_is_that_of_graded_rollouts_of_all_starts() -> None:
+    shown = Progress(io.StringIO())
+    shown.begin(3, 1, what="rows", scores=[1.0, 0.0])
+    assert shown.mean() == "0.500"
+    lost = Rollout(RolloutKey(row(), "g", 1, 2), 0, state=RolloutState.LOST)
+    shown.step(2, Group("g", row(), [Rollout(RolloutKey(row(), "g", 0, 2), 0, score=1.0), lost]))
+    assert shown.mean() == "0.667", "a lost member counts as the worst in its group, and has no score"

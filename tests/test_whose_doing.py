@@ -115,7 +115,7 @@ OURS: Places = {
     "foreign/worker.py": "Warm._ask Warm.fork",
     "rollouts/sandboxes.py": "keep_artifacts _copy",
     "runs/journal.py": "_unwritable",
-    "runs/run.py": "RunBudget.spend RunBudget.count",
+    "runs/run.py": "RunBudget.require_kept RunBudget.count",
     "runs/workers.py": "Workers._look Workers._exclude",
     "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "

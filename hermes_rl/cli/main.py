@@ -53,21 +53,28 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Interrupt the program once more if a finalizer has swallowed Ctrl-C, which Python would only print."""
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+    import signal
+    from threading import Event, Thread, current_thread, get_ident, main_thread
+
+    handler = signal.getsignal(signal.SIGINT)
+    swallowed = issubclass(unraisable.exc_type, KeyboardInterrupt) and current_thread() is main_thread()
+    if not (swallowed and callable(handler)):
         sys.__unraisablehook__(unraisable)
         return
-    import signal
-    import time
-    from threading import Thread, get_ident
+    main, hook, heard = get_ident(), sys._getframe(), Event()
 
-    main_thread, hook = get_ident(), sys._getframe()
+    def hear(number: int, frame: FrameType | None) -> None:
+        if hook not in _frames(frame):  # an exception within this hook would be swallowed too
+            heard.set()
+            signal.signal(signal.SIGINT, handler)
+            handler(number, frame)
 
     def interrupt() -> None:
-        # An exception within this hook would be swallowed too.
-        while hook in _frames(sys._current_frames().get(main_thread)):
-            time.sleep(0.001)
-        signal.pthread_kill(main_thread, signal.SIGINT)
+        # A signal just before the main thread starts to wait does not end the wait.
+        while not heard.wait(0.05):
+            signal.pthread_kill(main, signal.SIGINT)
 
+    signal.signal(signal.SIGINT, hear)
     Thread(target=interrupt, daemon=True).start()
 
 

@@ -209,6 +209,11 @@ class RunBudget:
                 f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
             )
 
+    def require_kept(self) -> None:
+        """Raise RunError if a limit cannot be kept."""
+        if (problem := self.problem) is not None:
+            raise RunError(problem)
+
     def spent(self) -> str | None:
         """Return a description of the exhausted budget of model calls, after which no call starts; None if there is
         some left.
@@ -459,8 +464,7 @@ class Run:
         try:
             with self.budget.meter.heard_by(partial(self._require_budget, asyncio.get_running_loop())):
                 while True:
-                    if (problem := self.budget.problem) is not None:
-                        raise RunError(problem)
+                    self.budget.require_kept()
                     following = await source.take() if self._begins(source, demand, len(running)) else None
                     over = source.exhausted or demand.satisfied or self.budget.spent() is not None
                     if following is not None:

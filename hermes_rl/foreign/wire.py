@@ -63,7 +63,7 @@ class Inbox:
             end = HEADER.size + length
             if len(self._data) < end:
                 return
-            message = bytes(self._data[HEADER.size : end])
+            message = bytes(memoryview(self._data)[HEADER.size : end])  # copied once, on the event loop
             del self._data[:end]
             yield message
 

@@ -37,6 +37,7 @@ from hermes_rl.foreign.wire import LARGEST, LONG, Inbox, WireError, from_json, s
 from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code, files_named_in
 from hermes_rl.threads import hand_over, in_thread
+from hermes_rl.visible import visible
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,6 +54,8 @@ MOST_PRINTED = 1 << 24
 """Bytes of output above which a call is killed."""
 MOST_LINES = 100
 """Maximum number of log lines of a call."""
+LINE = 100
+"""Bytes of output as which each log line counts in addition to its text."""
 START = 60.0
 """Maximum seconds for the first process to start on a busy host."""
 LINGER = 5.0
@@ -473,11 +476,14 @@ class _Printed:
             self.full = len(data) >= PIECE // 2
 
     def line(self, line: LogLine) -> None:
-        """Log a line that the call has logged; lines beyond the limit only count as output."""
+        """Log a line that the call has logged; lines beyond the limit only count as output.
+
+        Its own logger may have no handler, and then Python would write the text as it is to the terminal.
+        """
         self._lines += 1
-        self._bytes += len(line.text)
+        self._bytes += LINE + len(line.text)
         if self._lines <= MOST_LINES:
-            logging.getLogger(line.logger).log(line.level, "%s", line.text)
+            log.log(line.level, "%s", visible(f"{line.logger}: {line.text}"))
 
     def log(self) -> None:
         text = self._text.decode("utf-8", "replace").strip()

@@ -32,7 +32,9 @@ from hermes_rl.foreign import process as code_process
 from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError, OvertimeError
 from hermes_rl.foreign.pool import ProcessPool
 from hermes_rl.foreign.process import OOM_EARLY
+from hermes_rl.foreign.served import AT_ONCE
 from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.foreign.wire import LARGEST
 from hermes_rl.foreign.worker import _Clock
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.threads import wait_for_loop
@@ -93,6 +95,12 @@ def eats(): return len(bytearray(1 << 33))
 def prints(count): print("x" * count); return count
 def floods():
     while True: print("x" * 10_000)
+def logs(logger, text):
+    import logging
+    logging.getLogger(logger).error(text)
+def logs_without_end():
+    import logging
+    while True: logging.error("")
 def object(): return object
 def nested(depth):
     value = []
@@ -333,9 +341,20 @@ def test_what_it_prints_is_logged_in_part_and_a_flood_ends_it(call: Caller, capl
     assert call("prints", count=100_000) == 100_000
     assert "(100001 bytes in all)" in caplog.text
     assert len(caplog.text) < 10_000
-    with pytest.raises(EndedError, match="printed more than 16 MiB"):
-        call("floods")
+    for name in ("floods", "logs_without_end"):
+        with pytest.raises(EndedError, match="printed more than 16 MiB"):
+            call(name)
     assert call("add", a=1, b=1) == 2
+
+
+def test_log_line_of_a_call_has_one_logger_and_shows_control_characters(
+    call: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    call("logs", logger="of.a.call\x1b[2J", text="\x1b]0;title\a")
+    assert caplog.record_tuples == [
+        ("hermes_rl.foreign.worker", logging.ERROR, r"of.a.call\u001b[2J: \u001b]0;title\u0007")
+    ]
+    assert "of.a" not in logging.root.manager.loggerDict
 
 
 @pytest.mark.parametrize(
@@ -676,6 +695,9 @@ class Shelf:
     def missing(self) -> None:
         raise FileNotFoundError(2, "No such file", "x")
 
+    def large(self, size: int) -> bytes:
+        return bytes(size)
+
     def odd(self) -> Any:
         return (book for book in self.books)
 
@@ -721,6 +743,11 @@ def works(seconds):
     import os, time
     time.sleep(seconds)
     return os.getpid()
+def many(shelf, count):
+    from hermes_rl.foreign.process import current_runner
+    open = [current_runner().ask(shelf._number, "slow") for _ in range(count)]
+    return sum(each.result() for each in open)
+def large(shelf, size): return len(shelf.large(size))
 def fails(shelf):
     try:
         shelf.missing()
@@ -758,6 +785,15 @@ def test_objects_of_the_runner_are_asked_by_their_public_methods(pool: ProcessPo
     assert shelf.most > 1, "questions are answered side by side"
     assert call("fails", shelf=shelf) == [2, "No such file"]
     assert call("forbidden", shelf=shelf) == [*["AttributeError"] * 3, "NotCarriedError"]
+
+
+def test_questions_have_places_and_answers_a_largest_size(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    assert call("many", shelf=shelf, count=AT_ONCE + 4) == AT_ONCE + 4
+    assert shelf.most <= AT_ONCE, "each answer may take as much memory as a file"
+    assert call("large", shelf=shelf, size=LARGEST - 1000) == LARGEST - 1000
+    with pytest.raises(ForeignError, match="an answer of 64 MiB; at most 64 are carried"):
+        call("large", shelf=shelf, size=LARGEST)
 
 
 def test_failure_that_the_runner_has_sent_passes_and_another_is_a_claim(pool: ProcessPool, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import io
 import pickle
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
@@ -19,11 +20,13 @@ from hermes_rl.foreign.failures import EndedError, NotCarriedError
 from hermes_rl.foreign.messages import Question
 from hermes_rl.foreign.process import ANSWER, ANSWERED, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
-from hermes_rl.foreign.wire import LONG, WireError
+from hermes_rl.foreign.wire import LARGEST, LONG, WireError
 from hermes_rl.threads import WAITS, Waits, hand_over, in_thread
 
 MOST_OPEN = 1_000
 """Maximum number of open questions of a call."""
+AT_ONCE = 16
+"""Number of open questions of a call that are answered in threads at a time; each answer may be as long as a file."""
 MOST_SENT = 100
 """Number of most recent hermes-rl exceptions sent to a call that are remembered."""
 
@@ -66,6 +69,7 @@ class ServedObjects:
         self.sent: deque[Exception] = deque(maxlen=MOST_SENT)
         """hermes-rl exceptions that were raised in the runner and sent as results."""
         self._context = contextvars.copy_context()
+        self._places = threading.Semaphore(AT_ONCE)
         self._waits = Waits()
         self._context.run(WAITS.set, self._waits)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,7 +123,8 @@ class ServedObjects:
 
         def work() -> None:
             try:
-                context.run(self._answer, question)
+                with self._places:
+                    context.run(self._answer, question)
             finally:
                 ended()
 
@@ -175,6 +180,9 @@ class ServedObjects:
             if succeeded:
                 raise
             content = self.pickled(RuntimeError(f"{type(value).__name__}: {value}"))
+        if len(content) > LARGEST - 100:  # with the header; a process that gets no answer would wait for it
+            mib = f"an answer of {len(content) >> 20} MiB; at most {LARGEST >> 20} are carried"
+            succeeded, content = False, self.pickled(RuntimeError(mib))
         return ANSWERED + ANSWER.pack(question.number, succeeded) + content
 
     def _send(self, answer: bytes) -> None:

@@ -1,5 +1,7 @@
 """Handle standard streams that are closed, full, or without a reader: no command stops halfway because of them.
 
+Log records without a handler, which Python prints as they are, are made safe for a terminal here too.
+
 A closed descriptor is opened on /dev/null before anything else is opened, so that no file of a run gets its number and
 then the printed output. A stream that can no longer be written to is replaced by /dev/null, for child processes too.
 """
@@ -8,9 +10,12 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 from typing import Any
+
+from hermes_rl.visible import visible
 
 KEPT = frozenset({"run", "regrade", "rollouts", "openenv", "view", "push", "init"})
 """Commands whose results are not their output, so that they are complete without it."""
@@ -46,6 +51,11 @@ class Output:
         return method(*arguments)
 
 
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def prepare() -> tuple[Output, Output]:
     """Make standard output and error usable in any state; return both."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -59,6 +69,8 @@ def prepare() -> tuple[Output, Output]:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a locale without such a character ends no command
     sys.stdout, sys.stderr = output, errors = Output(sys.stdout), Output(sys.stderr)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Visible())
     return output, errors
 
 

@@ -18,6 +18,11 @@ main({arguments!r})
 """
 CLOSE = "for number in {numbers}: os.close(number); setattr(sys, ('stdin', 'stdout', 'stderr')[number], None)"
 FULL = "full = os.open('/dev/full', os.O_WRONLY)\nfor number in {numbers}: os.dup2(full, number)"
+REWARD = """
+def known(result):
+    if len(result.final_response) > 4: raise ValueError(result.final_response)
+    return 0.0
+"""
 LOST = "stdout cannot be written to (No space left on device)"
 
 
@@ -42,6 +47,20 @@ def test_command_whose_output_is_lost_fails_without_traceback(arguments: list[st
     done = hermes(cwd=tmp_path, code=code)
     assert (done.returncode, done.stdout) == (1, "")
     assert LOST in done.stderr and "Traceback" not in done.stderr
+
+
+def test_log_record_without_a_handler_shows_control_characters(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "spec.yaml").write_text(r"""
+dataset: {items: [{n: 1}]}
+prompt: {user: "Go."}
+servers: {policy: {type: scripted}}
+solution: {turns: [{say: "\e]0;title\a"}]}
+rewards: {known: {fn: "reward.py:known"}}
+""")
+    done = hermes("play", "spec.yaml", cwd=tmp_path)
+    assert r"\u001b]0;title\u0007" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_missing_loopback_is_said_at_once(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from hermes_rl import __version__
+from hermes_rl.foreign.failures import EndedError, ForeignError
+from hermes_rl.foreign.pool import POOL
+from hermes_rl.plugins import Code
 from hermes_rl.service import nemo_gym
 from hermes_rl.service.batches import Batch, Lines, left
 from hermes_rl.service.bodies import (
@@ -51,6 +54,8 @@ _STATUSES = {
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": RefusalTold, "description": text} for status, text in _STATUSES.items()
 }
+SUMMING = 60.0
+"""Seconds for summing up the rows of a run."""
 IN_THREAD = 1 << 16
 """Bytes from which a body is parsed in the helper thread."""
 MOST_BODY_VALUES = 400_000
@@ -256,8 +261,12 @@ def add_aggregation(app: FastAPI) -> None:
     @app.post("/aggregate_metrics")
     async def aggregate(request: Request) -> Response:
         """Sum up what /run has answered; rows that failed are no part of it."""
-        body = await request.body()
-        return JsonAnswer(await asyncio.to_thread(lambda: nemo_gym.aggregated(_parsed(body))))
+        code, body = Code.of("hermes_rl.service.nemo_gym:aggregation"), await request.body()
+        try:
+            answer: list[Any] = await POOL.call(code, {"body": body}, "hermes_rl.plugins:itself", SUMMING)
+        except (EndedError, ForeignError) as error:
+            raise Refused(413, "too_large", f"the answers cannot be summed up here: {error}") from error
+        return Response(answer[1], answer[0], media_type="application/json")
 
 
 async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:

@@ -17,6 +17,8 @@ Version = Annotated[int, Field(ge=0, le=_LARGEST)]
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1_000_000, fail_fast=True)
 ]
+Text = Annotated[str, StringConstraints(max_length=1 << 21)]
+"""Text of a turn: longer ones would hold up other rollouts while they become tokens."""
 SplitName = Literal["train", "eval"]
 
 
@@ -75,7 +77,7 @@ class FunctionAsked(RequestBody):
     """What is called."""
 
     name: Key
-    arguments: str = Field(description="JSON, as the model wrote it.")
+    arguments: Text = Field(description="JSON, as the model wrote it.")
 
 
 class CallAsked(RequestBody):
@@ -90,15 +92,15 @@ class MessageAsked(RequestBody):
     """An assistant message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None = None
-    reasoning_content: str | None = None
+    content: Text | None = None
+    reasoning_content: Text | None = None
     tool_calls: Annotated[list[CallAsked], Field(fail_fast=True)] | None = None
 
 
 class StepAsked(RequestBody):
     """The turn of the one who steps: a message, or its token ids."""
 
-    message: MessageAsked | str | None = None
+    message: MessageAsked | Text | None = None
     ids: TokenIds | None = None
     logprobs: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)] | None = None
     finish: Literal["stop", "length"] | None = None

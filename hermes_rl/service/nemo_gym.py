@@ -16,9 +16,9 @@ from typing import Any
 from hermes_rl import Group, Policy, Rollout
 from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import RunAsked
-from hermes_rl.service.refusals import wrong
+from hermes_rl.service.refusals import Refused, wrong
 from hermes_rl.service.state import INEXACT, Service, unproven
-from hermes_rl.values import is_number
+from hermes_rl.values import is_number, read_json, write_json
 
 FAILURE = "_ng_failure_class"
 TASK = "_ng_task_index"
@@ -162,6 +162,17 @@ def _response(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> 
 
 
 # ------------------------------------------------------------------------------------------- /aggregate_metrics
+
+
+def aggregation(body: bytes) -> list[Any]:
+    """Return the status and text of the response to a body, whose parsing would block an event loop for seconds."""
+    try:
+        return [200, write_json(aggregated(read_json(body))).decode()]
+    except ValueError as error:
+        refused = wrong("not_json", "body", f"the body is not JSON: {error}")
+    except Refused as error:
+        refused = error
+    return [refused.status, write_json(refused.body).decode()]
 
 
 def aggregated(body: Any) -> dict[str, Any]:

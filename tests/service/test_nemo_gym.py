@@ -95,6 +95,19 @@ def test_mistakes_in_rows_are_422(served: Served) -> None:
     assert served.post("/aggregate_metrics", {"verify_responses": []})["group_level_metrics"] == []
 
 
+def test_service_does_not_parse_the_rows_that_it_sums_up(served: Served) -> None:
+    """Parsing millions of values would block its event loop for seconds, and take its memory."""
+
+    def peak() -> int:
+        status = Path(f"/proc/{served.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) >> 10
+
+    before = peak()
+    many = b'{"verify_responses": [' + b"[]," * 4_000_000 + b"[]]}"
+    assert served.ask("POST", "/aggregate_metrics", many).status == 422
+    assert peak() - before < 150, "MiB"
+
+
 async def test_who_goes_away_or_a_service_that_ends_releases_a_run(tmp_path: Path) -> None:
     model = policy()
     async with model.running() as url:

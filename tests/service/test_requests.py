@@ -118,6 +118,8 @@ LARGE: list[tuple[bytes, int, str]] = [
     (b'{"message": "' + b"x" * (MIB_8 - 100), 422, "is not JSON"),
     (json.dumps({"ids": ["a"] * 150_000}).encode(), 422, "ids.0"),
     (json.dumps({"ids": [1], "logprobs": ["a"] * 150_000}).encode(), 422, "logprobs.0"),
+    (b'{"message": {"content": "' + b"x" * 3_000_000 + b'"}}', 422, "at most 2097152 characters"),
+    (b'{"message": "' + b"x" * 3_000_000 + b'"}', 422, "message"),
     (json.dumps({f"key {number}": 1 for number in range(20_000)}).encode(), 413, "10000 keys"),
 ]
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeGuard, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 try:
     import orjson
@@ -81,6 +81,15 @@ def safe_name(text: str) -> str:
     if len(quoted) <= LONGEST_NAME:
         return quoted
     return f"{quoted[: LONGEST_NAME - 17]}-{hashlib.sha256(quoted.encode()).hexdigest()[:16]}"
+
+
+def url_text(value: str) -> str:
+    """Return an address over HTTP; raise `ValueError` if it cannot be taken apart, which its scheme does not show."""
+    try:
+        _ = urlsplit(value).port
+    except ValueError as error:
+        raise ValueError(f"this is no address, such as http://localhost:9001/v1: {error}") from None
+    return value
 
 
 def system_bytes(text: str) -> bytes:

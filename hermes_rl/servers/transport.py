@@ -38,7 +38,7 @@ from hermes_rl.servers.base import (
     ServerConfig,
 )
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.values import read_bounded, safe_name
+from hermes_rl.values import read_bounded, safe_name, url_text
 
 if TYPE_CHECKING:
     import aiohttp
@@ -242,6 +242,10 @@ class Transport:
     def __init__(self, config: ServerConfig) -> None:
         if not config.base_url:
             raise UserError(f"a server of type {config.type!r} needs a base_url")
+        try:
+            url_text(config.base_url)
+        except ValueError as error:
+            raise UserError(f"base_url: {error}") from None
         if urlsplit(config.base_url).scheme not in ("http", "https"):
             raise UserError(f"base_url {public_url(config.base_url)!r} must begin with http:// or https://")
         self._config = config

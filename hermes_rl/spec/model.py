@@ -45,6 +45,7 @@ from hermes_rl.spec.section import (
     Seq,
     Size,
     SystemText,
+    UrlText,
     freeze,
     wrong,
 )
@@ -326,7 +327,7 @@ class Serve(Section):
     max_token_length: int | None = Field(
         None, ge=1, description="Tokens of the longest sequence sent; default: the trainer's."
     )
-    api_url: str = Field("http://localhost:8000", description="Address of the trajectory API.")
+    api_url: UrlText = Field("http://localhost:8000", description="Address of the trajectory API.")
     eval_every: int = Field(100, ge=0, description="Trainer steps between evaluations; 0 is never.")
     max_staleness: int | None = Field(
         None,
@@ -579,7 +580,7 @@ class Mcp(Section):
     command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
         None, description="Program and arguments of a server over stdio."
     )
-    url: str | None = Field(None, description="Address of a server over HTTP.")
+    url: UrlText | None = Field(None, description="Address of a server over HTTP.")
     files: Seq[File] = Field((), description="Files put beside the server before it starts.")
     scope: Literal["rollout", "shared"] = Field(
         "rollout", description="One server per rollout, or one for all; of a server at a `url` one session."
@@ -1019,7 +1020,7 @@ class Server(Section):
         description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; vllm-score, "
         "vllm-classify, vllm-pooling: a reward model; or of a package.",
     )
-    base_url: str | None = Field(None, description="Address, such as http://localhost:9001/v1.")
+    base_url: UrlText | None = Field(None, description="Address, such as http://localhost:9001/v1.")
     model: str | None = Field(None, description="Name of the model as the server knows it.")
     api_key_env: str | None = Field(
         None, description="Environment variable that holds the key; default: no Authorization header."

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Get
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.values import is_number, system_bytes
+from hermes_rl.values import is_number, system_bytes, url_text
 
 # ---------------------------------------------------------------------- Sizes and durations: ``2GiB``, ``1h30m``
 
@@ -247,6 +247,13 @@ def _for_system(value: str) -> str:
     return value
 
 
+def _address(value: str) -> str:
+    try:
+        return url_text(value)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
 def _encodable(value: str) -> str:
     try:
         value.encode()
@@ -278,6 +285,7 @@ Size = Annotated[int, _parsed(parse_size)]
 Seconds = Annotated[float, _parsed(parse_duration)]
 SystemText = Annotated[str, AfterValidator(_for_system)]
 EnvText = Annotated[SystemText, BeforeValidator(_text)]
+UrlText = Annotated[str, AfterValidator(_address)]
 FileText = Annotated[str, AfterValidator(_encodable)]
 PathText = Annotated[SystemText, AfterValidator(_for_path)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

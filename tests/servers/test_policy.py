@@ -75,6 +75,14 @@ def test_what_a_type_needs_is_asked_for_at_once(kind: str, base_url: str | None,
         Policy.server(kind, base_url, model)
 
 
+@pytest.mark.parametrize(
+    "base_url", ["http://[::1/v1", "http://[x]/v1", "http://a:99999/v1", "http://a:b", "http://\u2100"]
+)
+def test_policy_refuses_an_address_that_cannot_be_taken_apart(base_url: str) -> None:
+    with pytest.raises(UserError, match="base_url: this is no address"):
+        Policy.server("openai", base_url, "m")
+
+
 async def test_the_endpoint_of_a_rollout_is_not_kept_when_it_has_ended(tmp_path: Path) -> None:
     model = ChatModel()
     async with model.running() as url, open_env(spec_in(tmp_path)) as env:

@@ -37,7 +37,7 @@ BEFORE: Places = {
     "rollouts/admission.py": "require_descriptors",
     "rollouts/sandboxes.py": "Tooling._every_toolset",
     "rollouts/teacher.py": "Teacher.probe",
-    "runs/journal.py": "Journal._parsed _lock",
+    "runs/journal.py": "Journal._parsed Journal._require_short _lock",
     "runs/run.py": "RowSource.require_first",
     "runs/store.py": "rollout_of RolloutStore.require_same RolloutStore._episodes",
     "runs/workers.py": "require_shares",

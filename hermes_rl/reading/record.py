@@ -22,7 +22,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.others_files import open_file, read_text
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.directory import read_description
-from hermes_rl.runs.journal import is_torn
+from hermes_rl.runs.journal import LONGEST_LINE, is_torn
 from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.servers.base import POLICY
@@ -42,8 +42,6 @@ LEFT_OUT = 5
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States after which a rollout is not run or scored any more."""
 GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
-LONGEST_LINE = 256 << 20
-"""Maximum bytes of a record; a longer one cannot be read."""
 DEEPEST = 4
 """Directory levels below the given one that are searched for runs."""
 EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}

@@ -49,7 +49,7 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
     record = RunRecord(path)
     record.refresh(MOST)
     place = record.path / NAME
-    write_atomically(place, report(record).encode())
+    write_atomically(place, report(record).encode("utf-8", "backslashreplace"))
     if record.left_out:
         say(record.left_out)
     return place

@@ -19,7 +19,7 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
-from hermes_rl.others_files import read_regular
+from hermes_rl.others_files import LARGEST_DIRECTORY, open_file, read_file, read_regular
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
@@ -129,11 +129,16 @@ def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
     place = run / record["path"]
     try:
         if "archive" in record:
-            with tarfile.open(place / record["archive"], "r:", **_NAMES) as archive:
+            with (
+                open_file(place / record["archive"], run) as file,
+                tarfile.open(fileobj=file, mode="r:", **_NAMES) as archive,
+            ):
+                if sum(entry.size for entry in archive) > LARGEST_DIRECTORY:
+                    raise UserError(f"the artifact {place} has more than {LARGEST_DIRECTORY >> 20} MiB")
                 files = tuple(_archived(archive, entry) for entry in archive)
         else:  # a file; in earlier versions, possibly a plain directory
             inside = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
-            files = tuple(_read_artifact(path, place) for path in inside)
+            files = tuple(_read_artifact(path, place, run) for path in inside)
     except (OSError, tarfile.TarError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"the artifact {place} cannot be read: {why}") from error
@@ -148,9 +153,9 @@ def _archived(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
     return ArtifactFile(entry.name, content.read() if content is not None else b"", _laid_mode(entry.mode))
 
 
-def _read_artifact(path: Path, place: Path) -> ArtifactFile:
+def _read_artifact(path: Path, place: Path, run: Path) -> ArtifactFile:
     inner = "" if path == place else str(path.relative_to(place))
-    return ArtifactFile(inner, path.read_bytes(), _laid_mode(path.stat().st_mode))
+    return ArtifactFile(inner, read_file(path, run), _laid_mode(path.stat().st_mode))
 
 
 def _laid_mode(mode: int) -> int:

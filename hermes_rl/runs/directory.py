@@ -38,6 +38,11 @@ FORMAT = 2
 """Format version of the files of a run directory; `run.json` contains it under `format`."""
 
 
+def _opened(name: str, flags: int) -> int:
+    """Open a file for writing, and neither follow a link nor wait for the reader of a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 class RunDirectory:
     """Directory of one run. Use it as a context manager: it is locked while open."""
 
@@ -111,7 +116,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a")
+            self._lock = open(self.path / ".lock", "a", opener=_opened)
         except OSError as error:
             raise refusal(self.path, error) from error
         try:

@@ -14,6 +14,8 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.values import read_own_json, write_message
 
 _BLOCK = 1 << 16
+LONGEST_LINE = 256 << 20
+"""Maximum bytes of a record; a longer one cannot be read."""
 
 
 class Journal:
@@ -78,6 +80,7 @@ class Journal:
         with cannot_write(self.path), self.path.open("rb+") as file:
             end = _end_of_lines(file)
             size = file.seek(0, os.SEEK_END)
+            self._require_short(size - end, "last line")
             file.seek(end)
             rest = file.read(size - end)
             if is_torn(rest):
@@ -96,7 +99,8 @@ class Journal:
         """Yield the records as `read` does, each with its offset."""
         begin = 0
         with self.path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
+                self._require_short(len(line), number)
                 if not is_torn(line):
                     yield begin, self._parsed(line, number, keys)
                 begin += len(line)
@@ -111,6 +115,11 @@ class Journal:
             lines.seek(begin)
             record: dict[str, Any] = read_own_json(lines.readline())
             return record
+
+    def _require_short(self, size: int, number: int | str) -> None:
+        if size >= LONGEST_LINE:
+            most = f"{LONGEST_LINE >> 20} MiB"
+            raise UserError(f"{self.path}:{number}: this line has {most} or more; take it out, or use --fresh")
 
     def _parsed(self, line: bytes, number: int | str, keys: tuple[str, ...]) -> dict[str, Any]:
         try:

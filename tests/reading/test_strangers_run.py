@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,12 @@ import pytest
 import yaml
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import LARGEST, LARGEST_DIRECTORY
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.settings import spec_of
 from hermes_rl.reading.shown import Screen, shown_rollout
+from hermes_rl.rollouts.sandboxes import kept_artifacts
+from hermes_rl.runs import journal
 from hermes_rl.tokens.transcript import unpacked
 from tests.commands import ROOT, hermes
 from tests.thorough import THOROUGH
@@ -135,6 +139,53 @@ def test_artifact_elsewhere_is_not_walked(folder: Path, path: str) -> None:
     record.refresh()
     (artifact,) = shown_rollout(record, lines[0]["id"], Screen(1_000, 100_000))["artifacts"]
     assert artifact["files"] == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_lock_that_is_no_file_of_the_run_is_refused(folder: Path, kind: str) -> None:
+    lock = folder / "run" / ".lock"
+    lock.unlink(missing_ok=True)
+    os.mkfifo(lock) if kind == "pipe" else lock.symlink_to(folder / "made")
+    assert "error" in printed(folder, ["regrade", "run", "--trust"])
+    assert not (folder / "made").exists()
+
+
+def test_id_with_half_a_character_is_written_to_a_report(folder: Path) -> None:
+    lines = (folder / "run" / "rollouts.jsonl").read_text().splitlines()
+    record = json.loads(lines[0]) | {"id": chr(0xD800)}
+    (folder / "run" / "rollouts.jsonl").write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    printed(folder, ["report", "run"])
+
+
+def test_artifact_that_is_larger_than_any_or_no_file_of_the_run_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    for name in ("large", "archive"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    os.truncate(os.open(tmp_path / "run" / "large" / "f", os.O_CREAT | os.O_WRONLY), LARGEST + 1)
+    os.mkfifo(tmp_path / "run" / "archive" / "pipe")
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "secret")
+    sparse = tarfile.TarInfo("f")
+    sparse.size = LARGEST_DIRECTORY + 1
+    (tmp_path / "run" / "archive" / "bomb").write_bytes(sparse.tobuf())
+    os.truncate(tmp_path / "run" / "archive" / "bomb", LARGEST_DIRECTORY + 10_240)
+    for path, more in (("large", {}), ("link", {}), ("archive", {"archive": "pipe"}), ("archive", {"archive": "bomb"})):
+        record = {"a": {"path": path, "target": "f", "sha256": "", **more}}
+        with pytest.raises(UserError, match=r"has more than|is a link|a named pipe"):
+            kept_artifacts(tmp_path / "run", record, ["a"])
+
+
+def test_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LONGEST_LINE", 1 << 10)
+    file = tmp_path / "lines.jsonl"
+    for content in (b"\0" * (1 << 11), b'{"a": "' + b"x" * (1 << 11) + b'"}\n'):
+        file.write_bytes(b"{}\n" + content)
+        lines = journal.Journal(file)
+        with pytest.raises(UserError, match=r"lines\.jsonl:2: this line has"):
+            list(lines.read())
+        if not content.endswith(b"\n"):
+            with pytest.raises(UserError, match="last line: this line has"):
+                lines.append({})
+        lines.close()
 
 
 VALUES: tuple[Any, ...] = (None, True, 5, -1, 1e308, "text", "", [], [5], [[]], {}, {"a": 5}, {"a": {"b": []}})

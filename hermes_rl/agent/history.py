@@ -20,9 +20,9 @@ from hermes_rl.values import read_bounded
 def kept_message(message: Mapping[str, Any], turn: int) -> Message:
     """Return the message for the history: all fields, reasoning included, in the form that servers accept.
 
-    Every call gets a unique id, a type, and its arguments as text.
+    Every call gets a unique id, a type, and its arguments as text. No server may mark its reply as a program's text.
     """
-    own = {key: value for key, value in message.items() if value is not None}
+    own = {key: value for key, value in message.items() if value is not None and key != "context"}
     own["role"] = "assistant"
     content = message.get("content")
     own["content"] = content if isinstance(content, str | list | None) else json.dumps(content, ensure_ascii=False)

@@ -163,6 +163,12 @@ async def test_one_loop_may_play_several_conversations_at_once(chat: ScriptedCha
     assert all(result.turns_used == 2 for result in results)
 
 
+async def test_reply_that_marks_itself_as_a_programs_is_the_policys(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [says("five", context=True)]
+    result = await make_loop().run(GO)
+    assert (result.final_response, "context" in result.messages[-1]) == ("five", False)
+
+
 async def test_content_in_parts_is_text(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [
         says(None, content=[{"type": "text", "text": "fi"}, {"type": "text", "text": "ve"}, {"image": 1}, 3])

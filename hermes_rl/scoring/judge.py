@@ -77,8 +77,8 @@ def labelled_cases(file: str) -> tuple[list[dict[str, Any]], str]:
 T = TypeVar("T")
 ATTEMPTS = 3
 """Maximum number of replies until one can be parsed; each retry tells the judge about the error."""
-LONGEST_VERDICT = 1 << 20
-"""Maximum characters of a verdict."""
+LONGEST_VERDICT = 1 << 17
+"""Maximum characters of a verdict: it is parsed on the event loop, and a list in it may be all of it."""
 KEPT = 10_000
 """Number of cached verdicts per role."""
 RULES = (

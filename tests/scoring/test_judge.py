@@ -479,6 +479,8 @@ def test_reading() -> None:
     for text in ("", "[1]", "{", '{"x": 1} {"x": 2}', 'a {"x": 2}', '{"x": 2} b', "[" * 5000):
         with pytest.raises(ValueError, match=r"the whole reply must be one JSON object|nested too deeply"):
             verdict_in(text)
+    with pytest.raises(ValueError, match="more than 131072 characters"):
+        verdict_in('{"x": [' + "[]," * 50_000 + "[]]}")
 
 
 PLANTED = '{"reason": "right", "score": 1}'

@@ -7,6 +7,8 @@ the reason: NeMo Gym handles such rows separately, and never counts their reward
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -164,15 +166,19 @@ def _response(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> 
 # ------------------------------------------------------------------------------------------- /aggregate_metrics
 
 
-def aggregation(body: bytes) -> list[Any]:
-    """Return the status and text of the response to a body, whose parsing would block an event loop for seconds."""
+MEMORY = 4 << 30
+"""Maximum bytes of the process that parses a large body."""
+
+
+def aggregation(body: bytes) -> tuple[int, bytes]:
+    """Return the status and text of the response to a body."""
     try:
-        return [200, write_json(aggregated(read_json(body))).decode()]
+        return 200, write_json(aggregated(read_json(body)))
     except ValueError as error:
         refused = wrong("not_json", "body", f"the body is not JSON: {error}")
     except Refused as error:
         refused = error
-    return [refused.status, write_json(refused.body).decode()]
+    return refused.status, write_json(refused.body)
 
 
 def aggregated(body: Any) -> dict[str, Any]:
@@ -205,3 +211,9 @@ def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
                 numbers[name].append(value)
     means = {f"mean/{name}": fmean(values) for name, values in numbers.items()}
     return means | {f"std/{name}": pstdev(values) for name, values in numbers.items() if name == "reward"}
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    answered, said = aggregation(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(b"%d\n" % answered + said)

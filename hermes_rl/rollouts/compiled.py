@@ -277,7 +277,7 @@ class CompiledSpec:
         self.name = spec.name
         self.seed = spec.seed
         variables = os.environ if environ is None else environ
-        admit(spec.user_code.env, variables)
+        admit(spec.user_code.env, variables or os.environ)  # without keys of servers, code still sees what it names
         self.roles = _roles(spec, variables)
         self.tooling = Tooling(spec, variables)
         self._user_tooling = Tooling(spec, variables, spec.user.tools if spec.user else (), NO_TOOLSETS)

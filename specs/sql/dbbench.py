@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from server import Database, checkout, running
+from server import Database, checkout, new_files
 
 PLACE = Path("src/server/tasks/dbbench/task.py")
 NOT_STRICT = ("--sql-mode=NO_ENGINE_SUBSTITUTION",)
@@ -59,8 +59,8 @@ class Table:
 
     @classmethod
     def prepare(cls) -> None:
-        """Start the server, which all rollouts share."""
-        running(NOT_STRICT)
+        """Make the files of a new server once for all rollouts."""
+        new_files(NOT_STRICT)
 
     def __init__(self, item: dict[str, Any]) -> None:
         self.table, self.truth, self.writes = item["table"], item["truth"], item["kind"] in WRITES
@@ -93,7 +93,7 @@ class Table:
             connection.commit()
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent reads it
             answer = str(error)
-            self.database.undo()
+            self.database.undo(error)
         return answer if len(answer) <= 800 else answer[:800] + "[TRUNCATED]"
 
     def compared(self, answer: Any) -> bool:

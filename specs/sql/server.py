@@ -1,13 +1,19 @@
-"""A MariaDB of the runner's own, in which each rollout has a database and a user of its own."""
+"""A MariaDB for each rollout, in the sandbox of the rollout's state, whose limits bound its files and processor time.
 
+What an agent does to its server, such as filling the disk, costs its own rollout alone: it reads the server's error.
+"""
+
+import io
 import os
+import resource
 import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
-import threading
 import time
-import uuid
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,100 +22,121 @@ from hermes_rl import UserError
 HOW = "apt install mariadb-server && pip install mysql-connector-python==9.7.0"
 SECONDS = 30
 """For a statement, and for the server to start."""
-KEEPER = (
-    'folder=$1; shift; nice -n 5 "$@" </dev/null >"$folder/log" 2>&1 & read -r _; kill -KILL $!; wait; rm -rf "$folder"'
-)
-"""A shell's: it keeps the server for as long as the runner lives, which holds the other end of its input."""
+MEMORY = 512 << 20
+"""Maximum bytes of a server's memory. Its files are in the sandbox's 64 MiB, of which a new server needs 20."""
 SMALL = (
+    "--innodb-data-file-path=ibdata1:5M:autoextend",
+    "--innodb-temp-data-file-path=ibtmp1:3M:autoextend",
+    "--innodb-autoextend-increment=1",
     "--innodb-log-file-size=4M",
+    "--innodb-buffer-pool-size=16M",
     "--innodb-flush-method=nosync",
+    "--innodb-use-native-aio=0",
+    "--skip-innodb-doublewrite",
     "--skip-symbolic-links",
     "--innodb-file-per-table",
 )
 ALONE = (
     "--skip-networking",
     "--secure-file-priv=/dev/null",
-    "--max-connections=500",
     f"--max-statement-time={SECONDS}",
     # What a session may ask for at most.
     *(f"--{kind}max-session-mem-used={256 << 20}" for kind in ("", "maximum-")),
     f"--maximum-max-heap-table-size={32 << 20}",
-    f"--maximum-tmp-memory-table-size={32 << 20}",
+    # In memory, the addresses of rows would order rows that are equal.
+    *(f"--{kind}tmp-memory-table-size=0" for kind in ("", "maximum-")),
     f"--maximum-sort-buffer-size={8 << 20}",
     f"--maximum-join-buffer-size={8 << 20}",
 )
 NAMES = ("--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci")
-RUNNING: dict[tuple[str, ...], "Server"] = {}
-ONE_AT_A_TIME = threading.Lock()
+SHOWN = [f"{sys.prefix}/bin", "/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin"]
+"""Directories of programs that a sandbox shows."""
 
 
 def checkout(variable: str, repository: str, file: str) -> Path:
-    """The folder of a repository, where all that its port needs is there."""
-    folder = Path(os.environ.get(variable, "").strip() or ".")
+    """Return the directory of a repository; raise `UserError` if its port cannot run."""
+    directory = Path(os.environ.get(variable, "").strip() or ".")
     try:
         import mysql.connector  # noqa: F401
 
         program()
     except (ImportError, OSError) as error:
         raise UserError(f"there is no MariaDB to play it in: {HOW} ({error})") from error
-    if not (folder / file).is_file():
+    if not (directory / file).is_file() or not directory.is_absolute():
         raise UserError(
-            f"{variable} names no checkout: git clone https://github.com/{repository}, and let it name that folder; "
-            f"it is played in a MariaDB: {HOW}"
+            f"{variable} names no checkout: git clone https://github.com/{repository}, and let it name that directory "
+            f"by its absolute path; it is played in a MariaDB: {HOW}"
         )
-    return folder
+    return directory
 
 
 def program() -> Path:
-    """Where MariaDB's server is."""
-    found = shutil.which("mariadbd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+    """Return the path of MariaDB's server."""
+    found = shutil.which("mariadbd", path=os.pathsep.join(SHOWN))
     if found is None:
-        raise FileNotFoundError("there is no program mariadbd")
+        raise FileNotFoundError(f"there is no program mariadbd in {', '.join(SHOWN)}")
     return Path(found)
 
 
+def command(directory: Path, options: Iterable[str]) -> list[str]:
+    """Return the command of a server whose files are in this directory."""
+    user = ["--user=root"] if os.geteuid() == 0 else []
+    files = [f"--{kind}={directory / kind}" for kind in ("datadir", "tmpdir")]
+    return [str(program()), "--no-defaults", *user, *SMALL, *options, *files]
+
+
+@cache
+def new_files(options: tuple[str, ...]) -> bytes:
+    """Return an archive of the files of a new server with these options; forks of this process share it."""
+    with tempfile.TemporaryDirectory() as made, io.BytesIO() as archive:
+        for kind in ("datadir", "tmpdir"):
+            Path(made, kind).mkdir(mode=0o700)
+        bootstrap = [*command(Path(made), options), "--bootstrap"]
+        done = subprocess.run(bootstrap, input=first_statements(), capture_output=True, check=False)
+        if done.returncode:
+            raise OSError(f"MariaDB does not start: {done.stderr.decode(errors='replace')[-1000:]}")
+        with tarfile.open(fileobj=archive, mode="w") as files:
+            files.add(made, ".")
+        return archive.getvalue()
+
+
 class Server:
-    """A server in a folder of its own, which nobody else can connect to, and which ends with the runner."""
+    """A server in a directory of its own, to which nobody else can connect."""
 
     def __init__(self, options: tuple[str, ...]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hermes-sql-"))
-        who = ["--user=root"] if os.geteuid() == 0 else []
-        own = [f"--{kind}={self.folder / kind}" for kind in ("datadir", "tmpdir")]  # servers empty a folder for all
-        command = [str(program()), "--no-defaults", *who, *SMALL, *options, *own]
-        for kind in ("datadir", "tmpdir"):
-            (self.folder / kind).mkdir(mode=0o700)
-        made = subprocess.run([*command, "--bootstrap"], input=first_statements(), capture_output=True, check=False)
-        if made.returncode:
-            shutil.rmtree(self.folder)
-            raise OSError(f"MariaDB does not start: {made.stderr.decode(errors='replace')[-1000:]}")
-        command += [*ALONE, *NAMES, f"--socket={self.folder / 'socket'}"]
-        self.keeper = subprocess.Popen(
-            ["sh", "-c", KEEPER, "sh", str(self.folder), *command], stdin=subprocess.PIPE, start_new_session=True
-        )
+        self.directory = Path(tempfile.mkdtemp(prefix="sql-"))
+        with tarfile.open(fileobj=io.BytesIO(new_files(options))) as files:
+            files.extractall(self.directory, filter="data")
+        starting = [*command(self.directory, options), *ALONE, *NAMES, f"--socket={self.directory / 'socket'}"]
+        with (self.directory / "log").open("w") as log:
+            self.process = subprocess.Popen(starting, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
         self.wait()
 
     def wait(self) -> None:
-        """Return as soon as it answers."""
+        """Return as soon as it accepts connections."""
         import mysql.connector
 
-        for _ in range(SECONDS * 20):
+        for _ in range(SECONDS * 100):
             try:
                 return self.connection(user="root").close()
             except mysql.connector.Error:
-                time.sleep(0.05)
-        raise OSError(f"MariaDB does not answer: {(self.folder / 'log').read_text(errors='replace')[-1000:]}")
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.01)
+        raise OSError(f"MariaDB does not answer: {(self.directory / 'log').read_text(errors='replace')[-1000:]}")
 
     def connection(self, **who: Any) -> Any:
-        """A connection of a user, in Python alone unless `use_pure` says otherwise."""
+        """Return a connection of a user, in Python alone unless `use_pure` is false."""
         import mysql.connector
 
         how = {
             "collation": "utf8mb4_general_ci",
             "use_pure": True,
-            "read_timeout": 2 * SECONDS,
+            "read_timeout": SECONDS + 5,  # a session may lift the limit of its statements
             "allow_local_infile": False,
         }
-        return mysql.connector.connect(unix_socket=str(self.folder / "socket"), **(how | who))
+        return mysql.connector.connect(unix_socket=str(self.directory / "socket"), **(how | who))
 
     def execute(self, statements: Iterable[Any]) -> None:
         """Execute statements, or pairs of statement and values, as the one who may do everything."""
@@ -120,9 +147,15 @@ class Server:
                     cursor.fetchall()
             root.commit()
 
+    def close(self) -> None:
+        """End it, and remove its files."""
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.directory)
+
 
 def first_statements() -> bytes:
-    """What makes the tables that a server needs for itself, from where MariaDB was installed."""
+    """Return the statements that make the tables a server needs for itself, from where MariaDB was installed."""
     share = program().resolve().parents[1] / "share"
     texts = []
     for part in ("system_tables", "performance_tables", "system_tables_data"):
@@ -133,25 +166,17 @@ def first_statements() -> bytes:
     return b"\n".join([b"CREATE DATABASE mysql;", b"USE mysql;", *texts])
 
 
-def running(options: tuple[str, ...]) -> Server:
-    """The server with these options, which is started where there is none; forks of this process share it."""
-    with ONE_AT_A_TIME:
-        if options not in RUNNING:
-            RUNNING[options] = Server(options)
-        return RUNNING[options]
-
-
 class Database:
-    """A rollout's own, and its user, who may do there what they want and nothing elsewhere."""
+    """A database on a server of its own, and the agent's user, who may do anything there and nothing elsewhere."""
 
     def __init__(self, name: str, statements: Iterable[Any], options: tuple[str, ...]) -> None:
-        self.server, self.name = running(options), f"{name}_{uuid.uuid4().hex[:12]}"
-        user = f"CREATE USER `{self.name}`@localhost", f"GRANT ALL ON `{self.name}`.* TO `{self.name}`@localhost"
-        self.server.execute([f"CREATE DATABASE `{self.name}`", *user, f"USE `{self.name}`", *statements])
+        self.server, self.name = Server(options), name
+        user = "CREATE USER agent@localhost", f"GRANT ALL ON `{name}`.* TO agent@localhost"
+        self.server.execute([f"CREATE DATABASE `{name}`", *user, f"USE `{name}`", *statements])
         self.opened: Any = None
 
     def connection(self, **how: Any) -> Any:
-        """The agent's connection; a new one where that is broken, or is in another database."""
+        """Return the agent's connection; a new one if that is broken, or is in another database."""
         import mysql.connector
 
         try:
@@ -160,21 +185,22 @@ class Database:
         except mysql.connector.Error:
             pass
         if self.opened is not None:
-            self.server.execute([f"KILL USER `{self.name}`@localhost"])  # else what it waits for goes on
-        self.opened = self.server.connection(user=self.name, database=self.name, **how)
+            self.server.execute(["KILL USER agent@localhost"])  # else what it waits for goes on
+        self.opened = self.server.connection(user="agent", database=self.name, **how)
         return self.opened
 
-    def undo(self) -> None:
-        """Take back what a statement has begun, where there is still a connection to do so."""
+    def undo(self, error: Exception) -> None:
+        """Take back what a statement has begun, if there is still a connection that does not wait for its result."""
         import mysql.connector
 
         try:
-            if self.opened is not None:
+            if isinstance(error, mysql.connector.errors.ReadTimeoutError):
+                self.opened.disconnect()
+            elif self.opened is not None:
                 self.opened.rollback()
         except mysql.connector.Error:
             self.opened.disconnect()
 
     def close(self) -> None:
-        """Leave nothing of it."""
-        whose = f"`{self.name}`@localhost"
-        self.server.execute([f"KILL USER {whose}", f"DROP USER {whose}", f"DROP DATABASE IF EXISTS `{self.name}`"])
+        """End the server."""
+        self.server.close()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from bisect import bisect_right, insort
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from server import Database, checkout, running
+from server import Database, checkout, new_files
 
 from hermes_rl import UserError
 
@@ -52,11 +53,12 @@ class Spider:
     """One of the databases, in a copy of its own."""
 
     imports = ("mysql.connector",)
+    reads = tuple(filter(None, [os.environ.get("INTERCODE_DIR")]))
 
     @classmethod
     def prepare(cls) -> None:
-        """Start the server, which all rollouts share, and read what makes their databases."""
-        running(ONE_CASE)
+        """Make the files of a new server, and read the statements of all databases, once for all rollouts."""
+        new_files(ONE_CASE)
         databases()
 
     def __init__(self, item: dict[str, Any]) -> None:

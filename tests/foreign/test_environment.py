@@ -170,13 +170,14 @@ servers: {policy: {type: scripted}}
 """
 
 
-@pytest.mark.parametrize(("state", "tool"), [("process", "reuse"), ("reuse", "process")])
+@pytest.mark.parametrize(("state", "tool", "environ"), [("process", "reuse", None), ("reuse", "process", {})])
 async def test_rewards_states_and_tools_see_listed_variables_and_no_secret(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, state: str, tool: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, state: str, tool: str, environ: dict[str, str] | None
 ) -> None:
+    """`validate --deep` gives no variables, so that no server has a key."""
     (tmp_path / "code.py").write_text(OF_A_SPEC)
     spec = parse_spec(SPEC.replace("STATE", state).replace("TOOL", tool), folder=tmp_path)
-    async with CompiledSpec(spec) as world:
+    async with CompiledSpec(spec, environ) as world:
         group = await RolloutRunner(world).start(load_rows(spec, "train", notify=print)[0], "g", 1)
     [rollout] = group.rollouts
     assert rollout.result is not None

@@ -141,6 +141,47 @@ async def emptied(name: str) -> dict[str, list[float]]:
         return {row.key: [await score(env, row, script) for script in scripts] for row in rows_of(env, 8, 110)}
 
 
+EXHAUST = {
+    "disk": ("CREATE TABLE big (x LONGBLOB)", "INSERT INTO big SELECT REPEAT('x', 1000000) FROM seq_1_to_200"),
+    "files": (
+        "CREATE PROCEDURE p() FOR i IN 1..5000 DO EXECUTE IMMEDIATE CONCAT('CREATE TABLE t', i, ' (x INT)'); END FOR",
+        "CALL p()",
+    ),
+    "temporary files": (
+        "SELECT MAX(s) FROM (SELECT a.seq AS s FROM seq_1_to_4000 a, seq_1_to_4000 b "
+        "ORDER BY RAND(), REPEAT(a.seq, 200) LIMIT 10000000) AS z",
+    ),
+    "memory": (
+        "CREATE PROCEDURE p() FOR i IN 1..1000 DO "
+        "EXECUTE IMMEDIATE CONCAT('SET @v', i, ' = REPEAT(1, 16000000)'); END FOR",
+        "CALL p()",
+    ),
+    "time": ("SET SESSION max_statement_time = 0", "SELECT BENCHMARK(1e15, MD5('x'))"),
+}
+"""Statements of which the last one asks for more than a rollout may have, by what it asks for."""
+
+
+async def exhausted(name: str) -> dict[str, tuple[str, float, float]]:
+    """Ask the server for too much; by what, the result of the last statement, its rollout's score and a neighbour's."""
+
+    async def results(row: Row, statements: Sequence[str]) -> tuple[str, float]:
+        (call,) = gold_turns(env.spec, row)[0].tools
+        (argument,) = call.args
+        rollout = await played(env, row, [[{"name": call.name, "args": {argument: each}}] for each in statements])
+        assert rollout.score is not None, (row.key, rollout.error)
+        return str(rollout.messages[-1]["content"]), rollout.score
+
+    async with open_env(name) as env:
+        rows = rows_of(env, len(EXHAUST))
+        made, scores = await asyncio.gather(
+            asyncio.gather(*map(results, rows, EXHAUST.values())),
+            asyncio.gather(
+                *(score(env, row, [[*map(asdict, t.tools)] for t in gold_turns(env.spec, row)]) for row in rows)
+            ),
+        )
+    return {kind: (*each, own) for kind, each, own in zip(EXHAUST, made, scores, strict=True)}
+
+
 async def unasked(name: str) -> str:
     """Call the Java of a simulator without its secret, as any process of the machine could; the error."""
     from py4j.java_gateway import GatewayParameters, JavaGateway
@@ -158,7 +199,7 @@ async def unasked(name: str) -> str:
 
 
 KINDS: dict[str, Callable[[str], Awaitable[Any]]] = {
-    each.__name__: each for each in (refused, saved, evaluated, held, emptied, unasked)
+    each.__name__: each for each in (refused, saved, evaluated, held, emptied, exhausted, unasked)
 }
 
 if __name__ == "__main__":

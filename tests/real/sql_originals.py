@@ -5,6 +5,7 @@ an episode or its score (controllers of containers, loggers) is replaced by what
 """
 
 import asyncio
+import atexit
 import importlib.util
 import json
 import os
@@ -29,10 +30,11 @@ def stub(name: str, **members: Any) -> None:
 
 def on_its_server(options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
     """A server of the original's own, and how it connects to it."""
-    from server import running
+    from server import Server
 
-    server = running((*options, "--skip-name-resolve"))  # other than the port's
-    return server, {"unix_socket": str(server.folder / "socket"), "user": "root", "collation": "utf8mb4_general_ci"}
+    server = Server(options)
+    atexit.register(server.close)
+    return server, {"unix_socket": str(server.directory / "socket"), "user": "root", "collation": "utf8mb4_general_ci"}
 
 
 # ------------------------------------------------------------------------------------------------------------ DBBench

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -232,6 +233,16 @@ def test_refused_calls_score_as_none(name: str, tmp_path: Path) -> None:
 def test_gold_is_computed_before_the_agent_acts(name: str, tmp_path: Path) -> None:
     """The agent drops its database, or limits the rows that its session selects."""
     assert set(map(tuple, attacked("emptied", name, tmp_path).values())) == {(0.0, 0.0)}
+
+
+LIMIT_REACHED = re.compile("Lost connection|No more room|is full|Out of memory|timed out")
+
+
+@pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] in CHECKOUTS])
+def test_exhausted_database_server_costs_its_own_rollout(name: str, tmp_path: Path) -> None:
+    for kind, (result, score, neighbour) in attacked("exhausted", name, tmp_path).items():
+        assert LIMIT_REACHED.search(result), (kind, result)
+        assert (score, neighbour) == (0.0, 1.0), kind
 
 
 FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")

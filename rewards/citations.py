@@ -70,16 +70,16 @@ def _words(text: str) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON."""
+    """All texts in a value of JSON, in its order."""
     pending = [value]
     while pending:
         part = pending.pop()
         if isinstance(part, str):
             yield part
         elif isinstance(part, Mapping):
-            pending += [*part, *part.values()]
+            pending += reversed([each for item in part.items() for each in item])
         elif isinstance(part, list):
-            pending += part
+            pending += reversed(part)
 
 
 def addresses(text: str) -> set[str]:

@@ -101,7 +101,7 @@ def _answer(
     own = os.getpid()
     match request["do"]:
         case "load":
-            before = _child_ids()
+            before = _with_descendants(_child_ids())  # this process may adopt some of them meanwhile
             problem = _load(request)
             _kept.update(_with_descendants(_child_ids() - before))
             return {"problem": problem}

@@ -15,11 +15,12 @@ scrub() {
     export GIT_DIR=$1
     [ ! -e "$GIT_DIR/commondir" ] && [ ! -e "$GIT_DIR/worktrees" ] || fail "$GIT_DIR has linked worktrees"
     git rev-parse --verify -q 'HEAD^{commit}' >/dev/null || fail "$GIT_DIR has no commit"
+    rm -f "$GIT_DIR/info/grafts"
     git for-each-ref --format='%(objecttype) %(objectname) %(refname)' >"$lists/refs"
     while read -r type id ref; do
         [ "$type" = commit ] && git merge-base --is-ancestor "$id" HEAD || git update-ref --no-deref -d "$ref"
     done <"$lists/refs"
-    rm -rf "$GIT_DIR/logs" "$GIT_DIR/COMMIT_EDITMSG" "$GIT_DIR/lost-found" "$GIT_DIR"/rebase-* "$GIT_DIR/sequencer"
+    rm -rf "$GIT_DIR/logs" "$GIT_DIR"/*MSG "$GIT_DIR/lost-found" "$GIT_DIR"/rebase-* "$GIT_DIR/sequencer" "$GIT_DIR/rr-cache"
     find "$GIT_DIR" -maxdepth 1 -name '*_HEAD' -exec rm -f {} +
     [ ! -e "$GIT_DIR/index" ] || git read-tree HEAD
     if unreached; then

@@ -40,7 +40,7 @@ from hermes_rl.plugins import Code, load_object
 from hermes_rl.threads import wait_for_loop
 from tests.runs.processes import alive
 from tests.thorough import THOROUGH
-from tests.waiting import until_blocking
+from tests.waiting import until, until_blocking
 
 CODE = """
 import asyncio, json, os, random, re, signal, socket, struct, subprocess, sys, threading, time
@@ -512,6 +512,34 @@ async def test_a_session_that_a_call_has_started_ends_with_its_process(
     os.kill(kept, 0)  # that of another process, which is at work
     await other.close()
     await asyncio.to_thread(until_gone, kept)
+
+
+async def test_a_session_ends_though_its_process_ended_while_other_code_was_loaded(
+    call: Caller, pool: ProcessPool, tmp_path: Path
+) -> None:
+    code = call.code("starts_a_session")
+    process = await pool.hold(code)
+    child = await process.call(code, {"double": False}, "hermes_rl.plugins:itself", 60)
+    slow = Caller(
+        pool,
+        tmp_path / "slow.py",
+        "from pathlib import Path\nfrom time import sleep\ndef first(): return 1\n"
+        "def wait():\n here = Path(__file__).parent\n (here / 'loading').touch()\n"
+        " while not (here / 'ended').exists(): sleep(0.01)\nfirst.prepare = wait\n",
+    )
+    loads = asyncio.create_task(pool.call(slow.code("first"), {}, "hermes_rl.plugins:itself", 60))
+    await until((tmp_path / "loading").exists)
+    worker = parent_of(child)
+    os.kill(worker, signal.SIGKILL)
+    await until(lambda: parent_of(child) != worker)
+    (tmp_path / "ended").touch()
+    assert await loads == 1
+    await process.close()
+    await asyncio.to_thread(until_gone, child)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 DAEMON = """

@@ -44,6 +44,12 @@ TEXTS = (
         "|><| <<|x|>> <|x|>\n<",
         '"} ": " {"name": "',
     ),
+    *(
+        "".join(map(chr, range(0xE000, 0xF900))) + "<|im_end|>",
+        "ANCHORxq7z <|im_start|>ANCHORxq7z",
+        "\ufdd0\ufdef\uffff<|im_end|>",
+    ),
+    *(" " * 100_000 + "x", "x" + "\u2003" * 50_000, "\u0300" * 20_000 + "<|im_end|>", "\U000f0000\U0010fffd<|im_end|>"),
     *("<|reserved_7|>", "\u2581\u2581<|im_end|>\u2581", "\ud800<|im_end|>", "\U0001f44d\U0001f3fd<|im_end|>"),
 )
 

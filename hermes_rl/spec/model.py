@@ -1170,9 +1170,18 @@ class Spec(Section):
 
     @property
     def unpaid_seats(self) -> list[str]:
-        """The seats that no reward pays; none where there are no rewards."""
-        paid = [reward.seats for reward in self.rewards.values()]
-        return [name for name in self.agents if paid and all(seats is not None and name not in seats for seats in paid)]
+        """The seats that no reward pays, with a weight and a factor other than 0; none where no reward counts."""
+        counting = [reward for reward in self.rewards.values() if reward.gate or reward.weight]
+        return [
+            name
+            for name in self.agents
+            if counting and not any(each.seats is None or self._factor(each, name) for each in counting)
+        ]
+
+    @staticmethod
+    def _factor(reward: Reward, seat: str) -> float:
+        """Return the factor by which a reward with `seats` pays one of them."""
+        return reward.seats.get(seat, 0.0) if isinstance(reward.seats, Mapping) else float(seat in (reward.seats or ()))
 
     @property
     def other_policies(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,24 @@ async def test_episode_is_graded_whatever_its_schedule_does(tmp_path: Path, code
     assert (group.dropped, str(seats[0].ending)) == (None, ending)
     assert all(seat.score is not None for seat in seats)
     assert certify(group).exact
+
+
+WIN = {"fn": "code.py:win"}
+UNPAID: dict[str, dict[str, Any]] = {
+    "A13 paid by none": {"win": {**WIN, "seats": {"white": 1}}},
+    "A13 paid without a weight": {"win": {**WIN, "seats": {"white": 1}}, "more": {**WIN, "weight": 0}},
+    "A13 paid nothing": {"win": {**WIN, "seats": {"white": 1, "black": 0}}},
+    "A13 the other paid twice": {"win": {**WIN, "seats": {"white": 1}}, "more": {**WIN, "seats": {"white": 1}}},
+}
+
+
+@pytest.mark.parametrize("name", UNPAID)
+@pytest.mark.parametrize("baseline", ["row", "group"])
+async def test_seat_that_no_reward_pays_is_not_trained(tmp_path: Path, name: str, baseline: str) -> None:
+    agents = dict.fromkeys(("white", "black"), {"baseline": baseline} if baseline == "row" else {})
+    group = await played(tmp_path, agents=agents, rewards=UNPAID[name])
+    assert {seat.seat.name: seat.seat.trained for seat in group.rollouts[0].seats} == {"white": True, "black": False}
+    assert {each.seat.name for part in group.compared() for each in part.rollouts} == {"white"}
 
 
 @pytest.mark.parametrize(

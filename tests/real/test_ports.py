@@ -231,8 +231,8 @@ def test_refused_calls_score_as_none(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "intercode-sql"])
 def test_gold_is_computed_before_the_agent_acts(name: str, tmp_path: Path) -> None:
-    """The agent drops its database, or limits the rows that its session selects."""
-    assert set(map(tuple, attacked("emptied", name, tmp_path).values())) == {(0.0, 0.0)}
+    """The agent drops its database, limits or hides what its session selects, or ends its statements."""
+    assert set(map(tuple, attacked("emptied", name, tmp_path).values())) == {(0.0,) * 4}
 
 
 LIMIT_REACHED = re.compile("Lost connection|No more room|is full|Out of memory|timed out")

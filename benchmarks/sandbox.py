@@ -3,7 +3,9 @@
     python benchmarks/sandbox.py [--concurrency C] [--calls N]
 
 Floors: bare bubblewrap for the start, persistent bash shells in bare bubblewrap for commands and files, and, where
-hermes-agent is installed, its tools on its own local backend, which has no fence at all. Prints Markdown.
+hermes-agent is installed, its tools on its own local backend, which has no fence at all. A disposable process of user
+code (`isolate: sandbox`) stands beside a bare fork of the same loaded process, and beside a sandbox's warm start, by
+the processor time of all processes. `--disposable` measures that alone. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -12,21 +14,25 @@ import argparse
 import asyncio
 import base64
 import os
+import resource
 import shlex
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from report import machine, say, table
 from sandbox_floors import bare, shell
 from sandbox_hermes import hermes_local
 
+from hermes_rl.plugins import Code
 from hermes_rl.sandbox.backends import Pool, create_sandbox
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
+from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.execute import execute_calls
@@ -38,6 +44,22 @@ TEXT = base64.b64encode(os.urandom(3072)).decode()
 STARTS = 20
 APART = 0.1
 ROUNDS = 3
+DISPOSABLE, FORKS = 100, 400
+SCORER = """
+import os, resource
+
+def score(text):
+    return float(len(text))
+
+def forks(count):
+    for _ in range(count):
+        if (pid := os.fork()) == 0: os._exit(0)
+        os.waitpid(pid, 0)
+    each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in each)
+
+score.imports = forks.imports = ("sympy",)
+"""
 FLOOR = "persistent shells in bare bwrap"
 HERMES = "hermes-agent, local"
 Step = Callable[[int], Awaitable[object]]
@@ -56,11 +78,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, default=32, help="rollouts at a time (default: 32)")
     parser.add_argument("--calls", type=int, default=20, help="calls of each kind per rollout (default: 20)")
+    parser.add_argument("--disposable", action="store_true", help="measure disposable processes alone")
     return parser.parse_args()
 
 
 async def measure(options: argparse.Namespace) -> list[list[str]]:
-    rows = [await starts(), await starts_ahead()]
+    if options.disposable:
+        return await disposable()
+    rows = [await starts(), await starts_ahead(), *await disposable()]
     rows += await calls(options.concurrency, options.calls)
     rows.append(await memory(options.concurrency))
     return rows
@@ -88,6 +113,52 @@ async def starts_ahead() -> list[str]:
     await pool.close()
     what = f"start of one of those started ahead, every {APART:g} s, ms"
     return [what, f"{1000 * statistics.median(took):.1f}", "", "", ""]
+
+
+async def disposable() -> list[list[str]]:
+    """Processor time of a process that scores one text, of a bare fork, and of a warm start, in turns."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "scorer.py")
+        file.write_text(SCORER)  # noqa: ASYNC240 - nothing else runs
+
+        async def call(name: str, **args: object) -> float:
+            return float(await CONFINED.call(Code.of(f"{file}:{name}"), args, "hermes_rl.plugins:itself", 600))
+
+        async def score() -> None:
+            await call("score", text=TEXT)
+
+        await score(), await one_start(), await call("forks", count=1)
+        ours, bare, warm = [], [], []
+        for _ in range(ROUNDS * 3):
+            ours.append(await processor_ms(score, DISPOSABLE))
+            few, many = await call("forks", count=FORKS // 8), await call("forks", count=FORKS)
+            bare.append(1000 * (many - few) / (FORKS - FORKS // 8))
+            warm.append(await processor_ms(one_start, STARTS))
+    rows = []
+    for beside, what, wanted in ((bare, "a bare fork of it", "≤ 2.5 ×"), (warm, "a sandbox's start", "≤ 0.5 ×")):
+        ratio = statistics.median(mine / floor for mine, floor in zip(ours, beside, strict=True))
+        cells = [f"{statistics.median(ours):.2f}", f"{statistics.median(beside):.2f} ({what})", f"{ratio:.2f} ×"]
+        rows.append(["disposable process over a text, CPU ms", *cells, wanted])
+    return rows
+
+
+async def processor_ms(step: Callable[[], Awaitable[None]], count: int) -> float:
+    """Return the processor time per call of this process and of all below it, ended ones too."""
+    before = processor()
+    for _ in range(count):
+        await step()
+    return 1000 * (processor() - before) / count
+
+
+def processor() -> float:
+    """Return the seconds of processor time of this process and of all below it, and of those that they waited for."""
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ticks = 0
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return sum(each.ru_utime + each.ru_stime for each in own) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def one_start() -> None:

@@ -11,8 +11,8 @@ a Python tool in each turn but the last. Two kinds of contenders, each of which 
   records, rewards, and all of its processes.
 
 Processor time of a turn is what N rollouts take beyond an eighth of them, so without the start of either. Ratios to the
-bare client are those of pairs that were measured one after the other. With several checkouts the commands of all of
-them alternate, and each has its ratio to the first checkout too.
+bare client are those of pairs that were measured one after the other. With several checkouts, or values of `--isolate`,
+the commands of all of them alternate, and each has its ratio to the first of them too.
 """
 
 from __future__ import annotations
@@ -96,8 +96,10 @@ def measure(checkouts: list[Path], options: argparse.Namespace) -> None:
         if len(checkouts) > 1:
             row[0] += f": {checkout}"
             row.append(str(ratio(times, found[checkouts[0], isolate])))
+        elif len(cases) > 1:
+            row.append(str(ratio(times, found[cases[0]])))
         rows.append(row)
-    heads = ["", "CPU ms per turn", "to the bare client", *(["to the first checkout"] if len(checkouts) > 1 else [])]
+    heads = ["", "CPU ms per turn", "to the bare client", *(["to the first of them"] if len(cases) > 1 else [])]
     say(table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows]))
 
 
@@ -106,7 +108,7 @@ def seconds(case: tuple[Path, str] | None, url: str, rollouts: int, concurrency:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if case is None:
         command = [sys.executable, str(Path(__file__).resolve()), "--bare", url, str(rollouts), str(concurrency)]
-        return usage(command, work, environment).cpu
+        return usage(command, work, {**environment, "PYTHONPATH": str(Path(__file__).parents[1])}).cpu
     checkout, isolate = case
     shutil.rmtree(work / "played", ignore_errors=True)
     (work / "code.py").write_text(CODE, "utf-8")

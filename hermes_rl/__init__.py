@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hermes_rl.errors import ToolError as ToolError
     from hermes_rl.errors import ToolServerFailure as ToolServerFailure
     from hermes_rl.errors import UserError as UserError
+    from hermes_rl.rollouts.advantages import discounted_returns as discounted_returns
     from hermes_rl.rollouts.rollout import Example as Example
     from hermes_rl.rollouts.rollout import Group as Group
     from hermes_rl.rollouts.rollout import Rollout as Rollout
@@ -79,6 +80,7 @@ _NAMES = {
     "env.spec_env": "SpecEnv compile_spec",
     "errors": "AgentFault Failure HermesRLError JudgeFailure RewardFailure RunError SandboxFailure ServerFailure "
     "SpecError ToolError ToolServerFailure UserError",
+    "rollouts.advantages": "discounted_returns",
     "rollouts.rollout": "Example Group Rollout certify",
     "scoring.value": "Score",
     "server_types": "ServerType",

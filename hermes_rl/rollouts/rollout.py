@@ -10,17 +10,17 @@ import hashlib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from statistics import fmean, pstdev
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
+from hermes_rl.rollouts.advantages import ESTIMATORS, Normalise, of_tokens, of_turns
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.servers.usage import Usage
@@ -138,49 +138,6 @@ def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
     return sequence.sampled[before : before + span.stop - span.start]
 
 
-# ---------------------------------------------------------------- From credit per turn to an advantage per token
-# A token's advantage is that of its rollout in the group, in units of the group's standard deviation, as in GRPO (Shao
-# et al., 2024), plus the difference between its turn's credit and the mean credit of the turns of its rollout. The unit
-# of this second part is the standard deviation of these differences over the group, or that of the scores if it is
-# larger: so it never exceeds the square root of the number of turns, however close the scores are. Its sum over the
-# turns of a rollout is zero: credit moves weight within a rollout and never between rollouts. Gates and the clamp act
-# on scores and not on credit.
-
-
-def turn_advantages(group: Group) -> list[list[float]] | None:
-    """Return one advantage per turn of each rollout, or None if no reward assigns credit to turns."""
-    if not any(rollout.credit for rollout in group.rollouts):
-        return None
-    differences = [_centred(rollout.credit or (0.0,) * rollout.turns, 1.0) for rollout in group.rollouts]
-    spread = _spread(group.scores)
-    within = max(_spread([turn for own in differences for turn in own]), spread)
-    return [
-        [between + (turn / within if within else 0.0) for turn in own]
-        for between, own in zip(_centred(group.scores, spread), differences, strict=True)
-    ]
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Return the population standard deviation; exactly 0 if all values are equal."""
-    return pstdev(values) if values and min(values) < max(values) else 0.0
-
-
-def _centred(values: Sequence[float], unit: float) -> list[float]:
-    """Return the values minus their mean, in a unit; exactly 0 if all are equal."""
-    if not values or min(values) == max(values):
-        return [0.0] * len(values)
-    mean = fmean(values)
-    return [(value - mean) / unit for value in values]
-
-
-def of_turns(spans: Iterable[SampledSpan], per_turn: Sequence[float], length: int) -> list[float]:
-    """Return one value for each of `length` tokens: the value of the turn that sampled it, 0.0 for all others."""
-    values = [0.0] * length
-    for span in spans:
-        values[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
-    return values
-
-
 # --------------------------------------------- Examples: a rollout in the list format that nearly every trainer accepts
 # A sequence becomes a prompt (all tokens before the first sampled token) and a response, with a mask of 0 and 1 over
 # the response. `hermes_rl.runs.groups` owns the format for Atropos.
@@ -205,7 +162,7 @@ class Example:
 
     def of_turns(self, per_turn: Sequence[float]) -> list[float]:
         """Return one value for each token of the response: the value of its turn, 0.0 where the mask is 0."""
-        values = of_turns(self.spans, per_turn, len(self.response_ids))
+        values = of_tokens(self.spans, per_turn, len(self.response_ids))
         return [value if trained else 0.0 for value, trained in zip(values, self.mask, strict=True)]
 
 
@@ -246,9 +203,6 @@ def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[in
 
 
 # -------------------------------------------------------------------------------- rollout
-
-Normalise = Literal["std", "mean", "none"]
-"""Normalization of scores into advantages."""
 
 
 class RolloutState(StrEnum):
@@ -624,18 +578,16 @@ class Group:
         only if its retries were exhausted (`endings.lost: worst`); it counts as the worst.
 
         Args:
-            normalise: "std": the score minus the group's mean, in units of its standard deviation; "mean": minus the
-                mean; "none": the score itself. If all scores are equal, "std" and "mean" give 0.
+            normalise: "std": the score minus the group's mean, in units of its standard deviation (GRPO); "mean": minus
+                the mean (Dr. GRPO); "rloo": minus the mean of the others (RLOO); "none": the score itself. If all
+                scores are equal, all but "none" give 0.
 
         Raises:
-            UserError: there is no such normalization.
+            UserError: there is no such estimator.
         """
-        if normalise not in get_args(Normalise):
-            raise UserError(f"normalise is {', '.join(get_args(Normalise))}, not {normalise!r}")
-        scores = self.scores
-        unit = _spread(scores) if normalise == "std" else 1.0
-        compared = scores if normalise == "none" else _centred(scores, unit)
-        counted = iter(compared)
+        if normalise not in ESTIMATORS:
+            raise UserError(f"normalise is {', '.join(ESTIMATORS)}, not {normalise!r}")
+        counted = iter(ESTIMATORS[normalise](self.scores))
         own = [None if score is None else next(counted) for score in self.baseline]
         return [None if rollout.score is None else value for rollout, value in zip(self.rollouts, own, strict=True)]
 
@@ -645,7 +597,9 @@ class Group:
 
         `Example.of_turns` assigns a rollout's advantages to its tokens.
         """
-        return turn_advantages(self)
+        if not any(rollout.credit for rollout in self.rollouts):
+            return None
+        return of_turns(self.scores, [rollout.credit or (0.0,) * rollout.turns for rollout in self.rollouts])
 
     @property
     def uniform(self) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
+from hermes_rl.rollouts.advantages import of_tokens
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, of_turns, turn_advantages
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
@@ -320,7 +321,7 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
         overrides = _overrides([(rollout, rollout.masked or _lost(rollout)) for rollout in group.rollouts])
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
-    turns = turn_advantages(group)
+    turns = group.turn_advantages()
     sequences = [[] if _lost(rollout) else rollout.sequences or [] for rollout in group.rollouts]
     return [_layer(group.rollouts, turns, sequences, number) for number in range(max(map(len, sequences)))]
 
@@ -336,7 +337,7 @@ def _layer(
     if turns is not None:
         pairs = zip(at, turns, strict=True)
         advantages = [
-            [0.0] if sequence is None else of_turns(sequence.spans, own, len(sequence)) for sequence, own in pairs
+            [0.0] if sequence is None else of_tokens(sequence.spans, own, len(sequence)) for sequence, own in pairs
         ]
     return {
         "tokens": [line["tokens"] for line in lines],

@@ -10,7 +10,7 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify, turn_advantages
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.process import ProcessSummary
 from hermes_rl.runs.store import rollout_of, rollout_record
@@ -164,9 +164,9 @@ def test_several_sequences_go_as_layers_of_exactly_the_group() -> None:
 def test_advantages_of_turns_are_bounded_however_close_the_scores_are() -> None:
     one, other = rollout(0, 0.5), rollout(1, 0.5005)
     one.credit, other.credit = (1.0, 0.0), (0.0, 1.0)
-    assert turn_advantages(group(one, other)) == [pytest.approx([0.0, -2.0]), pytest.approx([0.0, 2.0])]
+    assert group(one, other).turn_advantages() == [pytest.approx([0.0, -2.0]), pytest.approx([0.0, 2.0])]
     one.credit = other.credit = (0.5, 0.5)
-    assert turn_advantages(group(one, other)) == [pytest.approx([-1.0] * 2), pytest.approx([1.0] * 2)]
+    assert group(one, other).turn_advantages() == [pytest.approx([-1.0] * 2), pytest.approx([1.0] * 2)]
 
 
 def test_masked_tokens_are_not_told_as_trained_on() -> None:
@@ -188,9 +188,9 @@ def test_masked_rollout_without_tokens_is_marked() -> None:
 
 def test_credit_of_turns_becomes_advantages_of_tokens() -> None:
     one, other = rollout(0, 1.0), rollout(1, 0.0)
-    assert turn_advantages(group(one, other)) is None
+    assert group(one, other).turn_advantages() is None
     one.credit = (1.0, 0.0)
-    assert turn_advantages(group(one, other)) == [[2.0, 0.0], [-1.0, -1.0]]
+    assert group(one, other).turn_advantages() == [[2.0, 0.0], [-1.0, -1.0]]
     (layer,) = group_lines(group(one, other), {})
     assert layer["advantages"] == [[0.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0], [0.0, 0.0, -1.0, -1.0, 0.0, -1.0, -1.0]]
 

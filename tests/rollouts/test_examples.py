@@ -66,10 +66,11 @@ def test_advantages_compare_the_scores_of_those_that_have_one() -> None:
     of = group(rollout(0, 1.0), unscored(), rollout(2, 0.0), rollout(3, 0.0))
     assert of.advantages("mean") == pytest.approx([2 / 3, None, -1 / 3, -1 / 3])
     assert of.advantages() == pytest.approx([2**0.5, None, -(0.5**0.5), -(0.5**0.5)])
+    assert of.advantages("rloo") == pytest.approx([1.0, None, -0.5, -0.5])
     assert of.advantages("none") == [1.0, None, 0.0, 0.0]
     assert group(rollout(0, 0.5), rollout(1, 0.5)).advantages() == [0.0, 0.0]
     assert group(unscored()).advantages() == [None]
-    with pytest.raises(UserError, match="normalise is std, mean, none, not 'max'"):
+    with pytest.raises(UserError, match="normalise is std, mean, rloo, none, not 'max'"):
         of.advantages("max")  # type: ignore[arg-type]
 
 

@@ -284,7 +284,8 @@ def test_the_public_names_are_the_ones_listed() -> None:
         "RunError", "Sampled", "Sampling", "SandboxFailure", "Score", "ServerFailure", "ServerType", "Session",
         "SessionTurn", "Spec", "SpecEnv", "SpecError", "Tool", "ToolContext", "ToolError", "ToolInputError",
         "ToolServerFailure", "Toolset", "Trainer", "TrainerState", "UserError", "__version__", "certify",
-        "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec", "connect_ray", "discounted_returns",
+        "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec", "connect_ray",
+        "discounted_returns",
         "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

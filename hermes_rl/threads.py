@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import gc
+import logging
 import math
 import os
 import queue
@@ -27,6 +28,7 @@ from typing import Any, TypeVar
 from hermes_rl.errors import UserError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 IDLE = 2.0
@@ -108,6 +110,26 @@ async def ended_within(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> 
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved
     return running
+
+
+async def settled(call: asyncio.Future[T], name: str) -> asyncio.Future[T]:
+    """Wait for a call of user code in a separate task, and return it; it may have been cancelled by its own code.
+
+    If the caller is cancelled, the call is too. One that suppresses that delays its caller for at most `LEAVING`
+    seconds. `name` is the function in the warning about it.
+    """
+    try:
+        await asyncio.wait((call,))
+    except asyncio.CancelledError:
+        if await ended_within((call,), LEAVING):
+            logger.warning(
+                "%s goes on %g s after it was cancelled, and is left to itself: raise CancelledError again where it is "
+                "caught",
+                name,
+                LEAVING,
+            )
+        raise
+    return call
 
 
 class LoopGoneError(UserError):

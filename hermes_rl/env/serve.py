@@ -25,7 +25,7 @@ from hermes_rl.tokens.transcript import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Registered, Registration, Trainer
 from hermes_rl.trainers.checks import Checks, TooLong
-from hermes_rl.trainers.serving import Hooks, Serving
+from hermes_rl.trainers.serving import Hooks, Serving, closed
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -
         try:
             await Serving(run, trainer, registration(env), log, checks, EnvHooks(env), file=file).play()
         finally:
-            await trainer.close()
+            await closed(trainer)
 
 
 def atropos_trainer(config: Any, progress: Progress) -> AtroposTrainer:

@@ -53,7 +53,7 @@ from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Trainer
 from hermes_rl.trainers.checks import Checks, TooLong
 from hermes_rl.trainers.find import own_trainer
-from hermes_rl.trainers.serving import Serving, Together
+from hermes_rl.trainers.serving import Serving, Together, closed
 
 logger = logging.getLogger(__name__)
 
@@ -430,5 +430,5 @@ async def run_serve(
             return Served(directory, None if serving.state.finished else serving.stopped)
     finally:
         if trainer is not None:
-            await trainer.close()
+            await closed(trainer)
         await env.shut_down()

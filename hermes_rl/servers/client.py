@@ -45,7 +45,7 @@ from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
 from hermes_rl.servers.usage import Usage, admit_call, cached_tokens_of, count_call, price_of
 from hermes_rl.servers.weights import Pauses, Versions
-from hermes_rl.threads import LEAVING, ended_within
+from hermes_rl.threads import settled
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
 from hermes_rl.values import is_number
 
@@ -478,22 +478,12 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
     It runs in a separate task: one that suppresses its cancellation delays its caller for at most `LEAVING` seconds,
     and one that was cancelled by its own trainer is not mistaken for a cancelled rollout.
     """
-    call: asyncio.Future[Any] | None = None
+    name = f"the policy's function {getattr(function, '__qualname__', type(function).__qualname__)}"
     try:
-        call = asyncio.ensure_future(function(*arguments))
-        await asyncio.wait((call,))
+        call = await settled(asyncio.ensure_future(function(*arguments)), name)
         if call.cancelled():
             raise AttemptFailed("the policy's function was cancelled by its own code")
         return call.result()
-    except asyncio.CancelledError:
-        if call is not None and await ended_within((call,), LEAVING):
-            log.warning(
-                "the policy's function %s goes on %g s after it was cancelled, and is left to itself: raise "
-                "CancelledError again where it is caught",
-                getattr(function, "__qualname__", type(function).__qualname__),
-                LEAVING,
-            )
-        raise
     except (AttemptFailed, ContextLengthExceeded, UserError):
         raise
     except Exception as error:

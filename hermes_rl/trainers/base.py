@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Protocol
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog
+from hermes_rl.values import write_json
 
 
 class GroupRefused(HermesRLError):
     """The trainer refuses a group permanently. `cause` is the word under which it is counted."""
 
     def __init__(self, cause: str, detail: str) -> None:
-        super().__init__(f"{cause}: {detail}")
-        self.cause, self.detail = cause, detail
+        self.cause, self.detail = f"{cause!s:.80}", f"{detail!s:.2000}"
+        super().__init__(f"{self.cause}: {self.detail}")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,21 @@ class Registered:
     checkpoint_folder: str | None = None
     checkpoint_every: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("lost", "arrived"):
+            groups = getattr(self, name)
+            if not isinstance(groups, tuple | list | set) or not all(isinstance(group, str) for group in groups):
+                raise TypeError(f"Registered: {name} is {groups!r:.60}, and not a tuple of group ids")
+        _set_whole(
+            self, (name for name in ("number", "longest", "checkpoint_every") if getattr(self, name) is not None)
+        )
+        if self.longest is not None and self.longest < 1:
+            raise ValueError(f"Registered: longest is {self.longest}, and not at least 1")
+        for name in ("project", "run_group", "run_name", "checkpoint_folder"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"Registered: {name} is {getattr(self, name)!r:.60}, and not a text")
+        write_json(self.session)  # raises if it cannot be recorded
+
 
 @dataclass(frozen=True)
 class TrainerState:
@@ -87,11 +105,27 @@ class TrainerState:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("step", "wants", "queued", *(("version",) if self.version is not None else ())):
-            if not hasattr(getattr(self, name), "__index__"):
-                raise TypeError(f"TrainerState: {name} is {getattr(self, name)!r:.60}, and no whole number")
+        _set_whole(self, ("step", "wants", "queued", *(("version",) if self.version is not None else ())))
+        for name in ("step", "queued"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"TrainerState: {name} is {getattr(self, name)}, and below 0")
+        if self.finished not in (True, False):
+            raise TypeError(f"TrainerState: finished is {self.finished!r:.60}, and not True or False")
         if not 0 <= self.share <= 1:
             raise ValueError(f"TrainerState: share is {self.share!r:.60}, and not from 0 to 1")
+
+
+def _set_whole(answer: Any, names: Iterable[str]) -> None:
+    """Make whole numbers of these fields, such as those of numpy, which JSON does not know and which overflow."""
+    for name in names:
+        value = getattr(answer, name)
+        try:
+            number = index(value)
+        except TypeError:
+            number = 1 << 63
+        if abs(number) >= 1 << 63:
+            raise TypeError(f"{type(answer).__name__}: {name} is {value!r:.60}, and no whole number")
+        object.__setattr__(answer, name, number)
 
 
 class Trainer(Protocol):

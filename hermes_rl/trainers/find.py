@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.plugins import did_you_mean, load_object, load_published, published
 from hermes_rl.spec.model import Spec
 from hermes_rl.trainers.base import Trainer
@@ -26,10 +26,17 @@ def own_trainer(spec: Spec) -> Trainer | None:
     reference = spec.serve.trainer
     if reference == ATROPOS:
         return None
-    trainer = _load(reference)(spec)
+    try:
+        trainer = _load(reference)(spec)
+    except HermesRLError:
+        raise
+    except Exception as error:
+        raise UserError(f"serve.trainer: {reference} raised {type(error).__name__}: {error}") from error
     lacking = [name for name in ("name", "register", "state", "send", "close") if not hasattr(trainer, name)]
     if lacking:
         raise UserError(f"serve.trainer: {reference} gives no trainer: it has no {lacking[0]!r} (see docs/trainers.md)")
+    if not isinstance(trainer.name, str):
+        raise UserError(f"serve.trainer: {reference} has the name {trainer.name!r:.60}, and not a text")
     return cast(Trainer, trainer)
 
 

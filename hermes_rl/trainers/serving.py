@@ -12,13 +12,13 @@ from math import inf
 from typing import Any, TypeVar
 
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import HermesRLError, RunError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.left import Quarantine
 from hermes_rl.runs.run import Run
-from hermes_rl.threads import end_tasks, in_thread
+from hermes_rl.threads import end_tasks, in_thread, settled
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
 from hermes_rl.trainers.checks import Checks
 
@@ -45,6 +45,8 @@ LOOK = 0.1
 """Seconds between two polls of the trainer."""
 ASKING = 10.0
 """Timeout in seconds for a server to report its weights when groups have arrived."""
+CLOSING = 60.0
+"""Timeout in seconds for a trainer to close."""
 LAST_EVALUATIONS = 600.0
 """Maximum seconds for evaluations after the trainer's last step."""
 
@@ -238,10 +240,11 @@ class Serving:
 
     async def _register(self) -> None:
         answer = await self._answer(Registered, "register", self.registration, self.log)
-        for group in answer.arrived:
+        for group in [group for group in self.log.doubtful if group in answer.arrived]:
             self.log.has(group)
-        self.log.lost(list(answer.lost))
-        going_on = bool(self.log.delivered or answer.lost)
+        lost = [group for group in self.log.delivered if group in answer.lost]
+        going_on = bool(self.log.delivered)
+        self.log.lost(lost)
         self.log.registered(answer.session)
         self.state = await self._state()
         mark = self.log.at(self.state.step)
@@ -254,7 +257,7 @@ class Serving:
         self.checks.longest = min(bounds, default=None)
         await self.hooks.registered(answer, self.state.step)
         if going_on:
-            more = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
+            more = f", {len(lost)} groups that it had not received are sent again" if lost else ""
             self.run.progress.note(f"going on at step {self.state.step}{more}; nothing that was played is played again")
 
     async def _state(self) -> TrainerState:
@@ -264,20 +267,24 @@ class Serving:
         """Return the result of a trainer's method, which may be user code.
 
         Raises:
-            GroupRefused, HermesRLError: raised by the method.
-            RunError: the method raises another exception, or returns a value of another type.
+            UserError, GroupRefused: raised by the method; the latter by `send` alone.
+            RunError: the method raises this or another exception, or returns a value of another type.
         """
+        trainer = f"trainer {self.trainer.name}: {method}"
         try:
-            answer = await getattr(self.trainer, method)(*arguments)
-        except HermesRLError:
+            call = await settled(asyncio.ensure_future(_called(getattr(self.trainer, method), *arguments)), trainer)
+            if call.cancelled():
+                raise RunError(f"{trainer} raised CancelledError")
+            answer = call.result()
+        except (UserError, RunError, asyncio.CancelledError):
             raise
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        except Exception as error:
+            if isinstance(error, GroupRefused) and method == "send":
                 raise
-            raise RunError(f"trainer {self.trainer.name}: {method} raised {type(error).__name__}: {error}") from error
+            problem = f"{type(error).__name__}: {error}"
+            raise RunError(f"{trainer} raised {problem:.2000}") from error
         if not isinstance(answer, kind):
-            raise RunError(f"trainer {self.trainer.name}: {method} returned {answer!r:.60}, not a {kind.__name__}")
+            raise RunError(f"{trainer} returned {answer!r:.60}, not a {kind.__name__}")
         return answer
 
     async def _follow(self) -> None:
@@ -433,17 +440,37 @@ class Serving:
         if self.file is not None and group.id not in self._written:
             self.file.write(await self.file.encoded(usable))
             self._written.add(group.id)
+        scores = list(usable[0]["scores"])  # the trainer owns the records once it has them, and may change them
+        oldest = [line["certificate"]["oldest"] for line in usable if line.get("certificate")]
         content = await in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
         async with self.together.under_way:
             self.log.sending(group.id, content)
             await self._answer(object, "send", group, usable)
             self.log.has(group.id)
-        oldest = [line["certificate"]["oldest"] for line in usable if line.get("certificate")]
         if oldest and None not in oldest:
             self._oldest[group.id] = min(oldest)
         self.sent += 1
         self._in_vain.clear()
-        self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", usable[0]["scores"])
+        self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", scores)
+
+
+async def _called(method: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Call a trainer's method. Raises RuntimeError for `sys.exit`, which would end the run with a status of its own."""
+    try:
+        return await method(*arguments)
+    except (SystemExit, BaseExceptionGroup) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def closed(trainer: Trainer) -> None:
+    """Close a trainer, for a limited time. What fails is logged, since the run has ended before."""
+    try:
+        async with asyncio.timeout(CLOSING):
+            call = await settled(asyncio.ensure_future(_called(trainer.close)), f"trainer {trainer.name}: close")
+        if not call.cancelled():
+            call.result()
+    except Exception as error:  # noqa: BLE001 - the code of a trainer
+        logger.warning("trainer %s: close failed: %s: %s", trainer.name, type(error).__name__, error)
 
 
 class Together:

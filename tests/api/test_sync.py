@@ -154,7 +154,7 @@ def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
 def test_policy_function_that_swallows_its_cancellation_ends_with_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, swallows: str
 ) -> None:
-    for module in ("hermes_rl.servers.client", "hermes_rl.api.sync"):
+    for module in ("hermes_rl.threads", "hermes_rl.api.sync"):
         monkeypatch.setattr(f"{module}.LEAVING", 0.1)
     began = threading.Event()
 

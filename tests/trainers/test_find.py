@@ -22,6 +22,18 @@ solution: {turns: [{say: "{{ n }}"}]}
 servers: {policy: {type: scripted, deviate: 0.5, weights_path: /get_weight_version}}
 serve: {group_size: 2, trainer: "counts.py:Counts", eval_every: 0}
 """
+CLASSES = """
+class Nothing:
+    def __init__(self, spec):
+        pass
+
+class Raises:
+    def __init__(self, spec):
+        1 / 0
+
+class Numbered(Nothing):
+    name, register, state, send, close = 5, 1, 2, 3, 4
+"""
 TRAINER = Path(__file__).with_name("counts.py")
 
 
@@ -57,10 +69,12 @@ def test_it_takes_no_more_than_forty_lines() -> None:
         ("atropoz", "no trainer is named 'atropoz'; did you mean `atropos`"),
         ("counts.py:Missing", "Missing"),
         ("counts.py:Nothing", "gives no trainer: it has no 'name'"),
+        ("counts.py:Raises", "counts.py:Raises raised ZeroDivisionError: division by zero"),
+        ("counts.py:Numbered", "counts.py:Numbered has the name 5, and not a text"),
     ],
 )
 def test_what_is_no_trainer_is_refused_with_the_way_out(tmp_path: Path, trainer: str, said: str) -> None:
-    spec = write(tmp_path, "class Nothing:\n    def __init__(self, spec):\n        pass\n")
+    spec = write(tmp_path, CLASSES)
     spec.write_text(SPEC.replace("counts.py:Counts", trainer))
     with pytest.raises(UserError, match=said):
         own_trainer(load_spec(spec, mode="serve"))

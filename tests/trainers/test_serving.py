@@ -6,13 +6,15 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hermes_rl.errors import RunError, SandboxFailure
+from hermes_rl.errors import RunError, SandboxFailure, ToolServerFailure
 from hermes_rl.rollouts.rollout import Encoder, RolloutKey
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
@@ -21,9 +23,9 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.trainers.base import Registered, Registration, TrainerState
+from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.serving import IN_VAIN, Hooks, Serving
+from hermes_rl.trainers.serving import IN_VAIN, Hooks, Serving, closed
 from tests.rollouts.worlds import Policy, World, rows
 from tests.trainers.collects import Collects
 from tests.waiting import until
@@ -280,7 +282,20 @@ def returned(answer: Callable[[], Any]) -> Any:
         ("state", returned(lambda: TrainerState(0, wants=float("nan"))), "wants is nan, and no whole number"),  # type: ignore[arg-type]
         ("state", returned(lambda: TrainerState("3", wants=1)), "step is '3', and no whole number"),  # type: ignore[arg-type]
         ("state", returned(lambda: TrainerState(0, wants=1, share=float("nan"))), "share is nan, and not from 0 to 1"),
+        ("state", returned(lambda: TrainerState(0, wants=np.array([1, 2]))), "wants is array([1, 2]), and no whole"),  # type: ignore[arg-type]
+        ("state", returned(lambda: TrainerState(-1, wants=1)), "step is -1, and below 0"),
+        ("state", returned(lambda: TrainerState(10**30, wants=1)), "and no whole number"),
+        ("state", returned(lambda: TrainerState(0, 1, finished="no")), "finished is 'no', and not True or False"),  # type: ignore[arg-type]
+        ("state", raised(GroupRefused("late", "no room")), "state raised GroupRefused: late: no room"),
+        ("state", raised(SystemExit(0)), "state raised RuntimeError: SystemExit: 0"),
+        ("register", returned(lambda: Registered(lost="abc")), "lost is 'abc', and not a tuple of group ids"),  # type: ignore[arg-type]
+        ("register", returned(lambda: Registered(arrived=(1,))), "arrived is (1,), and not a tuple of group ids"),  # type: ignore[arg-type]
+        ("register", returned(lambda: Registered(session={1})), "Object of type set is not JSON serializable"),
+        ("register", returned(lambda: Registered(longest=0)), "longest is 0, and not at least 1"),
+        ("register", returned(lambda: Registered(longest=50.5)), "longest is 50.5, and no whole number"),  # type: ignore[arg-type]
+        ("register", returned(lambda: Registered(project=5)), "project is 5, and not a text"),  # type: ignore[arg-type]
         ("send", raised(OSError("gone")), "send raised OSError: gone"),
+        ("send", raised(ToolServerFailure("gone")), "send raised ToolServerFailure: gone"),
         ("send", raised(asyncio.CancelledError()), "send raised CancelledError"),
     ],
 )
@@ -291,6 +306,81 @@ async def test_what_a_trainers_code_does_wrong_ends_the_run_with_its_name(
     monkeypatch.setattr(trainer, name, method)
     with pytest.raises(RunError, match=re.escape("trainer collects: ") + ".*" + re.escape(said)):
         await serve(trainer, tmp_path)
+
+
+async def test_numbers_of_numpy_are_whole_numbers(tmp_path: Path) -> None:
+    class Numpy(Collects):
+        async def register(self, registration: Any, log: DeliveryLog) -> Registered:
+            return replace(await super().register(registration, log), longest=np.int64(100))
+
+        async def state(self) -> TrainerState:
+            state = await super().state()
+            step, wants = np.int64(state.step), np.int8(127)
+            return TrainerState(step, wants, finished=step >= self.steps, version=step)  # type: ignore[arg-type]
+
+    trainer = Numpy(steps=3)
+    await serve(trainer, tmp_path)
+    assert len(trainer.groups) >= 3
+
+
+async def test_trainer_may_change_what_it_was_sent(tmp_path: Path) -> None:
+    class Consumes(Collects):
+        async def send(self, group: Any, lines: list[dict[str, Any]]) -> None:
+            await super().send(group, list(lines))
+            lines.clear()
+            group.rollouts.clear()
+
+    trainer = Consumes(steps=3)
+    await serve(trainer, tmp_path)
+    assert len(trainer.groups) >= 3
+
+
+async def test_groups_that_were_never_sent_are_not_recorded_as_received(tmp_path: Path) -> None:
+    trainer = Collects(steps=2)
+    named = Registered(lost=("other",), arrived=("another",))
+    trainer.register = returned(lambda: named)  # type: ignore[method-assign]
+    await serve(trainer, tmp_path)
+    with RunDirectory(tmp_path) as directory, closing(DeliveryLog(directory.journal(DELIVERIES), "collects")) as log:
+        assert set(log.delivered) == set(got(trainer))
+
+
+async def test_send_that_suppresses_its_cancellation_delays_the_end_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hermes_rl.threads.LEAVING", 0.1)
+    sending, leave = asyncio.Event(), asyncio.Event()
+
+    class Stubborn(Collects):
+        async def send(self, group: Any, lines: list[dict[str, Any]]) -> None:
+            sending.set()
+            while not leave.is_set():
+                with suppress(asyncio.CancelledError):
+                    await leave.wait()
+
+    async with serving(Stubborn(steps=1), tmp_path):
+        await sending.wait()
+    assert "trainer collects: send goes on 0.1 s after it was cancelled" in caplog.text
+    leave.set()
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), SystemExit(0), asyncio.CancelledError()])
+async def test_trainer_that_cannot_be_closed_does_not_fail_a_run(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Collects(steps=1)
+    trainer.close = raised(error)  # type: ignore[method-assign]
+    await closed(trainer)
+    assert ("trainer collects: close failed: " in caplog.text) == (not isinstance(error, asyncio.CancelledError))
+
+
+async def test_trainer_whose_close_hangs_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hermes_rl.trainers.serving.CLOSING", 0.1)
+    trainer = Collects(steps=1)
+    trainer.close = asyncio.Event().wait  # type: ignore[assignment, method-assign]
+    await closed(trainer)
+    assert "trainer collects: close failed: TimeoutError" in caplog.text
 
 
 async def test_a_trainer_that_wants_any_number_and_takes_none_gets_a_bounded_number_of_groups(

@@ -52,6 +52,8 @@ from hermes_rl.threads import end_tasks
 T = TypeVar("T")
 Settings = Mapping[str, Any]
 """Settings of the spec's `agent` for one call: temperature, top_p, max_tokens, max_turns, …"""
+LARGEST_GROUP = 1 << 16
+"""Maximum number of rollouts in a group."""
 SEARCHED = 10_000
 """Number of rows of an endless dataset that are searched for a key."""
 
@@ -86,8 +88,8 @@ def open_env(
         UserError: the spec has problems, or code that it names cannot be loaded.
     """
     loaded = spec if isinstance(spec, Spec) else load_spec(spec, environ=environ)
-    if workers is not None and workers < 1:
-        raise UserError(f"workers is at least 1, not {workers}")
+    if workers is not None:
+        _require_whole("workers", workers, 1)
     played_by = PlayedBy(1 if workers is None and ray is None else workers, ray)
     return Env(
         loaded,
@@ -326,8 +328,10 @@ class Env:
             if not self._by_key:
                 searched = (rows if rows.length is not None else islice(rows, SEARCHED) for rows in self._rows.values())
                 self._by_key = {row.key: row for row in chain.from_iterable(searched)}
-        if key not in self._by_key:
-            raise UserError(f"there is no row with the key {key!r}{did_you_mean(key, self._by_key)}; see env.rows()")
+        if not isinstance(key, str) or key not in self._by_key:
+            raise UserError(
+                f"there is no row with the key {key!r:.200}{did_you_mean(str(key), self._by_key)}; see env.rows()"
+            )
         return self._by_key[key]
 
     def prompt(self, row: Row | str) -> list[dict[str, Any]]:
@@ -392,7 +396,9 @@ class Env:
                 more than one member.
         """
         self._require_open()
-        if not 0 <= index < size:
+        _require_whole("index", index, 0)
+        _require_whole("size", size, 1)
+        if index >= size:
             raise UserError(f"a group of {size} has members from 0 to {size - 1}, not {index}")
         if size > 1 and self._compiled.has_group_rewards:
             raise UserError(
@@ -496,6 +502,8 @@ class Env:
                 "look at the `weights` of each rollout's examples"
             )
 
+        if max_staleness is not None:
+            _require_whole("max_staleness", max_staleness, 0)
         mark, role = self._batch(batch), self._role(policy)
         # Invalid arguments are reported now, and not with the first group.
         world = self._compiled if policy is None else self._compiled.played_by(role)
@@ -595,6 +603,7 @@ class Env:
         mark: str,
         concurrency: int | None = None,
     ) -> RolloutRunner:
+        _require_whole("replays", replays, 0)
         role = self._role(policy)
         world = self._compiled if policy is None else self._compiled.played_by(role)
         options = world.options(split, sampling)
@@ -726,5 +735,10 @@ class _Logged(Progress):
 
 
 def _require_size(n: int) -> None:
-    if n < 1:
-        raise UserError(f"a group has at least 1 rollout, not {n}")
+    if not hasattr(n, "__index__") or not 1 <= n <= LARGEST_GROUP:
+        raise UserError(f"a group has at least 1 rollout, and at most {LARGEST_GROUP}, not {n!r:.60}")
+
+
+def _require_whole(name: str, value: int, least: int) -> None:
+    if not hasattr(value, "__index__") or value < least:
+        raise UserError(f"{name} is at least {least}, not {value!r:.60}")

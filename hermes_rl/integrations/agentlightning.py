@@ -11,7 +11,9 @@ from typing import Any
 
 import agentlightning as agl
 
+from hermes_rl.errors import UserError
 from hermes_rl.integrations.opened import play_at_endpoint, tasks_of
+from hermes_rl.integrations.pull import row_named
 
 TRAINER = "agent-lightning"
 
@@ -40,16 +42,19 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
     async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         """Play the rollout of a task at the endpoint that the resource has for this attempt, and return its score;
         raises `AttemptWithoutScore` where there is none."""
+        if self._llm not in resources:
+            raise UserError(f"there is no resource {self._llm!r} (there are {', '.join(resources)}): name it as `llm`")
         model = resources[self._llm]
+        split, key = row_named({"split": "train", **task}, "a task has no `key` of a row", "agentlightning")
         played = await play_at_endpoint(
             self._spec,
-            task["key"],
+            key,
             base_url=model.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=model.model,
             api_key=model.api_key,
             trainer=TRAINER,
-            split=task.get("split", "train"),
-            sampling={**self._sampling, **model.sampling_parameters},
+            split=split,
+            sampling={**self._sampling, **(model.sampling_parameters or {})},
         )
         if played.score is None:
             raise AttemptWithoutScore(f"{played.ending}: {played.error}")

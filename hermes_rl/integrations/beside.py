@@ -129,10 +129,14 @@ class ModelCalls:
         if not batch:
             return
         try:
-            answers = generate([call for call, _ in batch])
-        except Exception as error:  # noqa: BLE001 - a failed attempt of each rollout that asked
+            answers = list(generate([call for call, _ in batch]))
+            if len(answers) != len(batch):
+                raise ValueError(f"{len(batch)} calls got {len(answers)} answers")
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a failed attempt of each rollout that asked
+            # A StopIteration would end the coroutine that waits.
+            failed = RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
             for _, answer in batch:
-                answer.set_exception(error)
+                answer.set_exception(failed)
             return
         for (_, answer), sampled in zip(batch, answers, strict=True):
             answer.set_result(sampled)

@@ -114,7 +114,12 @@ class Pull:
         for name, values in neutral.items():
             if parameters.get(name, values[0]) not in values:
                 raise UserError(f"{name}={parameters[name]} of {self.trainer} is not applied to rollouts: leave it out")
-        settings = {name: float(parameters[name]) for name in ("temperature", "top_p") if name in parameters}
+        settings = {name: parameters[name] for name in ("temperature", "top_p") if name in parameters}
+        for name, value in settings.items():
+            try:
+                settings[name] = float(value)
+            except (TypeError, ValueError):
+                raise UserError(f"{name}={value!r:.60} of {self.trainer} is no number") from None
         if raw is not None and set(settings.values()) - {1.0}:
             raise UserError(
                 f"{settings}: the engine's log-probabilities know nothing of it, so they are not those that were "
@@ -196,6 +201,8 @@ class Pull:
 
 def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -> dict[str, Any]:
     """Return settings of `agent` that the user gives a door; refuse those that the trainer sets `where` it says."""
+    if not isinstance(sampling, Mapping | None):
+        raise UserError(f"sampling is {sampling!r:.60}: write settings of `agent`, such as {{'max_turns': 4}}")
     settings = dict(sampling or {})
     for name in sorted({"temperature", "top_p"} & settings.keys()):
         raise UserError(f"{name} is {trainer}'s: set it in {where}, not in `sampling`")
@@ -208,7 +215,7 @@ def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
     try:
         row = json.loads(value) if isinstance(value, str) else value
         return str(row["split"]), str(row["key"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError):
         raise UserError(f"{problem}: write the data as docs/integrations/{door}.md shows") from None
 
 

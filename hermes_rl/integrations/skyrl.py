@@ -93,7 +93,10 @@ class HermesGenerator:
             input_batch["sampling_params"] or {}, RAW if self._raw and not evaluated else None
         )
         sizes, begun, places = Counter(name.instance_id for name in names), Counter[Any](), []
-        for name, extra in zip(names, input_batch["env_extras"], strict=True):
+        extras = input_batch["env_extras"]
+        if len(extras) != len(names):
+            raise UserError(f"SkyRL's batch has {len(names)} trajectory_ids and {len(extras)} env_extras")
+        for name, extra in zip(names, extras, strict=True):
             group = name.instance_id
             _, key = row_named({**extra, "split": split}, "a prompt has no `key` of a row", "skyrl")
             places.append(BatchPlace(key, f"{group}@{step}", begun[group], sizes[group]))

@@ -64,6 +64,7 @@ class HermesEnv(Env):
             RolloutFailed: it has no score.
             UserError: something in the spec does not work for the row.
         """
+        await self.close()
         group = self._group
         self._env, self._sync = await asyncio.to_thread(opened, group.spec)
         require_no_comparing(self._env, "tinker-cookbook")
@@ -87,6 +88,8 @@ class HermesEnv(Env):
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
         """Answer with the sampled ids, and return the whole conversation in ids, or the score; raises `RolloutFailed`
         at the end of a rollout that has none."""
+        if self._session is None:
+            raise UserError("call initial_observation first: no rollout has begun")
         finish = (extra or {}).get("stop_reason")
         turn = await self._on_loop(self._session.step(list(action), finish=finish))
         if turn is None:

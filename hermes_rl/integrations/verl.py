@@ -161,6 +161,8 @@ class _Worker(Pull):
 
     async def together(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Rollout:
         """Play a group once verl has begun all of its members, and return one of them."""
+        if not 0 <= place.member < place.size:
+            raise UserError(f"a group of {place.size} has members from 0 to {place.size - 1}, not {place.member}")
         uid = str(place.group)
         if uid not in self._groups:
             arrived: asyncio.Queue[int] = asyncio.Queue()

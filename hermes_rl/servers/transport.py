@@ -236,6 +236,13 @@ class HttpAnswer:
     received: float
 
 
+def _is_address(url: str) -> bool:
+    """Return True if a URL that can be taken apart has the scheme, the host and the port of an HTTP server."""
+    parts = urlsplit(url)
+    plain = url.isprintable() and " " not in url
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+
+
 class Transport:
     """Connection to one server; used from one event loop at a time."""
 
@@ -246,8 +253,8 @@ class Transport:
             url_text(config.base_url)
         except ValueError as error:
             raise UserError(f"base_url: {error}") from None
-        if urlsplit(config.base_url).scheme not in ("http", "https"):
-            raise UserError(f"base_url {public_url(config.base_url)!r} must begin with http:// or https://")
+        if not _is_address(config.base_url):
+            raise UserError(f"base_url {public_url(config.base_url)!r} must begin with http:// or https:// and a host")
         self._config = config
         self._base = public_url(config.base_url).rstrip("/")
         self._query = urlsplit(config.base_url).query or None
@@ -597,6 +604,9 @@ class Turnstile:
 
 def public_url(url: str) -> str:
     """Return the address without user, password and query."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.partition("?")[0].rpartition("@")[2]
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))

@@ -101,6 +101,8 @@ class RendererSettings:
     def of(cls, written: Mapping[str, Any] | None) -> RendererSettings:
         """Return the settings from the mapping in a server's configuration."""
         written = written or {}
+        if not isinstance(written, Mapping):
+            raise UserError(f"renderer is {written!r:.60}: write its name, or a mapping with `name`")
         return cls(
             name=written.get("name", AUTO),
             tool_parser=written.get("tool_parser"),

@@ -170,8 +170,16 @@ async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
             await env.play(row, Sampler())  # type: ignore[arg-type]
         with pytest.raises(UserError, match="members from 0 to 1, not 2"):
             await env.play(row, Sampler().policy(), index=2, size=2)
-        with pytest.raises(UserError, match="at least 1 rollout"):
-            await env.play_group(row, 0, Sampler().policy())
+        for size in (0, 10**9, "2"):
+            with pytest.raises(UserError, match="at least 1 rollout"):
+                await env.play_group(row, size, Sampler().policy())  # type: ignore[arg-type]
+        for replays in (-1, "x"):
+            with pytest.raises(UserError, match=f"replays is at least 0, not {replays!r}"):
+                await env.play(row, Sampler().policy(), replays=replays)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="there is no row with the key 5"):
+            env.row(5)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="renderer is 5: write its name"):
+            await env.play(row, Policy.sampling(Sampler(), None, renderer=5))  # type: ignore[arg-type]
         with pytest.raises(UserError, match="at least 1 rollout"):
             env.groups(0)
 

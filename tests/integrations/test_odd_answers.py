@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes_rl import Sampled
+from hermes_rl import Policy, Sampled
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.integrations.beside import Call
+from hermes_rl.integrations.trl import HermesRollouts
 from hermes_rl.integrations.verl import VerlAgentLoop
-from tests.api.summing import Sampler, spec_in
-from tests.integrations import test_openrlhf, test_skyrl, test_verl
+from tests.api.summing import END, TOKENIZER, Sampler, spec_in, write
+from tests.integrations import test_openrlhf, test_skyrl, test_trl, test_verl
 
 installed_verl, installed_openrlhf = test_verl.installed, test_openrlhf.installed
 Change = Callable[[list[Any], list[Any]], tuple[Any, Any, Any]]
@@ -127,7 +129,43 @@ async def of_openrlhf(folder: Path, change: Change) -> float:
     return float(response["reward"])
 
 
-@pytest.mark.parametrize("door", [of_verl, of_skyrl, of_openrlhf])
+async def of_trl(folder: Path, change: Change, count: Callable[[list[Any]], Any] = list) -> float:
+    class Rollouts(HermesRollouts):
+        def _policy_of(self, trainer: Any) -> Policy:
+            policy = super()._policy_of(trainer)
+            self._generate = answers
+            return policy
+
+    def answers(trainer: Any, calls: Sequence[Call]) -> Any:
+        made = []
+        for ids, _ in calls:
+            tokens = TOKENIZER.encode(write(TOKENIZER.decode(ids)) + END)
+            made.append(Sampled(*change(tokens, [-0.5] * len(tokens))))
+        return count(made)
+
+    def play() -> float:
+        training = test_trl.trainer(num_generations=1, processing_class=test_trl.TrainersTokenizer())
+        with Rollouts(spec_in(folder), rows=1, replays=0) as rollouts:
+            return float(rollouts.rollout_func(list(rollouts.rows("train")), training)["score"][0])
+
+    return await asyncio.to_thread(play)
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [
+        (lambda made: made[:-1], "1 calls got 0 answers"),
+        (lambda made: made * 2, "1 calls got 2 answers"),
+        (lambda made: None, "'NoneType' object is not iterable"),
+        (lambda made: next(iter([])), "raised RuntimeError: StopIteration"),
+    ],
+)
+async def test_wrong_number_of_answers_of_a_trainer_is_a_clear_error(tmp_path: Path, count: Any, problem: str) -> None:
+    with pytest.raises(RunError, match=f"server_failure.*{problem}"):
+        await asyncio.wait_for(of_trl(tmp_path, RIGHT["arrays"], count), 60)
+
+
+@pytest.mark.parametrize("door", [of_verl, of_skyrl, of_openrlhf, of_trl])
 async def test_odd_answer_of_a_trainer_is_a_clear_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -69,6 +69,13 @@ def test_a_client_hears_what_is_new_and_at_the_end_the_score(door: ModuleType, t
             one.step(said(door, "more"))
 
 
+@pytest.mark.parametrize("asked", [{"index": "1"}, {"index": 1.5}, {"seed": "x"}, {"key": 5}])
+def test_reset_with_values_of_other_types_is_refused(door: ModuleType, tmp_path: Path, asked: dict[str, Any]) -> None:
+    env = open_env(spec_in(tmp_path))
+    with sync(env) as opened, pytest.raises(UserError, match=f"{next(iter(asked))}.*{next(iter(asked.values()))}"):
+        door.HermesEnvironment(env, opened, count().__next__).reset(**asked)
+
+
 def test_a_reset_ends_the_rollout_before_it(door: ModuleType, tmp_path: Path) -> None:
     env = open_env(spec_in(tmp_path))
     with sync(env) as opened:

@@ -58,6 +58,12 @@ async def play(spec: Any, engine: Any, count: int = 1, given: Mapping[str, Any] 
         await one.env.close()
 
 
+@pytest.mark.parametrize("label", ["x", "[1]", "null", "[" * 100_000])
+async def test_label_that_names_no_row_is_refused(tmp_path: Path, installed: None, label: str) -> None:
+    with pytest.raises(UserError, match="a label names no row"):
+        await play(spec_in(tmp_path), Engine(), label=label)
+
+
 async def test_action_ranges_are_the_sampled_tokens_with_their_log_probabilities(
     tmp_path: Path, installed: None
 ) -> None:

@@ -75,6 +75,14 @@ def pairs(output: dict[str, Any]) -> list[tuple[int, float]]:
     )
 
 
+async def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path)
+    played, given = generator(spec, Engine()), await batch(spec)
+    with pytest.raises(UserError, match="SkyRL's batch has 16 trajectory_ids and 15 env_extras"):
+        await played.generate({**given, "env_extras": given["env_extras"][:-1]})
+    await played.close()
+
+
 async def test_every_sampled_token_is_trained_on_once(tmp_path: Path) -> None:
     spec, engine = spec_in(tmp_path), Engine(wrong=0.5)
     played = generator(spec, engine)

@@ -115,6 +115,18 @@ async def test_what_the_spec_masks_is_marked_in_all_of_its_turns(door: ModuleTyp
     assert last.metrics["mask"] == 1.0
 
 
+async def test_second_start_releases_the_first_rollout(door: ModuleType, tmp_path: Path) -> None:
+    group, (env,) = await made(door, spec_file(tmp_path))
+    with pytest.raises(UserError, match="call initial_observation first"):
+        await env.step([1])
+    await env.initial_observation()
+    first = env._session
+    await env.initial_observation()
+    with pytest.raises(UserError, match="no turn waits"):
+        await env._on_loop(first.step([1]))
+    await group.cleanup()
+
+
 async def test_rewards_that_compare_are_refused_by_name(door: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rewards.longest compares .* tinker-cookbook"):
         await made(door, spec_file(tmp_path, COMPARED))

@@ -90,6 +90,22 @@ def sample(key: str, uid: str = "u", **given: Any) -> dict[str, Any]:
     return {"uid": uid, "extra_info": {"key": key, "split": "train", "index": 0}, "raw_prompt": [], **given}
 
 
+@pytest.mark.parametrize("member", [4, -1])
+async def test_member_outside_of_a_compared_group_is_refused(tmp_path: Path, member: int) -> None:
+    played = loop(tmp_path, Manager(), COMPARED)
+    (key, *_) = await rows(tmp_path)
+    with pytest.raises(UserError, match=f"a group of 4 has members from 0 to 3, not {member}"):
+        await played.run(dict(PARAMETERS), **sample(key, session_id=member))
+
+
+@pytest.mark.parametrize("value", [None, "x", [1.0]])
+async def test_temperature_that_is_not_a_number_is_refused_by_name(tmp_path: Path, value: object) -> None:
+    played = loop(tmp_path, Manager())
+    (key, *_) = await rows(tmp_path)
+    with pytest.raises(UserError, match=r"temperature=.* of verl is no number"):
+        await played.run({**PARAMETERS, "temperature": value}, **sample(key))
+
+
 async def test_every_sampled_token_is_in_the_mask_with_its_log_probability(tmp_path: Path) -> None:
     manager = Manager(wrong=0.5)
     played = loop(tmp_path, manager)

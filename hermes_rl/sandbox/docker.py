@@ -40,7 +40,15 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.others_files import RefusedFileError, list_below, open_file
 from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.channel import Diagnosis, Lost
-from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
+from hermes_rl.sandbox.docker_engine import (
+    ANSWER_SECONDS,
+    Engine,
+    EngineAway,
+    EngineError,
+    PullStalled,
+    RegistryAway,
+    registry_of,
+)
 from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.etc import HOSTS, RESOLVER
 from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, HelperSandbox, Isolation
@@ -525,8 +533,8 @@ class _Starts:
         """Directories from which images are built, in their state at first use, and the engine's name of each."""
         self.unpulled: dict[str, tuple[float, SandboxFailure]] = {}
         """Images that could not be pulled or built: when, on the loop's clock, and why."""
-        self.registries: set[str] = set()
-        """Registries that have provided an image."""
+        self.registries: dict[str, str] = {}
+        """The latest image that each registry has provided."""
         self.unremoved: dict[str, Engine] = {}
         """Containers that could not be removed yet, each with its engine."""
         self._told: set[str] = set()
@@ -649,7 +657,7 @@ class Docker(Isolation):
                     raise
                 # An engine that has responded before is only away for a while: to fail now would fail every rollout.
                 away = isinstance(error, EngineAway) or not await self.engine.answers()
-                passing = isinstance(error, RegistryAway) and registry in self._starts.registries
+                passing = isinstance(error, RegistryAway) and await self._is_away(registry)
                 until = until or loop.time() + OUTAGE_SECONDS
                 if not (away or passing) or loop.time() > until:
                     raise
@@ -665,6 +673,11 @@ class Docker(Isolation):
                     )
                     await asyncio.sleep(REGISTRY_PAUSE)
                 await self._give_up_container()
+
+    async def _is_away(self, registry: str) -> bool:
+        """Return True if a registry that has given an image does not answer now: else the failed image is to blame."""
+        given = self._starts.registries.get(registry)
+        return given is not None and not await self.engine.registry_answers(given)
 
     async def _try_and_watch(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
         """Start, and report if the engine does not respond meanwhile: a frozen engine breaks no connection."""
@@ -771,11 +784,13 @@ class Docker(Isolation):
                 starts.unpulled[name] = math.inf, error
                 raise error from None
             except SandboxFailure as error:
-                starts.unpulled[name] = asyncio.get_running_loop().time(), error
+                # One that stalls would do so for each rollout of it.
+                until = math.inf if isinstance(error, PullStalled) else asyncio.get_running_loop().time()
+                starts.unpulled[name] = until, error
                 raise
             if source != BUILT:
                 starts.say_back(f"the registry {source}")
-                starts.registries.add(source)
+                starts.registries[source] = name
             return await self._known(name)
 
     async def _build(self, folder: str) -> None:

@@ -25,8 +25,10 @@ DEFAULT_SOCKET = "/var/run/docker.sock"
 REQUEST_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
 """Maximum seconds for an engine to report its version, until it counts as away."""
-PULL_SILENCE_SECONDS = 300.0
-"""Seconds without progress after which a pull has failed; it reports progress for every layer."""
+PULL_SECONDS = 300.0
+"""Seconds without progress after which a pull has failed."""
+PULL_BYTES = 1 << 20
+"""Bytes of a layer that are progress. A registry that sends a few bytes a second would hold a pull for hours."""
 BUILD_SILENCE_SECONDS = 3600.0
 """The same for a build, whose steps may work for long before they report progress."""
 SAID_OF_ERROR = 600
@@ -63,6 +65,10 @@ class RegistryAway(SandboxFailure):
     """An image could not be pulled, for a reason that may be temporary: its registry does not respond, or is too
     busy.
     """
+
+
+class PullStalled(SandboxFailure):
+    """A registry sends almost nothing of an image."""
 
 
 def engine_socket() -> str:
@@ -113,12 +119,14 @@ class Engine:
     async def pull(self, name: str) -> None:
         """Pull an image; retry after a pause if that may help.
 
-        Raises `RegistryAway` if the reason may be temporary; `SandboxFailure` if the registry does not have the image,
-        or denies access.
+        Raises `RegistryAway` if the reason may be temporary; `PullStalled` if almost nothing comes; `SandboxFailure` if
+        the registry does not have the image, or denies access.
         """
         for pause in (*PULL_PAUSES, None):
             try:
                 await self._pull(name)
+            except PullStalled:
+                raise
             except (EngineError, SandboxFailure) as error:
                 if isinstance(error, EngineError) and _is_refusal(error):
                     raise SandboxFailure(f"the image {name} cannot be pulled: {error}{_advice(error)}") from error
@@ -127,6 +135,14 @@ class Engine:
                 await asyncio.sleep(pause)
             else:
                 return
+
+    async def registry_answers(self, name: str) -> bool:
+        """Return True if its registry still has an image that was pulled before; Podman cannot be asked."""
+        try:
+            await self._call("GET", f"/distribution/{quote(name)}/json")
+        except (EngineError, SandboxFailure):
+            return False
+        return True
 
     async def build(self, name: str, context: bytes) -> None:
         """Build an image from a build context, a tar archive with a Dockerfile; raises `SandboxFailure` if it fails."""
@@ -233,9 +249,23 @@ class Engine:
     async def _pull(self, name: str) -> None:
         # Without a tag the engine would get every tag of the repository.
         query = {"fromImage": name if _tagged(name) else f"{name}:latest"}
-        async with self._request("POST", "/images/create", query, None, None, PULL_SILENCE_SECONDS) as answer:
-            async for _ in _progress(answer):
-                pass
+        loop, seen = asyncio.get_running_loop(), dict[tuple[Any, Any], int]()
+        try:
+            async with (
+                asyncio.timeout(PULL_SECONDS) as bound,
+                self._request("POST", "/images/create", query, None, None) as answer,
+            ):
+                async for step in _progress(answer):
+                    place, bytes_so_far = (step.get("id"), step.get("status")), _bytes_of(step)
+                    if bytes_so_far is None or bytes_so_far - seen.get(place, -PULL_BYTES) >= PULL_BYTES:
+                        seen[place] = bytes_so_far or 0
+                        bound.reschedule(loop.time() + PULL_SECONDS)
+        except TimeoutError:
+            least = f"{PULL_BYTES >> 20} MiB in {PULL_SECONDS:.0f} s"
+            raise PullStalled(
+                f"the image {name} cannot be pulled: its registry sends less than {least}. Pull it beforehand (`docker "
+                "pull`)"
+            ) from None
 
     async def _json(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
@@ -297,6 +327,13 @@ async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
             if step.get("error"):
                 raise EngineError(500, step["error"])
             yield step
+
+
+def _bytes_of(step: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a layer that a message of a pull reports, or None if it reports none."""
+    detail = step.get("progressDetail")
+    so_far = detail.get("current") if isinstance(detail, Mapping) else None
+    return so_far if isinstance(so_far, int) else None
 
 
 def joined(stream: bytes) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,17 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import SandboxFailure
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, create_sandbox, docker, docker_engine
+from hermes_rl.spec.load import load_spec
+from tests.real import odd_registry
 from tests.real.conftest import hermes
 from tests.real.containers import rollouts
 from tests.real.docker_daemon import DockerDaemon
 from tests.real.docker_registry import ADDRESS, AUTH, PASSWORD, Registry
+from tests.rootfs import small_root
+from tests.waiting import until
 
 COMPONENT = "Docker's registry"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
@@ -44,6 +52,45 @@ def registry(engine: DockerDaemon, tmp_path: Path) -> Iterator[Registry]:
     yield found
     found.forget()
     found.kill()
+
+
+@pytest.mark.timeout(900)
+async def test_forty_odd_images_of_a_registry_cost_their_own_rows(
+    engine: DockerDaemon, docker_host: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some come a byte at a time, some never, and some the engine refuses, or breaks off."""
+    monkeypatch.setattr(docker_engine, "PULL_SECONDS", 4.0)
+    monkeypatch.setattr(docker_engine, "PULL_PAUSES", ())
+    root = small_root(tmp_path / "root", ["sh", "cat"])
+    with tarfile.open(tmp_path / "layer.tar", "w") as layer:
+        layer.add(root, ".")
+    port, program = 5001, Path(odd_registry.__file__)
+    inside = ["nsenter", f"--net=/proc/{engine.pid}/ns/net", sys.executable, str(program), str(port)]
+    registry = await asyncio.create_subprocess_exec(
+        *inside, str(tmp_path / "layer.tar"), stderr=asyncio.subprocess.DEVNULL
+    )
+    odd = {f"{kind}-{number}" for kind in odd_registry.ODD for number in range(3)}
+    good = {f"good-{number}" for number in range(6)}
+    assert len(odd) >= 40
+    try:
+        await until(lambda: f":{port:04X} " in Path(f"/proc/{engine.pid}/net/tcp").read_text())
+        items = [{"word": name, "image": f"127.0.0.1:{port}/{name}:1"} for name in [*sorted(odd), *sorted(good)]]
+        path = write(tmp_path, items, len(items))
+        text = path.read_text().replace("items:", "key: word, items:").replace("group_size: 2", "group_size: 1")
+        path.write_text(
+            text.replace("concurrency: 4", "concurrency: 16, drop_uniform: false") + "budget: {max_failures: 1000}\n"
+        )
+        _, directory = await run_process(load_spec(path), Launch("process", tmp_path / "out"))
+    finally:
+        registry.kill()
+        await registry.wait()
+    aside = {row["row_key"]: row["detail"] for row in directory.described()["quarantined"]}
+    graded = {json.loads(line)["row_key"] for line in (directory.path / "groups.jsonl").open()}
+    assert good <= graded and graded | aside.keys() == odd | good
+    assert len(aside) >= 32
+    assert {aside[f"{kind}-0"].rpartition(":")[2] for kind in ("dribbles", "hangs", "silent")} == {
+        " its registry sends less than 1 MiB in 4 s. Pull it beforehand (`docker pull`)"
+    }
 
 
 def write(folder: Path, items: list[dict[str, Any]], groups: int) -> Path:

@@ -70,6 +70,7 @@ class Engine:
             web.get("/version", self.version),
             web.get("/images/{name:.+}/json", self.image),
             web.post("/images/create", self.pull),
+            web.get("/distribution/{name:.+}/json", self.distribution),
             web.post("/build", self.build),
             web.post("/containers/create", self.create),
             web.get("/networks", self.list_networks),
@@ -119,6 +120,10 @@ class Engine:
         while name.removesuffix(":latest") in self.plan.get("slow", []):
             await answer.write(b'{"status": "Downloading"}\r\n')
             await asyncio.sleep(0.05)
+        for size in self.plan.get("layers", {}).get(name.removesuffix(":latest"), []):
+            step = {"id": "a", "status": "Downloading", "progressDetail": {"current": size, "total": 10**9}}
+            await answer.write(json.dumps(step).encode() + b"\r\n")
+            await asyncio.sleep(0.05)
         if failure is not None:
             said = {"errorDetail": {"message": failure["message"]}, "error": failure["message"]}
             await answer.write(json.dumps(said).encode() + b"\r\n")
@@ -127,6 +132,11 @@ class Engine:
             await answer.write(json.dumps({"status": f"Downloaded newer image for {name}"}).encode() + b"\r\n")
         await answer.write_eof()
         return answer
+
+    async def distribution(self, request: web.Request) -> web.Response:
+        if request.match_info["name"] in self.plan.get("manifests", []):
+            return web.json_response({"Descriptor": {}})
+        return refusal(500, "no route")
 
     async def build(self, request: web.Request) -> web.Response:
         with tarfile.open(fileobj=io.BytesIO(await request.read())) as archive:

@@ -382,6 +382,36 @@ async def test_an_image_that_takes_too_long_fails_its_rows_once(
     assert (await state(docker_host))["calls"].count("POST /images/create") == 1
 
 
+async def test_image_whose_registry_sends_almost_nothing_fails_its_rows_once(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "PULL_SECONDS", 0.5)
+    await plan(without=["task"], layers={"task": list(range(0, 100_000, 100))})
+    for _ in range(2):
+        with pytest.raises(SandboxFailure, match=r"task cannot be pulled: its registry sends less than 1 MiB in 0 s"):
+            await create_sandbox(SandboxConfig(backend="docker", image="task")).start()
+    assert (await state(docker_host))["calls"].count("POST /images/create") == 1
+
+
+async def test_pull_that_goes_on_may_take_longer(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_engine, "PULL_SECONDS", 2.0)
+    await plan(without=["task"], layers={"task": [number << 20 for number in range(60)]})
+    async with create_sandbox(SandboxConfig(backend="docker", image="task")) as sandbox:
+        assert (await sandbox.run("echo there")).output == "there\n"
+
+
+async def test_image_that_fails_while_its_registry_answers_is_not_waited_for(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "PULL_PAUSES", ())
+    monkeypatch.setattr(docker, "REGISTRY_PAUSE", 600.0)  # a wait would come after the test has failed
+    await plan(without=["first"])
+    async with create_sandbox(SandboxConfig(backend="docker", image="first")):
+        await plan(without=["second"], pulls=[{"message": "layer verification failed"}] * 4, manifests=["first"])
+        with pytest.raises(SandboxFailure, match=r"second cannot be pulled: .*layer verification failed"):
+            await create_sandbox(SandboxConfig(backend="docker", image="second")).start()
+
+
 async def test_a_registry_that_has_given_an_image_before_is_waited_for(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,6 +81,7 @@ kernels "$(readlink "/proc/$$/fd/8")"
 say base64 -w0 <&8
 """
 WRITE = rb"""behind "$p"; parent "$p"; folders "$d"; [ -d "$p" ] && fail 21
+[ -p "$p" ] && fail 22  # it would wait for a reader
 [ -e "$p" ] && [ -z "$mode" ] && keep=1
 if [ "$more" = 1 ]; then base64 -d >>"$p" || fail 13; else base64 -d >"$p" || fail 13; fi
 [ -n "$mode" ] && chmod "$mode" -- "$p"; [ -z "$mode$keep" ] && chmod 644 -- "$p"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Sequence
@@ -119,6 +120,12 @@ async def test_what_never_ends_is_refused(sandbox: Sandbox, path: str) -> None:
     await sandbox.run("mkfifo fifo")
     with pytest.raises(OSError, match="Not a regular file"):
         await sandbox.read_file(path)
+
+
+async def test_pipe_without_a_reader_cannot_be_written(sandbox: Sandbox) -> None:
+    await sandbox.run("mkfifo fifo")
+    with pytest.raises(OSError, match=r"Not a regular file|No such device"):
+        await asyncio.wait_for(sandbox.write_file("fifo", b"x"), 60)
 
 
 async def test_read_limit(sandbox: Sandbox) -> None:

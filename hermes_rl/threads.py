@@ -21,7 +21,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -112,12 +112,20 @@ async def ended_within(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> 
     return running
 
 
-async def settled(call: asyncio.Future[T], name: str) -> asyncio.Future[T]:
+async def settled(name: str, function: Callable[..., Awaitable[T]], *arguments: Any) -> asyncio.Future[T]:
     """Wait for a call of user code in a separate task, and return it; it may have been cancelled by its own code.
 
-    If the caller is cancelled, the call is too. One that suppresses that delays its caller for at most `LEAVING`
-    seconds. `name` is the function in the warning about it.
+    `sys.exit` would end the event loop, and is a RuntimeError of the call. If the caller is cancelled, the call is too.
+    One that suppresses that delays its caller for at most `LEAVING` seconds. `name` is the function in the warning.
     """
+
+    async def called() -> T:
+        try:
+            return await function(*arguments)
+        except (SystemExit, BaseExceptionGroup) as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    call = asyncio.ensure_future(called())
     try:
         await asyncio.wait((call,))
     except asyncio.CancelledError:
@@ -130,6 +138,13 @@ async def settled(call: asyncio.Future[T], name: str) -> asyncio.Future[T]:
             )
         raise
     return call
+
+
+class OfThisProcess:
+    """Base of objects that belong to an event loop or to processes: they cannot be copied or pickled."""
+
+    def __reduce__(self) -> Any:
+        raise UserError(f"{type(self).__name__} cannot be copied or pickled: make one in each process")
 
 
 class LoopGoneError(UserError):

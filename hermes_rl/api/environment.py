@@ -47,7 +47,7 @@ from hermes_rl.servers.usage import Meter
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
-from hermes_rl.threads import end_tasks
+from hermes_rl.threads import OfThisProcess, end_tasks
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
@@ -144,7 +144,7 @@ class EnvStatus:
     lost: int = 0
 
 
-class Env:
+class Env(OfThisProcess):
     """A spec that is ready to run. When it closes, everything is released, including running rollouts.
 
     Infrastructure failures (of a server, a sandbox, a judge) are never raised from a rollout: the rollout has the score

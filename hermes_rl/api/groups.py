@@ -13,13 +13,13 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.run import Run
-from hermes_rl.threads import end_tasks
+from hermes_rl.threads import OfThisProcess, end_tasks
 
 ENDED = 4
 """Maximum number of finished groups whose tokens are being created; at this number no group starts."""
 
 
-class Groups(AbstractAsyncContextManager["Groups"]):
+class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
     """Groups in order of completion; close it, or leave its `async with`, to stop running groups.
 
     Cancelling the wait for a group ends the iteration and releases everything in flight.

@@ -32,7 +32,7 @@ from hermes_rl.servers.client import Generation, ModelClient, assistant, numbers
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
-from hermes_rl.threads import end_tasks
+from hermes_rl.threads import OfThisProcess, end_tasks
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
@@ -193,7 +193,7 @@ class Stepped:
         """Do nothing: there is nothing to close."""
 
 
-class Session(AbstractAsyncContextManager["Session"]):
+class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
     """One rollout that is stepped by the caller; close it, or leave its `async with`, to release its sandbox."""
 
     def __init__(self, stepped: Stepped, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:

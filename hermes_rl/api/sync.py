@@ -17,7 +17,7 @@ from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.threads import LEAVING, ended_within, wait_for_loop
+from hermes_rl.threads import LEAVING, OfThisProcess, ended_within, wait_for_loop
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def sync(env: Env) -> SyncEnv:
     return SyncEnv(env)
 
 
-class SyncEnv:
+class SyncEnv(OfThisProcess):
     """Blocking version of `environment.Env`; methods return after completion. Ctrl-C cancels the call in progress."""
 
     def __init__(self, env: Env) -> None:
@@ -56,6 +56,8 @@ class SyncEnv:
     def __exit__(self, *_: object) -> None:
         if self._thread is None:
             return  # the code that opened it closes it
+        if os.getpid() != self._process:
+            return  # a fork has a copy of what belongs to the other process
         try:
             self._call(self._env.close())
         finally:
@@ -136,14 +138,15 @@ class SyncEnv:
     def _end(self) -> None:
         """Stop the loop after its remaining tasks were cancelled."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        assert loop is not None and thread is not None
+        if loop is None or thread is None:
+            return  # another thread has ended it
         wait_for_loop(_cancel_the_rest(), loop)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-class SyncGroups(Iterator[Group], AbstractContextManager["SyncGroups"]):
+class SyncGroups(OfThisProcess, Iterator[Group], AbstractContextManager["SyncGroups"]):
     """Blocking version of `groups.Groups`."""
 
     def __init__(self, env: SyncEnv, groups: Groups) -> None:
@@ -164,7 +167,7 @@ class SyncGroups(Iterator[Group], AbstractContextManager["SyncGroups"]):
         self.close()
 
 
-class SyncSession(AbstractContextManager["SyncSession"]):
+class SyncSession(OfThisProcess, AbstractContextManager["SyncSession"]):
     """Blocking version of `session.Session`."""
 
     def __init__(self, env: SyncEnv, session: Session) -> None:

@@ -480,7 +480,7 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
     """
     name = f"the policy's function {getattr(function, '__qualname__', type(function).__qualname__)}"
     try:
-        call = await settled(asyncio.ensure_future(function(*arguments)), name)
+        call = await settled(name, function, *arguments)
         if call.cancelled():
             raise AttemptFailed("the policy's function was cancelled by its own code")
         return call.result()

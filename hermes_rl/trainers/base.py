@@ -23,6 +23,9 @@ class GroupRefused(HermesRLError):
         self.cause, self.detail = f"{cause!s:.80}", f"{detail!s:.2000}"
         super().__init__(f"{self.cause}: {self.detail}")
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.cause, self.detail)
+
 
 @dataclass(frozen=True)
 class Registration:

@@ -272,7 +272,7 @@ class Serving:
         """
         trainer = f"trainer {self.trainer.name}: {method}"
         try:
-            call = await settled(asyncio.ensure_future(_called(getattr(self.trainer, method), *arguments)), trainer)
+            call = await settled(trainer, getattr(self.trainer, method), *arguments)
             if call.cancelled():
                 raise RunError(f"{trainer} raised CancelledError")
             answer = call.result()
@@ -454,19 +454,11 @@ class Serving:
         self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", scores)
 
 
-async def _called(method: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Call a trainer's method. Raises RuntimeError for `sys.exit`, which would end the run with a status of its own."""
-    try:
-        return await method(*arguments)
-    except (SystemExit, BaseExceptionGroup) as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
 async def closed(trainer: Trainer) -> None:
     """Close a trainer, for a limited time. What fails is logged, since the run has ended before."""
     try:
         async with asyncio.timeout(CLOSING):
-            call = await settled(asyncio.ensure_future(_called(trainer.close)), f"trainer {trainer.name}: close")
+            call = await settled(f"trainer {trainer.name}: close", trainer.close)
         if not call.cancelled():
             call.result()
     except Exception as error:  # noqa: BLE001 - the code of a trainer

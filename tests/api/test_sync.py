@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
+import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, Policy, Sampled, Sampling, open_env, sync
+from hermes_rl import Ending, GroupRefused, Policy, Sampled, Sampling, open_env, sync
 from hermes_rl.api import environment
 from hermes_rl.api.sync import SyncEnv
 from hermes_rl.errors import UserError
 from tests.api.summing import TEXT, Sampler, sampled, spec_in, trained
+from tests.waiting import until_blocking
 
 EARLIER = set[threading.Thread]()
 """Those of other tests, of which some keep an environment open."""
@@ -44,6 +49,41 @@ def test_a_forked_process_is_told_what_to_do(tmp_path: Path) -> None:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert not env.status().phases
+
+
+def test_forked_process_may_leave_the_block(tmp_path: Path) -> None:
+    with sync(open_env(spec_in(tmp_path))) as env:
+        child = os.fork()
+        if child == 0:
+            env.__exit__(None, None, None)
+            os._exit(0)
+        try:
+            until_blocking(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            status = os.waitpid(child, 0)[1]
+        assert status == 0
+        assert env.play(env.rows()[0], Sampler().policy()).score == 1.0
+
+
+def test_what_belongs_to_a_process_cannot_be_pickled(tmp_path: Path) -> None:
+    with sync(open_env(spec_in(tmp_path))) as env, env.session(env.rows()[0]) as session:
+        for one in (env, env._env, session, env.groups(2, Sampler().policy())):
+            for copied in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(UserError, match="cannot be copied or pickled: make one in each process"):
+                    copied(one)
+    refused = pickle.loads(pickle.dumps(GroupRefused("late", "no room")))
+    assert (refused.cause, refused.detail, str(refused)) == ("late", "no room", "late: no room")
+
+
+def test_policy_function_that_exits_is_a_failed_attempt(tmp_path: Path) -> None:
+    async def leaves(ids: list[int], sampling: Sampling) -> Sampled:
+        sys.exit(3)
+
+    with sync(open_env(spec_in(tmp_path))) as env:
+        rollout = env.play(env.rows()[0], Policy.sampling(leaves, None), replays=0)
+        assert "the policy's function raised RuntimeError: SystemExit: 3" in str(rollout.error)
+        assert env.play(env.rows()[0], Sampler().policy()).score == 1.0
 
 
 def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:

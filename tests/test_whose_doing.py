@@ -57,6 +57,8 @@ BEFORE: Places = {
     "servers/exactness.py": "require_address require_reachable",
     "servers/factory.py": "create_client _backend variable",
     "servers/scripted/server.py": "ScriptedServer.start",
+    "tokens/rendering.py": "RendererSettings.of",
+    "threads.py": "OfThisProcess.__reduce__",
     "servers/policy.py": "Policy.server Policy.of_spec Policy.described",
     "servers/token_level.py": "TokenServer._score TokenServer._load_renderer",
     "servers/transport.py": "Transport.__init__",

@@ -18,6 +18,7 @@ from tests.runs.processes import workers_of
 from tests.servers.token_policy import TokenPolicy
 from tests.service.playing import holds, many, named, policy, served_in
 from tests.service.served import PLAYED, Served, spec_in
+from tests.waiting import BOUND
 
 SECRET = "sk-that-nobody-may-read"
 
@@ -138,8 +139,8 @@ async def test_sigterm_lets_workers_finish_and_leaves_no_process(tmp_path: Path)
         model.resume()
         lines, end = await answering
         assert (end["groups"], len(lines)) == (4, 4)
-        assert await asyncio.to_thread(service.process.wait, 30) == 0
-        assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+        assert await asyncio.to_thread(service.process.wait, BOUND) == 0
+        await holds(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()])
 
 
 async def test_what_is_not_finished_in_time_is_cut_in_workers_too(tmp_path: Path) -> None:
@@ -152,8 +153,8 @@ async def test_what_is_not_finished_in_time_is_cut_in_workers_too(tmp_path: Path
         service.process.send_signal(signal.SIGTERM)
         lines, end = await answering
         assert (lines, "the service is ending" in end["cut"]) == ([], True)
-        assert await asyncio.to_thread(service.process.wait, 30) == 0
-        assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+        assert await asyncio.to_thread(service.process.wait, BOUND) == 0
+        await holds(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()])
 
 
 @pytest.mark.slow

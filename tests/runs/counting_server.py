@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -57,7 +58,7 @@ class CountingServer:
 
     async def chat(self, request: web.Request) -> web.Response:
         role, body = request.match_info["role"], await request.json()
-        rollout = request.headers.get("X-Session-ID", "")
+        rollout = unquote(request.headers.get("X-Session-ID", ""))
         self.in_flight += 1
         try:
             text = json.dumps([body.get("seed"), body["messages"]], sort_keys=True)

@@ -45,11 +45,11 @@ def word(result):
 '''
 
 
-async def run(folder: Path, server: CountingServer, mode: Any, **sections: Any) -> dict[str, Any]:
+async def run(folder: Path, server: CountingServer, mode: Any, spec: str = SPEC, **sections: Any) -> dict[str, Any]:
     """Run the spec with further sections until it ends, if only by its budget, and return its run.json."""
     items = ", ".join(f"{{n: {number}}}" for number in range(40))
-    spec = yaml.safe_load(SPEC.replace("ITEMS", items).replace("URL", server.url)) | sections
-    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+    written = yaml.safe_load(spec.replace("ITEMS", items).replace("URL", server.url)) | sections
+    (folder / "spec.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
     (folder / "code.py").write_text(CODE)
     loaded = load_spec(folder / "spec.yaml", mode=mode, environ={})
     launch = Launch(mode, folder / "out", progress=Progress(quiet=True))

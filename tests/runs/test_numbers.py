@@ -259,3 +259,53 @@ async def test_one_seed_gives_equal_scores_groups_and_advantages_however_a_run_i
     assert any(group["advantages"] for group in groups)
     for other in played[1:]:
         assert other == played[0]
+
+
+SEATS = """
+dataset: {items: [ITEMS], eval: {fraction: 0.5}}
+prompt: {system: "You talk.", user: "Row {{ n }}."}
+agents: {asker: {}, teller: {server: other, train: false}}
+play: {order: alternate, rounds: 2}
+rewards:
+  word: {fn: "code.py:word"}
+  judged: {fn: llm_judge, args: {rubric: "It is kind."}}
+agent: {max_turns: 4}
+endings: {length: drop}
+servers:
+  policy: {type: openai, base_url: "URL/policy/v1", model: m}
+  other: {type: openai, base_url: "URL/other/v1", model: o}
+  judge: {type: openai, base_url: "URL/judge/v1", model: m}
+evaluate: {rollouts: 2, concurrency: 8}
+"""
+
+
+async def test_seats_of_two_models_are_counted_apart(tmp_path: Path) -> None:
+    figures, out = Figures(), tmp_path / "out"
+    async with counting_server(fails=0.05) as server:
+        usage = (await run(tmp_path, server, "evaluate", spec=SEATS))["usage"]
+        same(dict(usage), server)
+    assert set(usage) == {"policy", "other", "judge"}
+    lines = lines_of(out / "rollouts.jsonl")
+    for line in lines:
+        role, seat = line["seat"]["role"], line["seat"]["name"]
+        called = f"{line['seat']['of']}-{line['index']}@{seat}"
+        for name, count in server.used(role, called).items():
+            if name != "unanswered":
+                figures.same(f"{called} {name}", line["usage"][name], count)
+    record = RunRecord(out)
+    record.refresh()
+    page, summary = overview(record, "run"), summarise(record)
+    first = [line for line in lines if line["seat"]["name"] == "asker"]
+    graded = [line for line in first if line["score"] is not None]
+    figures.same("rollouts", page["rollouts"], len(first))
+    figures.same("tokens", page["tokens"], usage["policy"]["prompt_tokens"] + usage["policy"]["completion_tokens"])
+    figures.same("cost", page["cost"], sum(used["cost"] for used in usage.values()))
+    figures.same("page mean", page["mean"], fmean(line["score"] for line in graded))
+    assert summary.score is not None
+    figures.same("show mean", summary.score.mean, fmean(line["score"] for line in graded))
+    metrics = json.loads((out / "metrics.json").read_text())["results"]["all"]
+    figures.same("metrics mean", metrics["eval/mean_reward"], fmean(line["score"] for line in graded))
+    for seat in ("asker", "teller"):
+        own = [line for line in lines if line["seat"]["name"] == seat and line["score"] is not None]
+        name = f"eval/seat/{seat}/mean_reward"
+        figures.same(name, metrics[name], fmean(line["score"] for line in own))

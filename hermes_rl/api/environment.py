@@ -26,7 +26,7 @@ from hermes_rl.api.session import Session, Stepped
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.endings import LOST
-from hermes_rl.errors import UserError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
@@ -714,7 +714,7 @@ class Env(OfThisProcess):
 
     async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of work that is cancelled when the environment closes."""
-        with self._meter:
+        with self._meter.counting():
             task = asyncio.create_task(work)
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
@@ -722,8 +722,12 @@ class Env(OfThisProcess):
             return await task
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if self._closed and current is not None and not current.cancelling():
+            if current is None or current.cancelling():
+                raise
+            if self._closed:
                 raise UserError("the environment was closed while this was played") from None
+            if self._meter.closed:
+                raise RunError("a budget of the spec is used up, so that no further call to a model starts") from None
             raise
 
 

@@ -314,7 +314,7 @@ class RolloutRunner:
             started = time.perf_counter()
             if self.encoder is not None:
                 await self.encoder.encode(rollout)
-            with Meter() as meter:
+            with Meter().counting() as meter:
                 try:
                     await self.teacher.ask(rollout)
                 except Failure as failure:
@@ -327,7 +327,7 @@ class RolloutRunner:
         """Run one rollout to its stop reason and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
-        with Meter() as meter:
+        with Meter().counting() as meter:
             try:
                 async with self.environment.runtime(key) as runtime:
                     self._playing.add(runtime)
@@ -484,7 +484,7 @@ class RolloutRunner:
     async def _compare(self, group: Group) -> None:
         members = [rollout for rollout in group.rollouts if not rollout.state.given_up]
         try:
-            with Meter() as meter:
+            with Meter().counting() as meter:
                 await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(members)
             members[0].use(meter.roles, played=False)  # shared by all members, so any of them may hold it
             for rollout in members:

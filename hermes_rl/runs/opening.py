@@ -356,7 +356,7 @@ async def open_records(
             lambda: RolloutStore(directory, size, compared=compiled.has_group_rewards), RolloutStore.close
         )
         stack.enter_context(closing(store))
-        with meter:
+        with meter.counting():
             changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
         compiled.won |= store.won
         yield Records(directory, store, grading, groups_file, changed)

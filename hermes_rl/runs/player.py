@@ -178,7 +178,7 @@ class Player:
             "told": self._take_weights,
         }
         work = methods[kind](*args)
-        with self._meter:
+        with self._meter.counting():
             self._tasks[number] = refusable(work)  # before anything else, so that it can be cancelled
         return self._answer(number, self._tasks[number])
 
@@ -316,7 +316,7 @@ class Player:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())
         answer: dict[str, Any] = {}
-        with Meter() as meter:
+        with Meter().counting() as meter:
             try:
                 await self._compiled.grade_group(rollouts)
             except Failure as failure:

@@ -577,7 +577,7 @@ class Run:
         size, environment = self.plan.size, self.environment
         self.begun += 1
         if not isinstance(environment, PlaysGroups):
-            with self.budget.meter:  # the group's tasks inherit it
+            with self.budget.meter.counting():  # the group's tasks inherit it
                 return self.runner.start(
                     row,
                     group,
@@ -598,7 +598,7 @@ class Run:
             self.runner.open -= size
 
         self.runner.open += size
-        with self.budget.meter:
+        with self.budget.meter.counting():
             task = refusable(play())
         task.add_done_callback(leave)
         return task

@@ -140,16 +140,16 @@ _current: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 class Meter:
-    """Use of models by role, of all calls made within it, including calls of tasks and threads started there.
+    """Use of models by role, of all calls made while it was `counting`.
 
-    The meter within which it was made counts them too.
+    The meter that was counting when it was made counts them too.
 
     Args:
         on_refusal: called in the thread of a call that does not start because a meter was closed; it must cancel the
             task that makes the call.
     """
 
-    __slots__ = ("_closed", "_listeners", "_lock", "_on_refusal", "_over", "_token", "roles")
+    __slots__ = ("_closed", "_listeners", "_lock", "_on_refusal", "_over", "roles")
 
     def __init__(self, on_refusal: Callable[[], object] | None = None) -> None:
         self.roles: dict[str, Usage] = {}
@@ -159,12 +159,14 @@ class Meter:
         self._lock = threading.Lock()  # rewards call models from their own threads
         self._listeners: list[Callable[[], None]] = []
 
-    def __enter__(self) -> Self:
-        self._token = _current.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+    @contextmanager
+    def counting(self) -> Iterator[Self]:
+        """Count the calls that are made within, by tasks and threads that are started there too."""
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
 
     def add(self, role: str, usage: Usage) -> None:
         """Add the use of a role's model."""
@@ -177,8 +179,13 @@ class Meter:
             listener()
 
     def close(self) -> None:
-        """Let no further call start within this meter; calls that are under way are answered and counted."""
+        """Let no further call start that it counts; calls that are under way are answered and counted."""
         self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        """True if no further call may start."""
+        return self._closed
 
     async def admit(self) -> None:
         """Return if a call may start; otherwise request a cancellation by `on_refusal` of this meter, or of the nearest
@@ -223,18 +230,18 @@ class Meter:
 def refusable(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start a task that is cancelled when a meter refuses one of its calls."""
     loop = asyncio.get_running_loop()
-    with Meter(lambda: loop.call_soon_threadsafe(task.cancel)):
+    with Meter(lambda: loop.call_soon_threadsafe(task.cancel)).counting():
         task = loop.create_task(work)
     return task
 
 
 async def admit_call() -> None:
-    """Return if the meter within which it is called lets a call start; see `Meter.admit`."""
+    """Return if the meter that counts calls here lets one start; see `Meter.admit`."""
     if (meter := _current.get()) is not None:
         await meter.admit()
 
 
 def count_call(role: str, usage: Usage) -> None:
-    """Add a call to the meter within which it was made, if there is one."""
+    """Add a call to the meter that counts calls here, if there is one."""
     if (meter := _current.get()) is not None:
         meter.add(role, usage)

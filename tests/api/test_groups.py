@@ -178,6 +178,8 @@ async def test_the_specs_budget_ends_the_iteration(tmp_path: Path) -> None:
     text = TEXT + "budget: {max_tokens: 1500}\n"
     async with open_env(spec_in(tmp_path, text)) as env:
         found = [group async for group in env.groups(1, Sampler().policy(), concurrency=1)]
+        with pytest.raises(RunError, match="a budget of the spec is used up"):
+            await env.play(env.rows()[0], Sampler().policy())
     assert 1 <= len(found) < 20
 
 

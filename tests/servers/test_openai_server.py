@@ -372,7 +372,7 @@ async def test_counts_that_nothing_can_hold_are_not_counted(loopback: Start) -> 
     counts = {"prompt_tokens": 10**400, "completion_tokens": -1, "cost": 1e999}
     server.answers = [counted(**counts), counted(prompt_tokens=7, completion_tokens=2.0)]
     used = Usage()
-    with Meter() as meter:
+    with Meter().counting() as meter:
         async with role(server, prices={"prompt": 1.0, "completion": 1.0}) as policy:
             for _ in range(2):
                 used.add((await policy.chat(HI)).usage)

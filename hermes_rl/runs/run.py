@@ -178,14 +178,13 @@ class RunBudget:
     @property
     def problem(self) -> str | None:
         """Why a limit cannot be kept: servers do not report what it bounds; None if all can be."""
-        policy = self.meter.roles.get(POLICY, Usage())
         if self.max_cost is not None and self.meter.unpriced:
             role = self.meter.unpriced[0]
             return (
                 f"budget.max_cost cannot be kept: the server of `{role}` does not say what a call costs (usage.cost); "
                 f"say it in servers.{role}.prices, or use budget.max_tokens"
             )
-        if self.max_tokens is not None and policy.uncounted:
+        if self.max_tokens is not None and self.meter.roles.get(POLICY, Usage()).uncounted:
             return (
                 "budget.max_tokens cannot be kept: the policy's server does not say how many tokens a call has "
                 "(usage.prompt_tokens and usage.completion_tokens); use budget.deadline"

@@ -319,8 +319,7 @@ class ModelClient:
 
     async def _sent(self, backend: Backend, request: ChatRequest) -> ChatReply:
         """Send a request to a server, and count the call."""
-        await admit_call()
-        count_call(self.name, Usage(unanswered=1))
+        await admit_call(self.name)
         reply = _priced(await backend.attempt(request), backend.config.prices)
         usage = Usage(unanswered=-1)
         usage.add(reply.usage, reply.timing.generating)

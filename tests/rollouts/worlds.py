@@ -44,7 +44,7 @@ class Policy:
         self.gate.set()
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        await admit_call()
+        await admit_call(POLICY)
         self.calls += 1
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
@@ -56,7 +56,7 @@ class Policy:
             self.in_flight -= 1
         message = {"role": "assistant", "content": "done"}
         usage = {"prompt_tokens": 10, "completion_tokens": 1, **self.usage}
-        counted = Usage()
+        counted = Usage(unanswered=-1)
         counted.add(usage)
         count_call(POLICY, counted)
         return ChatReply(message, self.finish_reason, usage, model="stub", server_type="stub")

@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import HearsVersions
 from hermes_rl.servers.pool import Limiter
-from hermes_rl.servers.usage import Meter, refusable
+from hermes_rl.servers.usage import Meter
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
@@ -187,7 +187,7 @@ class RolloutRunner:
         state `lost` and count as the worst of a group in which two others have a score.
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
-        playing = refusable(
+        playing = asyncio.create_task(
             self._play_group(Group(group, row, [], epoch), leaving, whole, keep_lost=whole and keep_lost)
         )
         for leave in leaving:  # a task that is cancelled before its first step runs no `finally`
@@ -201,10 +201,13 @@ class RolloutRunner:
             members: list[asyncio.Task[Rollout]] = []
             for index, leave in enumerate(leaving):
                 key = RolloutKey(group.row, group.id, index, len(leaving), epoch=group.epoch, mark=self.mark)
-                members.append(refusable(self.member(key, leave, hold=keep_lost)))
+                members.append(asyncio.create_task(self.member(key, leave, hold=keep_lost)))
                 members[-1].add_done_callback(leave)
             try:
-                await self._ended(group, members, whole, keep_lost=keep_lost)
+                going_on = set(members)
+                while going_on and not (whole and group.dropped):
+                    ended, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
+                    _note_failures(group, (task for task in members if task in ended), keep_lost=keep_lost)
             finally:
                 await end_tasks(members)  # until their sandboxes are released
             if group.dropped is None and any(task.cancelled() for task in members):
@@ -223,18 +226,6 @@ class RolloutRunner:
         if self.prepare is not None:
             await self.prepare(group)
         return group
-
-    async def _ended(
-        self, group: Group, members: Sequence[asyncio.Task[Rollout]], whole: bool, *, keep_lost: bool
-    ) -> None:
-        """Wait until the members have ended, or one has failed so that the group is dropped."""
-        going_on = set(members)
-        while going_on and not (whole and group.dropped):
-            ended, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
-            for rollout in [task.result() for task in members if task in ended and not task.cancelled()]:
-                if rollout.error is not None and not (keep_lost and rollout.state.given_up):
-                    group.dropped = group.dropped or rollout.ending
-                    group.detail = group.detail or rollout.error
 
     async def member(
         self, key: RolloutKey, played: Callable[[], None] = lambda: None, *, hold: bool = False
@@ -314,7 +305,7 @@ class RolloutRunner:
             started = time.perf_counter()
             if self.encoder is not None:
                 await self.encoder.encode(rollout)
-            with Meter().counting() as meter:
+            with Meter(asyncio.current_task()).counting() as meter:
                 try:
                     await self.teacher.ask(rollout)
                 except Failure as failure:
@@ -327,7 +318,7 @@ class RolloutRunner:
         """Run one rollout to its stop reason and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
-        with Meter().counting() as meter:
+        with Meter(asyncio.current_task()).counting() as meter:
             try:
                 async with self.environment.runtime(key) as runtime:
                     self._playing.add(runtime)
@@ -484,7 +475,7 @@ class RolloutRunner:
     async def _compare(self, group: Group) -> None:
         members = [rollout for rollout in group.rollouts if not rollout.state.given_up]
         try:
-            with Meter().counting() as meter:
+            with Meter(asyncio.current_task()).counting() as meter:
                 await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(members)
             members[0].use(meter.roles, played=False)  # shared by all members, so any of them may hold it
             for rollout in members:
@@ -497,6 +488,14 @@ class RolloutRunner:
             for rollout in members:
                 rollout.fail(failure)
             group.dropped, group.detail = failure.ending, failure.detail
+
+
+def _note_failures(group: Group, ended: Iterable[asyncio.Task[Rollout]], *, keep_lost: bool) -> None:
+    """Drop a group of which a member has failed; `keep_lost`: one whose retries are exhausted does not count."""
+    for rollout in [task.result() for task in ended if not task.cancelled()]:
+        if rollout.error is not None and not (keep_lost and rollout.state.given_up):
+            group.dropped = group.dropped or rollout.ending
+            group.detail = group.detail or rollout.error
 
 
 def take_up(environment: Environment, rollout: Rollout) -> None:

@@ -33,7 +33,7 @@ from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.servers.base import CALLABLE, POLICY, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
-from hermes_rl.servers.usage import Meter, refusable
+from hermes_rl.servers.usage import Meter
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.load import as_tokenizer
@@ -179,7 +179,7 @@ class Player:
         }
         work = methods[kind](*args)
         with self._meter.counting():
-            self._tasks[number] = refusable(work)  # before anything else, so that it can be cancelled
+            self._tasks[number] = asyncio.ensure_future(work)  # before anything else, so that it can be cancelled
         return self._answer(number, self._tasks[number])
 
     async def _answer(self, number: int, task: asyncio.Task[dict[str, Any]]) -> bytes:
@@ -316,7 +316,7 @@ class Player:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())
         answer: dict[str, Any] = {}
-        with Meter().counting() as meter:
+        with Meter(asyncio.current_task()).counting() as meter:
             try:
                 await self._compiled.grade_group(rollouts)
             except Failure as failure:

@@ -40,7 +40,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import POLICY, ChatServer
-from hermes_rl.servers.usage import Meter, Usage, refusable
+from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.threads import end_tasks, in_thread
 
 # ------------------------------------------------------------------------------------------ Sources of rows
@@ -588,7 +588,8 @@ class Run:
                 )
 
         async def play() -> Group:
-            played = await environment.play_group(row, group, epoch, size)
+            with Meter(asyncio.current_task()).counting():
+                played = await environment.play_group(row, group, epoch, size)
             assert self.runner.prepare is not None
             await self.runner.prepare(played)
             return played
@@ -598,7 +599,7 @@ class Run:
 
         self.runner.open += size
         with self.budget.meter.counting():
-            task = refusable(play())
+            task = asyncio.create_task(play())
         task.add_done_callback(leave)
         return task
 

@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
@@ -43,11 +43,9 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
-from hermes_rl.servers.usage import Usage, admit_call, cached_tokens_of, count_call, price_of
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.threads import settled
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
-from hermes_rl.values import is_number
 
 log = logging.getLogger(__name__)
 
@@ -91,22 +89,13 @@ class CountsTokens(Protocol):
     async def count(self, request: ChatRequest) -> int | None: ...
 
 
-def _priced(reply: ChatReply, prices: Mapping[str, float | None] | None) -> ChatReply:
-    """Return the reply with its cost, if the server did not report it and its prices are known."""
-    usage = reply.usage
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if prices is None or is_number(usage.get("cost")) or not (is_number(prompt) and is_number(completion)):
-        return reply
-    return replace(reply, usage={**usage, "cost": price_of(prices, prompt, completion, cached_tokens_of(usage))})
-
-
 class ModelClient:
     """The model of one role of a run: `policy`, `judge`, `user`, or a name that the spec gives."""
 
     def __init__(self, name: str, backends: Sequence[Backend], retry: RetryPolicy | None = None) -> None:
         self.name = name
         self._backends = tuple(backends)
-        self._pool = ServerPool(backends)
+        self._pool = ServerPool(backends, name)
         self._retry = retry or RetryPolicy()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.retries = 0
@@ -300,7 +289,7 @@ class ModelClient:
                 await self._pool.up()
             server = self._pool.pick(request.rollout_id, tried)
             tried.append(server)
-            return await self._pool.attempt(server, partial(self._sent, server.backend, request))
+            return await self._pool.attempt(server, request)
 
         def elsewhere() -> bool:
             self.retries += 1
@@ -316,15 +305,6 @@ class ModelClient:
         timing = reply.timing
         retrying = max(0.0, time.monotonic() - started - timing.queued - timing.generating)
         return replace(reply, attempts=attempts, timing=replace(timing, retrying=retrying))
-
-    async def _sent(self, backend: Backend, request: ChatRequest) -> ChatReply:
-        """Send a request to a server, and count the call."""
-        await admit_call(self.name)
-        reply = _priced(await backend.attempt(request), backend.config.prices)
-        usage = Usage(unanswered=-1)
-        usage.add(reply.usage, reply.timing.generating)
-        count_call(self.name, usage)
-        return reply
 
     async def _close(self) -> None:
         for backend in self._backends:

@@ -12,12 +12,14 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hermes_rl.servers.base import Backend, ChatReply, ContextLengthExceeded
+from hermes_rl.servers.base import POLICY, Backend, ChatReply, ChatRequest, ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed, public_url
+from hermes_rl.servers.usage import Usage, begin_call, cached_tokens_of, end_call, price_of
+from hermes_rl.values import is_number
 
 # ------------------------------ How many calls a server gets at a time: a bound that follows how the server does
 # Concurrent calls of a server: a limit that adapts to its behaviour. The limit doubles with every round trip while the
@@ -257,10 +259,22 @@ class PooledServer:
         return self.in_flight, self.rollouts, self.served
 
 
-class ServerPool:
-    """All servers of one client."""
+def _priced(reply: ChatReply, prices: Mapping[str, float | None] | None) -> ChatReply:
+    """Return the reply with its cost, if the server did not report it and its prices are known."""
+    usage = reply.usage
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if prices is None or is_number(usage.get("cost")) or not (is_number(prompt) and is_number(completion)):
+        return reply
+    return replace(reply, usage={**usage, "cost": price_of(prices, prompt, completion, cached_tokens_of(usage))})
 
-    def __init__(self, backends: Sequence[Backend], clock: Callable[[], float] = time.monotonic) -> None:
+
+class ServerPool:
+    """All servers of one client, for the model of a role."""
+
+    def __init__(
+        self, backends: Sequence[Backend], role: str = POLICY, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._role = role
         self._servers = [PooledServer(backend) for backend in backends]
         self._server_of: OrderedDict[str, PooledServer] = OrderedDict()
         self.clock = clock
@@ -316,8 +330,8 @@ class ServerPool:
         if server is not None:
             server.rollouts -= 1
 
-    async def attempt(self, server: PooledServer, send: Callable[[], Awaitable[ChatReply]]) -> ChatReply:
-        """Make one attempt on a server with `send`; it counts as that server's load while it lasts."""
+    async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
+        """Make one attempt on a server; it counts as that server's load while it lasts, and as a call of the role."""
         asked = self.clock()
         server.in_flight += 1
         try:
@@ -325,7 +339,11 @@ class ServerPool:
             server.served += 1
             probe, began = server.health.began(), self.clock()
             try:
-                reply = await send()
+                await begin_call(self._role)
+                reply = _priced(await server.backend.attempt(request), server.backend.config.prices)
+                usage = Usage()
+                usage.add(reply.usage, reply.timing.generating)
+                end_call(self._role, usage)
                 server.limiter.answered(self.clock() - began)
                 self._succeeded(server)
             except ContextLengthExceeded:

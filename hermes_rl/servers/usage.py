@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from hermes_rl.values import count_of, is_number
-
-T = TypeVar("T")
 
 REFUSED = 0.1
 """Seconds from the request to cancel a task until its refused call ends by itself."""
@@ -123,7 +121,6 @@ class Usage:
 
 
 _COUNTS = tuple(each.name for each in fields(Usage))
-SENT = Usage(unanswered=1)
 
 
 def cached_tokens_of(reported: Mapping[str, Any]) -> int:
@@ -146,21 +143,24 @@ def price_of(prices: Mapping[str, float | None], prompt: float, completion: floa
 
 
 _current: ContextVar[Meter | None] = ContextVar("meter", default=None)
-_cancel: ContextVar[Callable[[], object] | None] = ContextVar("cancel", default=None)
-"""Cancels the innermost `refusable` task, from any thread."""
 
 
 class Meter:
     """Use of models by role, of all calls made while it was `counting`.
 
-    The meter that was counting when it was made counts them too.
+    The meter that was counting when it was made counts them too; the outermost one also counts requests without an
+    answer.
+
+    Args:
+        task: cancelled when one of these calls is refused; None: the task of the meter that counts them too.
     """
 
-    __slots__ = ("_closed", "_listeners", "_lock", "_over", "roles")
+    __slots__ = ("_closed", "_listeners", "_lock", "_over", "_task", "roles")
 
-    def __init__(self) -> None:
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
         self.roles: dict[str, Usage] = {}
         self._over = _current.get()
+        self._task = task
         self._closed = False
         self._lock = threading.Lock()  # rewards call models from their own threads
         self._listeners: list[Callable[[], None]] = []
@@ -181,8 +181,36 @@ class Meter:
             known += usage
         if self._over is not None:
             self._over.add(role, usage)
-        for listener in tuple(self._listeners) if usage.calls else ():
+        for listener in tuple(self._listeners):
             listener()
+
+    async def begin(self, role: str) -> None:
+        """Count a request to a role's model as sent; raises CancelledError if the meter is closed."""
+        if self.closed:
+            task = self._cancelled_task
+            if task is not None:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+            # It ends here by that cancellation. A reward in a thread is not cancelled: nobody waits for it by then.
+            await asyncio.sleep(REFUSED)
+            raise asyncio.CancelledError
+        self._outermost._sent(role, 1)
+
+    def end(self, role: str, usage: Usage) -> None:
+        """Count a request that was sent as answered."""
+        self._outermost._sent(role, -1)
+        self.add(role, usage)
+
+    @property
+    def _outermost(self) -> Meter:
+        return self if self._over is None else self._over._outermost
+
+    @property
+    def _cancelled_task(self) -> asyncio.Task[Any] | None:
+        return self._task if self._task is not None or self._over is None else self._over._cancelled_task
+
+    def _sent(self, role: str, requests: int) -> None:
+        with self._lock:
+            self.roles.setdefault(role, Usage()).unanswered += requests
 
     def close(self) -> None:
         """Let no further call start that it counts; calls that are under way are answered and counted."""
@@ -195,7 +223,7 @@ class Meter:
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` after each answered call, in the thread that counted it."""
+        """Call `listener` after each answer, in the thread that counted it."""
         self._listeners.append(listener)
         try:
             yield
@@ -218,35 +246,13 @@ class Meter:
             return {role: {**usage.record(), "seconds": round(usage.seconds, 3)} for role, usage in self.roles.items()}
 
 
-def refusable(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task that is cancelled when one of its calls is refused."""
-    loop = asyncio.get_running_loop()
-    token = _cancel.set(lambda: loop.call_soon_threadsafe(task.cancel))
-    try:
-        task = loop.create_task(work)
-    finally:
-        _cancel.reset(token)
-    return task
-
-
-async def admit_call(role: str) -> None:
-    """Count a request to a role's model as sent; raises CancelledError if a meter is closed.
-
-    The innermost `refusable` task is then cancelled.
-    """
-    meter = _current.get()
-    if meter is None:
-        return
-    if meter.closed:
-        if (cancel := _cancel.get()) is not None:
-            cancel()
-        # It ends here by that cancellation. A reward in a thread is not cancelled: nobody waits for it by then.
-        await asyncio.sleep(REFUSED)
-        raise asyncio.CancelledError
-    meter.add(role, SENT)
-
-
-def count_call(role: str, usage: Usage) -> None:
-    """Add a call to the meter that counts calls here, if there is one."""
+async def begin_call(role: str) -> None:
+    """Count a request with the meter that counts calls here, if there is one; see `Meter.begin`."""
     if (meter := _current.get()) is not None:
-        meter.add(role, usage)
+        await meter.begin(role)
+
+
+def end_call(role: str, usage: Usage) -> None:
+    """Count its answer."""
+    if (meter := _current.get()) is not None:
+        meter.end(role, usage)

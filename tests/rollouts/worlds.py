@@ -15,7 +15,7 @@ from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import POLICY, ChatReply, ChatRequest
-from hermes_rl.servers.usage import Usage, admit_call, count_call
+from hermes_rl.servers.usage import Usage, begin_call, end_call
 from hermes_rl.tools.base import ToolRuntime
 
 Act = Callable[[RolloutKey], Any]
@@ -44,7 +44,7 @@ class Policy:
         self.gate.set()
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        await admit_call(POLICY)
+        await begin_call(POLICY)
         self.calls += 1
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
@@ -56,9 +56,9 @@ class Policy:
             self.in_flight -= 1
         message = {"role": "assistant", "content": "done"}
         usage = {"prompt_tokens": 10, "completion_tokens": 1, **self.usage}
-        counted = Usage(unanswered=-1)
+        counted = Usage()
         counted.add(usage)
-        count_call(POLICY, counted)
+        end_call(POLICY, counted)
         return ChatReply(message, self.finish_reason, usage, model="stub", server_type="stub")
 
     async def close(self) -> None: ...

@@ -124,7 +124,7 @@ class Fake:
 async def _ask(pool: ServerPool) -> None:
     server = pool.pick(None, [])
     try:
-        await pool.attempt(server, lambda: server.backend.attempt(HI))
+        await pool.attempt(server, HI)
     except AttemptFailed:
         return
 

@@ -25,8 +25,11 @@ from hermes_rl.cli.main import main
 main(["list", "rewards"])
 """
 SWALLOWED = """
+import signal
 import time
 import hermes_rl.cli.main as program
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
 
 class Finalized:
     def __del__(self):

@@ -167,7 +167,7 @@ async def test_search_skips_what_is_no_text(play: Player) -> None:
 
 async def test_search_that_takes_for_ever_ends(play: Player) -> None:
     await play("write_file", path="f", content="a" * 60)
-    outcome = await play.outcome("search_files", {"pattern": "(a+)+$x"}, timeout=1.0)
+    outcome = await play.outcome("search_files", {"pattern": "(a+)+$x"}, timeout=5.0)
     assert outcome.error is None
     assert "too long" in outcome.content
 

@@ -326,7 +326,7 @@ def test_validate_and_a_run_agree_about_odd_rows(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     chance = random.Random(seed)
     folder = Folder(tmp_path)
-    places = list(PLACES) * 32 if THOROUGH else chance.sample(list(PLACES), 60)
+    places = list(PLACES) * 36 if THOROUGH else chance.sample(list(PLACES), 60)
     for place in places:
         rows = drawn(chance)
         folder.write(*rows)

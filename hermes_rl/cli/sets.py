@@ -235,9 +235,13 @@ def _tables(result: SetTable) -> Iterator[Table]:
         rest.append(_Column(spec, (_cell(player.cells[number]) for player in players)))
 
     def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
-        """Add a column with one number for all runs of a player, if it is known."""
-        known = [[number for cell in player.cells if (number := value(cell)) is not None] for player in players]
-        rest.append(_Column(name, (safe(form.format(total(numbers)) if numbers else "-") for numbers in known)))
+        """Add a column with one number for all runs of a player; a sum of which a part is unknown is marked."""
+        shown = []
+        for player in players:
+            known = [number for cell in player.cells if (number := value(cell)) is not None]
+            at_least = "over " if total is sum and len(known) < len(player.cells) else ""
+            shown.append(safe(at_least + form.format(total(known)) if known else "-"))
+        rest.append(_Column(name, shown))
 
     add("tokens", "{:,}", lambda cell: cell.prompt_tokens + cell.completion_tokens, sum)
     add("s/rollout", "{:.2f}", lambda cell: cell.seconds, mean)

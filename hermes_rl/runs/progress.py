@@ -178,8 +178,8 @@ class RunStatus:
         concurrency: target number of rollouts in flight; None: as many as the machine and the servers carry.
         phases: number of rollouts in flight by phase (`hermes_rl.tools.base.Phase`).
         waiting_calls: calls that have no slot at a server of the policy's yet.
-        tokens: tokens that the policy's servers have read and written for this start of the run.
-        cost: cost in US dollars, as far as the servers report it.
+        tokens: tokens that the policy's servers have read and written for all starts of the run.
+        cost: US dollars of all calls whose cost is known, of all starts.
         failures: groups and rollouts that were not graded, by cause.
         again: description of the retries; empty if there were none.
         paused: True if nothing new starts for now.

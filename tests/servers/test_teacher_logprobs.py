@@ -22,14 +22,10 @@ from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenLogprobs, ids
+from tests.servers.token_policy import TokenPolicy
 
 IDS = ids([7, 300, 0, 7])
 EXACT = [name for name, kind in TYPES.items() if kind.exact]
-
-
-def value(place: int, token: int) -> float:
-    """Of no token twice, and unlike the others' in places where it is not the most probable one."""
-    return -0.25 - place * 3 - token / 1000
 
 
 def client_of(kind: str, url: str | None) -> ModelClient:
@@ -40,19 +36,19 @@ def client_of(kind: str, url: str | None) -> ModelClient:
 @pytest.mark.parametrize("kind", [name for name in EXACT if name != "scripted"])
 @pytest.mark.parametrize("top_k", [0, 1, 5])
 async def test_every_dialect_says_how_probable_each_token_is(kind: str, top_k: int) -> None:
-    server = ScriptedServer("m", load_tokenizer(), value)
-    url = await server.start()
-    try:
-        async with client_of(kind, url) as client:
-            found = await client.scored(IDS, top_k)
-    finally:
-        await server.close()
-    assert found.reference == [MASKED_LOGPROB, *(value(place, IDS[place]) for place in range(1, 4))]
+    async with (
+        TokenPolicy(load_tokenizer(), lambda prompt, chance: "").running() as url,
+        client_of(kind, url) as client,
+    ):
+        found = await client.scored(IDS, top_k)
+    assert found.reference == [MASKED_LOGPROB, *(-0.25 if token % 2 == 0 else -3.0 for token in IDS[1:])]
     assert [len(row) for row in found.distill_ids] == [len(row) for row in found.distill_logprobs] == [0, *[top_k] * 3]
-    for token, row, values in zip(IDS[1:], found.distill_ids[1:], found.distill_logprobs[1:], strict=True):
+    for token, own, row, values in zip(
+        IDS[1:], found.own, found.distill_ids[1:], found.distill_logprobs[1:], strict=True
+    ):
         assert values == sorted(values, reverse=True)
         assert len(set(row)) == top_k
-        assert all(one == token for one, logprob in zip(row, values, strict=True) if logprob == found.own[0])
+        assert all(one == token for one, logprob in zip(row, values, strict=True) if logprob == own)
 
 
 async def test_the_scripted_server_makes_up_a_distribution() -> None:

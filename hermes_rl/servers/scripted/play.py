@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from hermes_rl.tokens.chat import turn_ids
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
@@ -186,8 +186,6 @@ def _wrong_character(character: str, by: int, turned: int) -> str:
 
 # -------------------------------------------------------------------------------- replies
 
-LogprobOf = Callable[[int, int], float]
-"""Position in the sequence and token id → log-probability."""
 _QUESTION = ({"role": "user", "content": "u"},)
 
 
@@ -228,73 +226,45 @@ def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: T
     return answer | {"usage": {**counts, "total_tokens": sum(counts.values())}}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for token ids: a prompt, and the maximum tokens of the reply."""
-
-    prompt: list[int]
-    max_tokens: int | None
-    scored: int | None = None
-    """If set, the request is for log-probabilities of the prompt's tokens, with this number of most probable ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedTokens:
-    """A reply in token ids."""
-
-    ids: list[int]
-    logprobs: list[float]
-    finish: str
-    prompt: list[int]
-
-    def broken_off(self) -> PlayedTokens:
-        """Return the first half, as returned by a server that interrupts for new weights."""
-        half = len(self.ids) // 2
-        return replace(self, ids=self.ids[:half], logprobs=self.logprobs[:half], finish="abort")
-
-
-class TokenDialect(Protocol):
-    """JSON format of one kind of server."""
-
-    def read(self, body: Mapping[str, Any]) -> Asked: ...
-
-    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]: ...
-
-    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]: ...
-
-
-Scores = dict[int, float]
-"""Log-probabilities by id at one position: the token at the position first, then others, the most probable first."""
 _RANGE = 256
 """Number of ids that stand for a vocabulary: every tokenizer has as many."""
 
 
-def scores(request: Asked, logprob: LogprobOf | None) -> list[Scores]:
-    """Return invented log-probabilities of the prompt's tokens: each half as probable as the one before it in the list.
+def continuation(
+    script: Script, prompt: list[int], body: Mapping[str, Any], model: str, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return the response to the body of a completions request whose prompt is these token ids, in vLLM's form."""
+    scored = body.get("prompt_logprobs")
+    continued = (prompt[:1], "length") if scored is not None else _continued(script, prompt, body, tokenizer)
+    choice = {
+        "index": 0,
+        "text": "",
+        "token_ids": continued[0],
+        "prompt_token_ids": prompt,
+        "finish_reason": continued[1],
+        "logprobs": {"token_logprobs": [0.0] * len(continued[0])},
+    }
+    if scored is not None:
+        choice["prompt_logprobs"] = [None, *(_invented_logprobs(token, scored) for token in prompt[1:])]
+    count = {"prompt_tokens": len(prompt), "completion_tokens": len(continued[0])}
+    return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
 
-    The token at the position is the most probable one, unless `logprob` returns another value.
-    """
-    assert request.scored is not None
-    half, scored = math.log(0.5), list[Scores]()
-    for place, token in enumerate(request.prompt):
-        others = [other for other in range(_RANGE) if other != token][: max(request.scored - 1, 0)]
-        own = half if logprob is None else logprob(place, token)
-        scored.append({token: own, **{other: half * (number + 2) for number, other in enumerate(others)}})
-    return scored
 
-
-def play_tokens(script: Script, request: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
-    """Return the turn that follows the prompt, or the rest of a turn that the prompt has started."""
-    history, begun = _place(request.prompt, tokenizer)
+def _continued(
+    script: Script, prompt: list[int], body: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[list[int], str]:
+    """Return the turn that follows the prompt, or the rest of a turn that it has started, and the finish reason."""
+    history, begun = _place(prompt, tokenizer)
     message = script.next_message(history)
     whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
-    ids = whole[len(begun) :] if whole[: len(begun)] == begun else whole
-    finish = "stop"
-    if request.max_tokens is not None and request.max_tokens < len(ids):
-        ids, finish = ids[: request.max_tokens], "length"
-    start = len(request.prompt)
-    logprobs = [0.0 if logprob is None else logprob(start + place, token) for place, token in enumerate(ids)]
-    return PlayedTokens(ids, logprobs, finish, request.prompt)
+    ids, limit = whole[len(begun) :] if whole[: len(begun)] == begun else whole, body.get("max_tokens")
+    return (ids[:limit], "length") if limit is not None and limit < len(ids) else (ids, "stop")
+
+
+def _invented_logprobs(token: int, count: int) -> dict[str, dict[str, float]]:
+    """Return log-probabilities of a token and others, each half as probable as the one before it."""
+    tokens = [token, *[other for other in range(_RANGE) if other != token][: max(count - 1, 0)]]
+    return {str(each): {"logprob": place * math.log(0.5)} for place, each in enumerate(tokens, 1)}
 
 
 def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
@@ -322,79 +292,3 @@ def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
     prompt = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
     unasked = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
     return tuple(tokenizer.encode(prompt[len(unasked) :] if prompt.startswith(unasked) else prompt[-1:]))
-
-
-class _Vllm:
-    def read(self, body: Mapping[str, Any]) -> Asked:
-        return Asked([int(token) for token in body["prompt"]], body.get("max_tokens"), body.get("prompt_logprobs"))
-
-    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "text": "",
-            "token_ids": played.ids,
-            "prompt_token_ids": played.prompt,
-            "finish_reason": played.finish,
-            "logprobs": {"token_logprobs": played.logprobs},
-        }
-        count = {"prompt_tokens": len(played.prompt), "completion_tokens": len(played.ids)}
-        return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
-
-    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
-        played = PlayedTokens(request.prompt[:1], [0.0], "length", request.prompt)
-        answer = self.write(played, model, 0)
-        answer["choices"][0]["prompt_logprobs"] = _prompt_logprobs(scored)
-        return answer
-
-
-class _Sglang:
-    def read(self, body: Mapping[str, Any]) -> Asked:
-        scored = body.get("top_logprobs_num", 0) if body.get("logprob_start_len") == 0 else None
-        ids = [int(token) for token in body["input_ids"]]
-        return Asked(ids, body["sampling_params"].get("max_new_tokens"), scored)
-
-    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
-        meta = {
-            "finish_reason": {"type": played.finish},
-            "output_token_logprobs": [
-                [value, token, None] for value, token in zip(played.logprobs, played.ids, strict=True)
-            ],
-            "weight_version": str(version),
-        }
-        return {"text": "", "output_ids": played.ids, "meta_info": meta}
-
-    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
-        own = [[place[token], token, None] for place, token in zip(scored, request.prompt, strict=True)]
-        top = [[[value, token, None] for token, value in place.items()] for place in scored]
-        meta = {
-            "finish_reason": {"type": "length"},
-            "input_token_logprobs": [[None, *own[0][1:]], *own[1:]],
-            "input_top_logprobs": [None, *top[1:]],
-        }
-        return {"text": "", "output_ids": [], "meta_info": meta}
-
-
-class _Legacy:
-    def read(self, body: Mapping[str, Any]) -> Asked:
-        ids = [int(token) for token in body["prompt"]["prompt_token_ids"]]
-        return Asked(ids, body.get("max_tokens"), body.get("prompt_logprobs"))
-
-    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
-        pairs = zip(played.ids, played.logprobs, strict=True)
-        return {
-            "text": [""],
-            "finish_reasons": [played.finish],
-            "token_ids": [played.ids],
-            "logprobs": [[[{str(token): value}] for token, value in pairs]],
-        }
-
-    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
-        return {"text": [""], "finish_reasons": ["length"], "prompt_logprobs": _prompt_logprobs(scored)}
-
-
-def _prompt_logprobs(scored: list[Scores]) -> list[Any]:
-    """Return {id as text: {logprob, …}} for each position, as in vLLM; null at the first."""
-    return [None, *({str(token): {"logprob": value} for token, value in place.items()} for place in scored[1:])]
-
-
-VLLM, SGLANG, LEGACY = _Vllm(), _Sglang(), _Legacy()

@@ -1,7 +1,5 @@
 """Run the HTTP server that plays scripts, on a free loopback port, and the backend of `type: scripted`, which starts
-one.
-
-The server simulates changing weights, for testing clients of servers whose weights change.
+it.
 """
 
 from __future__ import annotations
@@ -9,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,17 +17,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.base import SESSION_HEADER, ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.client import Asker
 from hermes_rl.servers.openai import OpenAIServer
-from hermes_rl.servers.scripted.play import (
-    LEGACY,
-    SGLANG,
-    VLLM,
-    LogprobOf,
-    Script,
-    TokenDialect,
-    completion,
-    play_tokens,
-    scores,
-)
+from hermes_rl.servers.scripted.play import Script, completion, continuation
 from hermes_rl.servers.token_level import CannotRender, TokenServer
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.tokens.load import load_renderer, load_tokenizer
@@ -70,7 +59,7 @@ class ScriptedBackend:
         return await running.chat.attempt(request)
 
     async def weights(self) -> int | None:
-        """Return the simulated version, or None if the server uses messages, which contain none."""
+        """Return the version that a trainer has set, or None if the server uses messages, whose tokens have none."""
         running = await self._started()
         return await running.tokens.weights() if running.exact else None
 
@@ -94,8 +83,7 @@ class ScriptedBackend:
 
     async def _start(self) -> _Running:
         tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer)
-        server = ScriptedServer(self.config.model, tokenizer)
-        server.scripts = self._scripts
+        server = ScriptedServer(self.config.model, tokenizer, self._scripts)
         config = replace(self.config, base_url=await server.start(), api_key=None, headers={}, session_header=True)
         chat, tokens = OpenAIServer(config), TokenServer(config, Asker(config, [Completions()]))
         try:
@@ -124,31 +112,19 @@ _LARGEST_BODY = 2**28
 class ScriptedServer:
     """Scripted server in the event loop that starts it; a request without a registered script gets a fixed sentence."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, logprob: LogprobOf | None = None) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, scripts: Mapping[str, Script] | None = None) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._logprob = logprob
-        self.weights = ScriptedWeights()
-        self.scripts: dict[str, Script] = {}
+        self._scripts = {} if scripts is None else scripts
         """Scripts by rollout id, as in `SESSION_HEADER`."""
         self._runner: web.AppRunner | None = None
-
-    def register(self, rollout_id: str, script: Script) -> None:
-        """Play this script for the rollout; call it before the first request."""
-        self.scripts[safe_name(rollout_id)] = script
-
-    def forget(self, rollout_id: str) -> None:
-        """Forget the script of a finished rollout."""
-        self.scripts.pop(safe_name(rollout_id), None)
 
     async def start(self) -> str:
         """Start listening and return the base URL for clients. Raises `UserError` if loopback is not reachable."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/generate", self._generate)
         app.router.add_get("/v1/models", self._models)
-        self.weights.add_routes(app)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -179,30 +155,18 @@ class ScriptedServer:
         problem = _problem(body)
         if problem is not None:
             return _refused(problem)
-        script = self.scripts.get(request.headers.get(SESSION_HEADER, ""), Script())
-        return web.json_response(completion(script, body, self._model, self._tokenizer))
+        return web.json_response(completion(self._script(request), body, self._model, self._tokenizer))
 
     async def _completions(self, request: web.Request) -> web.Response:
-        return await self._ids(request, VLLM)
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        return await self._ids(request, None)
-
-    async def _ids(self, request: web.Request, dialect: TokenDialect | None) -> web.Response:
-        """Respond to a request for token ids; without a dialect the body determines it."""
         try:
             body = json.loads(await request.read())
-            dialect = dialect or (SGLANG if "input_ids" in body else LEGACY)
-            query = dialect.read(body)
+            prompt = [int(token) for token in body["prompt"]]
         except (ValueError, TypeError, KeyError):
             return _refused("the body is no request for token ids")
-        cut = await self.weights.gate()
-        if query.scored is not None:
-            return web.json_response(dialect.write_scores(query, scores(query, self._logprob), self._model))
-        script = self.scripts.get(request.headers.get(SESSION_HEADER, ""), Script())
-        played = play_tokens(script, query, self._tokenizer, self._logprob)
-        answer = played.broken_off() if cut else played
-        return web.json_response(dialect.write(answer, self._model, self.weights.version))
+        return web.json_response(continuation(self._script(request), prompt, body, self._model, self._tokenizer))
+
+    def _script(self, request: web.Request) -> Script:
+        return self._scripts.get(request.headers.get(SESSION_HEADER, ""), Script())
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hermes-rl"}
@@ -224,53 +188,3 @@ def _problem(body: Any) -> str | None:
 def _refused(message: str) -> web.Response:
     error = {"message": message, "type": "invalid_request_error", "code": None}
     return web.json_response({"error": error}, status=400)
-
-
-class ScriptedWeights:
-    """Simulated version of the weights and pause of generation.
-
-    ``POST /update_weights {"version": N}``, ``POST /pause?mode=keep`` (requests wait) or ``?mode=abort`` (they return
-    half of their tokens), ``POST /resume``, ``GET /is_paused``, ``GET /get_weight_version``.
-    """
-
-    def __init__(self) -> None:
-        self.version = 0
-        self._mode: str | None = None
-        self._going = asyncio.Event()
-
-    def add_routes(self, app: web.Application) -> None:
-        """Add the routes with which a trainer would control a server."""
-        self._going = asyncio.Event()
-        self._going.set()
-        app.router.add_post("/pause", self._pause)
-        app.router.add_post("/resume", self._resume)
-        app.router.add_post("/update_weights", self._update)
-        app.router.add_get("/is_paused", self._paused)
-        app.router.add_get("/get_weight_version", self._version)
-
-    async def gate(self) -> bool:
-        """Wait until generation resumes; return True if the request must return half of its tokens."""
-        if self._mode == "abort":
-            return True
-        await self._going.wait()
-        return False
-
-    async def _pause(self, request: web.Request) -> web.Response:
-        self._mode = request.query.get("mode", "abort")
-        self._going.clear()
-        return web.json_response({"status": "paused"})
-
-    async def _resume(self, _: web.Request) -> web.Response:
-        self._mode = None
-        self._going.set()
-        return web.json_response({"status": "resumed"})
-
-    async def _update(self, request: web.Request) -> web.Response:
-        self.version = int((await request.json()).get("version", self.version + 1))
-        return web.json_response({"version": self.version})
-
-    async def _paused(self, _: web.Request) -> web.Response:
-        return web.json_response({"is_paused": self._mode is not None})
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"weight_version": str(self.version)})

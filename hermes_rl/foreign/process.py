@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.foreign.environment import missing_variable
@@ -116,7 +116,7 @@ def _answer(
                         os.close(descriptor)
             if child == 0:
                 control.close()
-                _become_worker(*descriptors)
+                become_worker(descriptors[0], descriptors[1])
             children.add(child)
             return {"pid": child}
         case _:  # bury
@@ -225,8 +225,13 @@ def _load(request: Mapping[str, Any]) -> str | None:
 # ------------------------------------------------------------------------------------------ The worker process
 
 
-def _become_worker(connection: int, output: int) -> None:
-    """Work for the runner until it closes the connection; never return."""
+def become_worker(
+    connection: int, output: int, directory: str | None = None, confine: Callable[[], None] | None = None
+) -> NoReturn:
+    """Work for the runner, in its working directory or a private one, until it closes the connection.
+
+    `confine` limits the process before it works; by default `limit` does.
+    """
     try:
         die_with_parent()
         adopt_orphans()
@@ -238,20 +243,15 @@ def _become_worker(connection: int, output: int) -> None:
         os.dup2(output, 2)
         os.close(output)
         sys.stdout, sys.stderr = text_output(1), text_output(2)
-        limit()
+        (confine or limit)()
         reseed()
-        work(connection)
+        if directory is not None:
+            os.environ["HOME"] = directory
+        Runner(socket.socket(fileno=connection), directory).work()
     except BaseException:  # noqa: BLE001 - the parent's stack must never go on in a fork
         traceback.print_exc()
     finally:
         os._exit(0)
-
-
-def work(connection: int, directory: str | None = None) -> None:
-    """Serve the runner at a connection, in its working directory or in a private one."""
-    if directory is not None:
-        os.environ["HOME"] = directory
-    Runner(socket.socket(fileno=connection), directory).work()
 
 
 def limit() -> None:

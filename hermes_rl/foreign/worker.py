@@ -75,14 +75,7 @@ class Warm:
         self.listed = listed_variables()
         self._environ = user_code_variables()
         with theirs:
-            self._process = FORK_SERVER.start(
-                "hermes_rl.foreign.process:main",
-                theirs.fileno(),
-                name="hermes-code",
-                preload=MODULES,
-                environ=self._environ,
-                linger=LINGER,
-            )
+            self._start(theirs.fileno())
         self._control = ours
         self._control.settimeout(START)
         self._lock, self._loading = threading.Lock(), threading.Lock()
@@ -90,6 +83,17 @@ class Warm:
         """Code that each new fork has."""
         self.broken: frozenset[Code] = frozenset()
         """Code among it that failed to load, so that no call of it can have executed a policy's text."""
+
+    def _start(self, control: int) -> None:
+        """Start the process, with its end of the control socket."""
+        self._process = FORK_SERVER.start(
+            "hermes_rl.foreign.process:main",
+            control,
+            name="hermes-code",
+            preload=MODULES,
+            environ=self._environ,
+            linger=LINGER,
+        )
 
     @property
     def alive(self) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from typing import Any
 from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.environment import listed_variables
 from hermes_rl.foreign.pool import OwnProcess, ProcessPool
-from hermes_rl.foreign.worker import START, Warm, Worker
+from hermes_rl.foreign.worker import Warm, Worker
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, probe, require_bubblewrap
 from hermes_rl.sandbox.launcher import Program, launcher, memory_file
@@ -49,29 +48,26 @@ class ConfinedTemplate(Warm):
 
     def __init__(self, codes: Sequence[Code]) -> None:
         require_bubblewrap()
+        self._codes = codes
+        super().__init__()
+        for code in codes:
+            self.load(code)
+
+    def _start(self, control: int) -> None:
         bwrap = find_bwrap()
-        directories = sorted(_directories(codes))
+        directories = sorted(_directories(self._codes))
         # A directory in memory would hide files below it, such as a virtual environment in /tmp.
         own = "/tmp" if not any(_below(each, ["/tmp"]) for each in directories) else OTHER_TMP
-        path = [entry for entry in sys.path if _below(entry, (*directories, *SYSTEM))]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._path = [entry for entry in sys.path if _below(entry, (*directories, *SYSTEM))]
         script = (
-            f"import sys; sys.path[:] = {path!r}\n"
-            f"from hermes_rl.sandbox.user_code_child import main; main({theirs.fileno()}, {own!r})"
+            f"import sys; sys.path[:] = {self._path!r}\n"
+            f"from hermes_rl.sandbox.user_code_child import main; main({control}, {own!r})"
         )
         self._stderr = memory_file(b"", "stderr")
         argv = ["bwrap", *_options(directories, own), "--", sys.executable, "-P", "-c", script]
         libraries = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
-        with theirs:
-            program = Program(argv, bwrap.path, [theirs.fileno()], self._stderr, env=libraries)
-            self._sandbox = launcher().launch(program).result()
-        self._control, self._path = ours, path
-        self.listed, self._environ = listed_variables(), {}
-        self._control.settimeout(START)
-        self._lock, self._loading = threading.Lock(), threading.Lock()
-        self.loaded = self.broken = frozenset()
-        for code in codes:
-            self.load(code)
+        program = Program(argv, bwrap.path, [control], self._stderr, env=libraries)
+        self._sandbox = launcher().launch(program).result()
 
     def _start_request(self, changed: Mapping[str, str | None]) -> dict[str, Any]:
         return {"path": self._path, "environ": dict(self.listed)}

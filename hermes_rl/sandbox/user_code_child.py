@@ -12,15 +12,12 @@ import ctypes
 import fcntl
 import os
 import resource
-import signal
-import sys
-import traceback
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
 from hermes_rl.foreign import process
-from hermes_rl.fork_server import die_with_parent, reseed, text_output
+from hermes_rl.sandbox.helper_system import filter_calls
 from hermes_rl.sandbox.launcher import libc_call
 from hermes_rl.sandbox.seccomp import filter_program
 
@@ -37,7 +34,7 @@ socket either.
 COVERED = (b"/dev/shm", b"/dev/pts")
 """Directories of the template that its forks could write to, and so share data."""
 NOSUID, NODEV = 2, 4
-PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 22, 36, 38
+PR_CAPBSET_DROP = 24
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION = 0x20080522
 CONFINED = b"confined"
@@ -46,7 +43,6 @@ CONFINED = b"confined"
 
 def main(descriptor: int, directory: str) -> None:
     """Serve as the template, whose forks may write to `directory`, until the runner closes the control socket."""
-    libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     process.main(descriptor, partial(fork, directory))
 
 
@@ -88,37 +84,14 @@ def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: i
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - once per fork
                 file.write(text)
         if (pid := os.fork()) == 0:
-            _become_worker(directory, connection, output, tell, wait)
+            if os.read(wait, 1):  # the template is there and has heard of it
+                # Most importantly, the template's control socket is closed.
+                connection, output, tell = _only(connection, output, tell)
+                process.become_worker(connection, output, directory, partial(_confine, directory, tell))
+            os._exit(0)
         os.write(tell, b"%d" % pid)
     except BaseException as error:  # noqa: BLE001 - the template tells it
         os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
-    finally:
-        os._exit(0)
-
-
-def _become_worker(directory: str, connection: int, output: int, tell: int, wait: int) -> NoReturn:
-    try:
-        if not os.read(wait, 1):
-            os._exit(0)
-        die_with_parent()
-        os.close(wait)
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        kept, tell = _only(connection, tell)  # most importantly, the template's control socket is closed
-        sys.stdout, sys.stderr = text_output(1), text_output(2)
-        try:
-            _confine(directory)
-        except BaseException as error:  # the template reports it
-            os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
-            raise
-        os.write(tell, CONFINED)
-        os.close(tell)
-        reseed()
-        process.work(kept, directory)
-    except BaseException:  # noqa: BLE001 - the template's stack must never go on in a fork
-        traceback.print_exc()
     finally:
         os._exit(0)
 
@@ -132,7 +105,18 @@ def _only(*descriptors: int) -> range:
     return range(3, 3 + len(descriptors))
 
 
-def _confine(directory: str) -> None:
+def _confine(directory: str, tell: int) -> None:
+    """Confine this process, and report that, or the error, to the template."""
+    try:
+        _drop_access(directory)
+    except BaseException as error:
+        os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
+        raise
+    os.write(tell, CONFINED)
+    os.close(tell)
+
+
+def _drop_access(directory: str) -> None:
     """Drop access to the template's resources; raises `OSError` if any part of it fails."""
     options = f"size={DISK},nr_inodes={FILES},mode=700".encode()
     for path in (directory.encode(), *COVERED):
@@ -152,23 +136,12 @@ def _confine(directory: str) -> None:
         _, hard = resource.getrlimit(limit)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (most, most))
-    libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for capability in range(64):
         with suppress(OSError):  # the kernel has fewer
             libc_call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     libc_call("syscall", CAPSET[os.uname().machine], header, (ctypes.c_uint32 * 6)())
-    _filter_calls()
-
-
-class _Program(ctypes.Structure):
-    """`struct sock_fprog` of linux/filter.h."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("rules", ctypes.c_char_p))
-
-
-def _filter_calls() -> None:
     rules = filter_program()
     if rules is None:
         raise OSError(f"no filter on system calls is known for {os.uname().machine}")
-    libc_call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(_Program(len(rules) // 8, rules)), 0, 0)
+    filter_calls(rules)

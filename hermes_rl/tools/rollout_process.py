@@ -9,6 +9,7 @@ process, and with it the state. The second half of this module runs in the proce
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -120,13 +121,6 @@ class RolloutProcess:
             RolloutTool(one, rule, "call_method", method=one["name"], source=name, arguments=rule) for one in described
         )
 
-    async def answer(self, name: str, function: str, **arguments: Any) -> str:
-        """Return the result of a tool of this name, as `Tool.call` does."""
-        try:
-            return text_of(name, await self.call(function, read_answer, **arguments))
-        except EndedError as error:
-            raise ToolFailedError(f"tool {name!r} failed: its process {error}", f"its process {error}") from error
-
     async def close(self) -> None:
         """End the process and all its children."""
         await self.held.close()
@@ -151,17 +145,8 @@ def read_descriptions(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def text_of(name: str, answer: Mapping[str, str]) -> str:
-    """Return the result of a tool of this name; raises the errors of `Tool.call`."""
-    if "input" in answer:
-        raise ToolInputError(answer["input"])
-    if "failed" in answer:
-        raise ToolFailedError(f"tool {name!r} failed: {answer['failed']}", answer["detail"])
-    return answer["text"]
-
-
-class RolloutTool(DescribedTool):
-    """A function of the spec, or a method of its state, that is called in the rollout's process."""
+class IsolatedTool(DescribedTool):
+    """A tool whose code runs in a process for user code; `function` is the one of this module that calls it there."""
 
     def __init__(
         self, description: Mapping[str, Any], rule: ArgumentRule | None, function: str, **arguments: Any
@@ -170,6 +155,25 @@ class RolloutTool(DescribedTool):
         self.parallel, self.arguments = description["parallel"], rule
         self._function, self._arguments = function, arguments
 
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        try:
+            answer = await self._answer(Code.of(f"{HERE}:{self._function}"), {"args": args, **self._arguments}, runtime)
+        except EndedError as error:
+            raise ToolFailedError(f"tool {self.name!r} failed: its process {error}", f"its process {error}") from error
+        if "input" in answer:
+            raise ToolInputError(answer["input"])
+        if "failed" in answer:
+            raise ToolFailedError(f"tool {self.name!r} failed: {answer['failed']}", answer["detail"])
+        return answer["text"]
+
+    @abstractmethod
+    async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
+        """Return the result of a call in the process."""
+
+
+class RolloutTool(IsolatedTool):
+    """A function of the spec, or a method of its state, that is called in the rollout's process."""
+
     @classmethod
     def of_function(cls, tool: Tool, reference: str) -> RolloutTool:
         """Return the tool for the function that the reference names."""
@@ -177,29 +181,20 @@ class RolloutTool(DescribedTool):
             description_of(tool), tool.arguments, "call_function", code=Code.of(reference), arguments=tool.arguments
         )
 
-    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        process: RolloutProcess = runtime.process
-        return await process.answer(self.name, self._function, args=args, **self._arguments)
+    async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
+        held: OwnProcess = runtime.process.held
+        return await held.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
 
 
-class PoolTool(DescribedTool):
+class PoolTool(IsolatedTool):
     """A function of the spec, which is called in a process shared with calls of other rollouts."""
 
     def __init__(self, tool: Tool, reference: str) -> None:
-        super().__init__(tool.name, tool.description, tool.parameters)
-        self.parallel, self.arguments = tool.parallel, tool.arguments
         self.code = Code.of(reference)
+        rule = tool.arguments
+        super().__init__(description_of(tool), rule, "call_function", code=self.code, arguments=rule)
 
-    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        arguments = {"code": self.code, "args": args, "arguments": self.arguments}
-        call = Code.of(f"{HERE}:call_function")
-        try:
-            answer = await self._answer(call, arguments)
-        except EndedError as error:
-            raise ToolFailedError(f"tool {self.name!r} failed: its process {error}", f"its process {error}") from error
-        return text_of(self.name, answer)
-
-    async def _answer(self, call: Code, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+    async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
         return await POOL.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
 
 
@@ -211,7 +206,7 @@ class SandboxedTool(PoolTool):
         """All code that its process loads."""
         return Code.of(f"{HERE}:call_function"), self.code
 
-    async def _answer(self, call: Code, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+    async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
         process = await CONFINED.hold(*self.codes)
         try:
             return await process.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)

@@ -257,6 +257,15 @@ def read_bounded(text: str | bytes, largest: int = LARGEST, most: int = MOST_VAL
         raise ValueError(f"are not valid JSON: {error}") from None
 
 
+def read_object(text: str | bytes, largest: int = LARGEST) -> dict[str, Any] | None:
+    """Return the object of a JSON text within the limits of `read_bounded`; None if there is none in it."""
+    try:
+        value = read_bounded(text, largest)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 WINDOW = 512
 """Characters of the first part of a text in which a value is parsed; each further part is eight times longer."""
 LONGEST_WORD = 16

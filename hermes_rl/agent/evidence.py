@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_rl.agent.conversations import ProgramCall
 from hermes_rl.agent.result import AgentResult, Message, ToolCall, first_answer, text_of
 from hermes_rl.tokens.transcript import canonical_calls
-from hermes_rl.values import read_bounded
+from hermes_rl.values import read_object
 
 if TYPE_CHECKING:
     from hermes_rl.agent.endpoint import Endpoint
@@ -177,8 +177,5 @@ def _words(message: Message) -> tuple[str, tuple[str, ...]]:
 def _arguments(call: Mapping[str, Any]) -> Any:
     """Return the arguments of a call, or their text if they cannot be parsed."""
     text = call["function"]["arguments"]
-    try:
-        value = read_bounded(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text
+    value = read_object(text)
+    return text if value is None else value

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from hermes_rl.agent.result import Message
-from hermes_rl.values import read_bounded
+from hermes_rl.values import read_object
 
 
 def kept_message(message: Mapping[str, Any], turn: int) -> Message:
@@ -77,7 +76,6 @@ def _sendable_call(call: Any) -> Any:
     if not isinstance(function, dict):
         return call
     arguments = function.get("arguments")
-    with suppress(ValueError):
-        if isinstance(arguments, str) and isinstance(read_bounded(arguments), dict):
-            return call
+    if isinstance(arguments, str) and read_object(arguments) is not None:
+        return call
     return {**call, "function": {**function, "arguments": "{}"}}

@@ -37,7 +37,7 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import ToolFailedError, ToolRuntime, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
-from hermes_rl.tools.execute import SHORT, ToolOutcome, execute_calls
+from hermes_rl.tools.execute import SHORT, execute_calls
 
 # ------------------------------------------------------------------------------------------------------ The loop
 
@@ -239,7 +239,7 @@ class HermesAgentLoop:
         result.timings.tools += time.perf_counter() - started - (runtime.start_seconds - starting)
         for outcome in outcomes:
             result.messages.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
-            result.tool_calls.append(_record(outcome, result.turns_used))
+            result.tool_calls.append(ToolCall.of(outcome, result.turns_used, outcome.id))
             if outcome.error is not None:
                 result.tool_errors.append(outcome.error)
 
@@ -249,16 +249,3 @@ class HermesAgentLoop:
         if (bound := self.options.working_time) is not None:
             bounds.append(max(0.001, bound - result.timings.working))
         return min((seconds for seconds in bounds if seconds is not None), default=None)
-
-
-def _record(outcome: ToolOutcome, turn: int) -> ToolCall:
-    return ToolCall(
-        turn=turn,
-        id=outcome.id,
-        name=outcome.name,
-        arguments=outcome.arguments,
-        result=outcome.content,
-        error=outcome.error.error if outcome.error is not None else None,
-        seconds=outcome.seconds,
-        repaired=outcome.repaired,
-    )

@@ -22,6 +22,7 @@ from hermes_rl.values import count_of, own_copy
 if TYPE_CHECKING:
     from hermes_rl.servers.base import ChatReply
     from hermes_rl.tokens.transcript import TokenSequence, Transcript
+    from hermes_rl.tools.execute import ToolOutcome
 
 Message = dict[str, Any]
 """A message of the OpenAI chat format; it always has `role` and `content`.
@@ -49,6 +50,20 @@ class ToolCall:
     """Number of argument values converted to the type that the tool's schema requires."""
     executed_by: Literal["hermes_rl", "program"] = "hermes_rl"
     """`program`: one of the agent program's own tools; arguments and result are as sent back by the program."""
+
+    @classmethod
+    def of(cls, outcome: ToolOutcome, turn: int, identity: str) -> ToolCall:
+        """Return the record of an executed call."""
+        return cls(
+            turn,
+            identity,
+            outcome.name,
+            outcome.arguments,
+            outcome.content,
+            outcome.error.error if outcome.error is not None else None,
+            outcome.seconds,
+            outcome.repaired,
+        )
 
 
 @dataclass(slots=True)

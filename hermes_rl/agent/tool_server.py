@@ -102,18 +102,7 @@ class ToolServer:
         (outcome,) = outcomes if options.results is None else options.results.apply(outcomes)
         error = outcome.error
         self._kept_bytes += len(outcome.content)
-        self.calls.append(
-            ToolCall(
-                turn=0,
-                id=f"mcp-{len(self.calls) + 1}",
-                name=outcome.name,
-                arguments=outcome.arguments,
-                result=outcome.content,
-                error=None if error is None else error.error,
-                seconds=outcome.seconds,
-                repaired=outcome.repaired,
-            )
-        )
+        self.calls.append(ToolCall.of(outcome, 0, f"mcp-{len(self.calls) + 1}"))
         self.errors += [] if error is None else [error]
         return {"content": [{"type": "text", "text": outcome.content}], "isError": error is not None}
 

@@ -19,7 +19,7 @@ from hermes_rl.tokens.parsers import Parsed, Parser, parse_ids, parser_for
 from hermes_rl.tokens.texts import Guard, guarded, stand_in
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Branch, RenderedPrompt, Transcript, ids
-from hermes_rl.values import read_bounded
+from hermes_rl.values import read_object
 
 # -------------------------------------------------------------------------- Messages in the form of chat templates
 
@@ -68,13 +68,9 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping):
         return dict(call)
-    try:
-        arguments = read_bounded(function.get("arguments") or "{}")
-    except (TypeError, ValueError):
-        return dict(call)
-    if not isinstance(arguments, dict):
-        return dict(call)
-    return {**call, "function": {**function, "arguments": arguments}}
+    written = function.get("arguments") or "{}"
+    arguments = read_object(written) if isinstance(written, str) else None
+    return dict(call) if arguments is None else {**call, "function": {**function, "arguments": arguments}}
 
 
 # -------------------------------------------------------------------------------------------------- The protocol

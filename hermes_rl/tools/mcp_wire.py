@@ -13,7 +13,7 @@ import httpx2
 
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange
-from hermes_rl.values import MOST_VALUES, read_bounded, too_many_values
+from hermes_rl.values import MOST_VALUES, read_object, too_many_values
 
 ANSWER_LIMIT = 16 << 20
 """Maximum bytes of one response or event."""
@@ -88,7 +88,7 @@ async def _refused(request: httpx2.Request, response: httpx2.Response, exchange:
         body = await _body(response, ERROR_LIMIT)
     except TooLargeError:
         body = b""
-    asked, told = _object(request.content), _object(body)
+    asked, told = (read_object(each, ANSWER_LIMIT) or {} for each in (request.content, body))
     has_session = "mcp-session-id" in request.headers
     is_rpc = isinstance(told.get("error"), dict) and "jsonrpc" in told
     if is_rpc and told.get("id") is not None and told.get("id") == asked.get("id"):
@@ -97,14 +97,6 @@ async def _refused(request: httpx2.Request, response: httpx2.Response, exchange:
     ended = has_session and (status == 404 or (status == 400 and is_rpc))
     exchange.fail(f"HTTP status {status}", executed=not ended and status not in NOT_EXECUTED, ended=ended)
     return httpx2.Response(status, request=request)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        value = read_bounded(body, ANSWER_LIMIT)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _kept(response: httpx2.Response) -> dict[str, str]:

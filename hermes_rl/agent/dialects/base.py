@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hermes_rl.agent.result import Message
-from hermes_rl.values import read_bounded, write_message
+from hermes_rl.values import read_object, write_message
 
 MOST_MESSAGES = 5_000
 UNREAD = "__unparsedToolInput"
@@ -173,11 +173,8 @@ def arguments_of(arguments: Any) -> str:
 
 def object_of(arguments: str) -> dict[str, Any]:
     """Return the model's arguments as an object that `arguments_of` can read."""
-    try:
-        value = read_bounded(arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {UNREAD: {"raw": arguments}}
+    value = read_object(arguments or "{}")
+    return {UNREAD: {"raw": arguments}} if value is None else value
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from hermes_rl.agent.dialects.base import (
     text_in,
 )
 from hermes_rl.agent.result import Message, text_of
-from hermes_rl.values import read_bounded, write_message
+from hermes_rl.values import read_object, write_message
 
 ROLES = {"system", "developer", "user", "assistant"}
 SAMPLING = (
@@ -218,11 +218,8 @@ def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any
 
 def _input(arguments: str) -> str | None:
     """Return the text for a custom tool, or None if the model wrote other arguments."""
-    try:
-        value = read_bounded(arguments)
-    except ValueError:
-        return None
-    text = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
+    value = read_object(arguments) or {}
+    text = value.get("input") if len(value) == 1 else None
     return text if isinstance(text, str) else None
 
 

@@ -216,11 +216,6 @@ class BackgroundProcess(ABC):
     def output(self) -> bytes:
         """Return its output so far, only head and tail if the output exceeds its limit."""
 
-    @property
-    @abstractmethod
-    def truncated(self) -> bool:
-        """True if a part in the middle of `output` was omitted."""
-
     @abstractmethod
     async def write_stdin(self, data: bytes) -> None:
         """Write to its standard input; raises `BrokenPipeError` if it has no reader any more."""
@@ -239,9 +234,6 @@ class Conversation(ABC):
 
     Its output is not capped: a slow reader slows it down. Close it when done, in ``finally``.
     """
-
-    pid: int
-    """Its process id inside the sandbox."""
 
     @abstractmethod
     async def read(self) -> bytes:

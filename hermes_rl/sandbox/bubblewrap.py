@@ -68,7 +68,6 @@ from hermes_rl.sandbox.packages import (
     runtime_folder,
     runtime_python,
 )
-from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 from hermes_rl.sandbox.surroundings import way_out
 
@@ -640,8 +639,6 @@ class Bubblewrap(LocalIsolation):
         layout = find_layout()
         self.limits = _limits(config, layout)
         self._filter = _filter()
-        hosts = config.network if isinstance(config.network, tuple) else ()
-        self.proxy = Proxy(hosts) if hosts else None
         self.group = ControlGroup(layout, self.id) if layout is not None else None
         self.process = LocalProcess(self.group, self._on_reaped)
         self._info: int | None = None
@@ -666,8 +663,7 @@ class Bubblewrap(LocalIsolation):
         return bounds | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
     def environment(self) -> dict[str, str]:
-        proxy = ENVIRONMENT if self.proxy is not None else {}
-        return {**VARIABLES, "PATH": self.root.path, "HOME": HOME, **proxy}
+        return {**VARIABLES, "PATH": self.root.path, "HOME": HOME}
 
     async def start(self, sandbox: HelperSandbox) -> None:
         await asyncio.to_thread(self.root.prepare)
@@ -681,8 +677,6 @@ class Bubblewrap(LocalIsolation):
                 entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # even if not awaited
                 await sandbox.connect(control, self._rlimits())
                 await asyncio.shield(entering)
-                if self.proxy is not None:
-                    await self.proxy.listen(await sandbox.listen(PORT))
         except SandboxFailure as failure:
             raise (overlay_refused(str(failure)) if isinstance(self.root, ImageRoot) else None) or failure from None
         finally:
@@ -695,8 +689,6 @@ class Bubblewrap(LocalIsolation):
             if self._info is not None:
                 os.close(self._info)
                 self._info = None
-            if self.proxy is not None:
-                await self.proxy.close()
 
     async def diagnose(self, why: Lost) -> Diagnosis:
         if why is Lost.SILENT:

@@ -56,7 +56,6 @@ from hermes_rl.sandbox.helper_system import process_status
 from hermes_rl.sandbox.images import cached
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
-from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 from hermes_rl.threads import end_tasks, made_in_thread
 
@@ -600,7 +599,6 @@ class Docker(Isolation):
         self.container = Container(self.engine, f"hermes-rl-{self.id}", self.image, config)
         self._described: Mapping[str, Any] = {}
         """User, working directory and variables of the image."""
-        self._proxy = Proxy(config.network) if isinstance(config.network, tuple) and config.network else None
         self._packages = Layers(config.packages, config.npm, image=True)
         self._starts = _Starts()
         self._creating: asyncio.Task[None] | None = None
@@ -624,8 +622,7 @@ class Docker(Isolation):
         return self._pid
 
     def environment(self) -> dict[str, str]:
-        proxy = ENVIRONMENT if self._proxy is not None else {}
-        own = {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb", **proxy}
+        own = {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb"}
         return {**own, "PATH": self._packages.path(own.get("PATH", COMMANDS))} if self._packages.places else own
 
     def _image_variables(self) -> dict[str, str]:
@@ -709,8 +706,6 @@ class Docker(Isolation):
             # the processor.
             rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
             await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
-            if self._proxy is not None:
-                await self._proxy.listen(await sandbox.listen(PORT))
             if not sandbox.has_shell:
                 raise sandbox.unusable_image(f"has no {sandbox.shell}")
             await self._make_folders(sandbox)
@@ -874,8 +869,6 @@ class Docker(Isolation):
     # ------------------------------------------------------------------ the end
 
     async def close(self) -> None:
-        if self._proxy is not None:
-            await self._proxy.close()
         if self._removing is None and self._creating is not None:
             self._removing = asyncio.create_task(self._remove(self._creating))
         if self._removing is not None:

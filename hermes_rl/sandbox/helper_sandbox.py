@@ -49,6 +49,7 @@ from hermes_rl.sandbox.channel import Answer, Connection, Diagnosis, Lost
 from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
 from hermes_rl.sandbox.launcher import IN_THREAD, LocalProcess, in_memory, pipe
 from hermes_rl.sandbox.listener import Message, ReportListener
+from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
 from hermes_rl.threads import done_in_thread, one_at_a_time
@@ -89,6 +90,9 @@ class Isolation(ABC):
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
         self.id = uuid.uuid4().hex[:12]
+        hosts = config.network if isinstance(config.network, tuple) else ()
+        self.proxy = Proxy(hosts) if hosts else None
+        """The only way of the sandbox to a network, if the spec lists hosts."""
 
     @property
     @abstractmethod
@@ -221,6 +225,8 @@ class HelperSandbox(Sandbox):
         self.has_shell = bool(answer)
         if answer:
             self.shell = os.fsdecode(answer[0])
+        if self.isolation.proxy is not None:
+            await self.isolation.proxy.listen(await self.listen(PORT))
 
     async def listen(self, port: int) -> socket.socket:
         """Return a socket that listens on the sandbox's loopback."""
@@ -230,7 +236,8 @@ class HelperSandbox(Sandbox):
         if not self.alive:
             await self.boot()
         try:
-            self._variables = {**self.isolation.environment(), "SHELL": self.shell, **self.config.env}
+            proxy = ENVIRONMENT if self.isolation.proxy is not None else {}
+            self._variables = {**self.isolation.environment(), **proxy, "SHELL": self.shell, **self.config.env}
             if may_wait(self.shell, self._variables):
                 waiting = self._command([BASH, "-c", PROGRAM])
                 self.waiting_shell = WaitingShell(self.connection, self._processes, waiting)
@@ -268,6 +275,8 @@ class HelperSandbox(Sandbox):
     async def close(self) -> None:
         self.connection.end("the sandbox is closed")
         try:
+            if self.isolation.proxy is not None:
+                await self.isolation.proxy.close()
             await self.connection.diagnosed()  # which needs what is left of the sandbox
         finally:
             await self.isolation.close()

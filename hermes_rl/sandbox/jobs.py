@@ -139,10 +139,6 @@ class HelperProcess(BackgroundProcess):
     def output(self) -> bytes:
         return self._job.stdout.value()
 
-    @property
-    def truncated(self) -> bool:
-        return self._job.stdout.dropped > 0
-
     async def write_stdin(self, data: bytes) -> None:
         view, moved = memoryview(data), time.monotonic()
         while view:
@@ -183,7 +179,6 @@ class HelperConversation(Conversation):
         writer: asyncio.StreamWriter,
         signal: Callable[[int, int], None],
     ) -> None:
-        self.pid = job.pid
         self._job = job
         self._reader = reader
         self._writer = writer

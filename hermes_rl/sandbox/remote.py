@@ -217,16 +217,12 @@ class RemoteProcess(BackgroundProcess):
         self.pid = pid
         self.job = job
         self._ask, self._kill = ask, kill
-        self._output: tuple[bytes, bool] = b"", False
+        self._output = b""
         self.ended = asyncio.get_running_loop().create_future()
         self._following = asyncio.create_task(self._follow())
 
     def output(self) -> bytes:
-        return self._output[0]
-
-    @property
-    def truncated(self) -> bool:
-        return self._output[1]
+        return self._output
 
     async def write_stdin(self, data: bytes) -> None:
         if self.poll() is not None:
@@ -252,7 +248,7 @@ class RemoteProcess(BackgroundProcess):
         with contextlib.suppress(SandboxFailure, OSError, ValueError):
             while True:
                 words = await self._ask(POLL, job=self.job)
-                self._output = parts(words[1:])
+                self._output = parts(words[1:])[0]
                 if words[0] != "-":
                     self.ended.set_result(int(words[0]))
                     return

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hermes_rl.tokens.probes import QUESTION
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, TemplateRenderer, for_template, next_prompt
 from hermes_rl.tokens.texts import Guard, guarded
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
 from hermes_rl.tokens.transcript import Step, TokenSequence, Transcript, ids
 
 __all__ = ["ChatTokens", "SampledTurn", "TokenSequence", "chat_tokens", "turn_ids"]
-
-_QUESTION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "u"},)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Steps:
         history = messages[:-1]
         prompt = next_prompt(self._renderer, self._transcript, history, self._tools)
         # The turn is rendered alone: a later change of it by the template is not part of the sampled tokens.
-        completion = ids(turn_ids(self._tokenizer, _QUESTION, None, messages[-1])[1])
+        completion = ids(turn_ids(self._tokenizer, [QUESTION], None, messages[-1])[1])
         if turn.finish_reason == "length":
             completion.pop()  # the end of a cut turn was not sampled
         logprobs = _fitting_logprobs(self._tokenizer, completion.tolist(), turn)

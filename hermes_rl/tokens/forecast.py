@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.tokens.chat import turn_ids
-from hermes_rl.tokens.rendering import QUESTION, TOOL, TOOL_NAME, Renderer, call, next_prompt, said, thinking
+from hermes_rl.tokens.probes import QUESTION, TOOL, TOOL_NAME, call, said, thinking
+from hermes_rl.tokens.rendering import Renderer, next_prompt
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Step, Transcript, numbers
 

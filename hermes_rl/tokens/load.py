@@ -15,10 +15,9 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.families import family_of, family_renderer
 from hermes_rl.tokens.hub import HubTokenizer, wrapped
+from hermes_rl.tokens.probes import QUESTION, TOOL
 from hermes_rl.tokens.rendering import (
     AUTO,
-    QUESTION,
-    TOOL,
     Renderer,
     RendererRefused,
     RendererSettings,

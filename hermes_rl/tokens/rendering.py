@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from hermes_rl.errors import UserError
 from hermes_rl.threads import one_at_a_time
+from hermes_rl.tokens import probes
 from hermes_rl.tokens.parsers import Parsed, Parser, parse_ids, parser_for
 from hermes_rl.tokens.texts import Guard, guarded, stand_in
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
@@ -162,38 +163,8 @@ def prompt_anew(renderer: Renderer, messages: Messages, tools: Tools | None) -> 
     return RenderedPrompt(renderer.first(history_named(messages), tools), tools=tools)
 
 
-# ------------------------------------------------------------------------- Probes: the behaviour of a chat template
-# Does it show tools, and how does it end a turn? These conversations contain no external text, and their marker words
-# are random, so that no template contains them.
-
-ANCHOR, RESULT, THOUGHT, ARGUMENT = (stand_in() for _ in range(4))
-TOOL_NAME = f"tool_{stand_in()}"
-CALL_ID = "c00000000"
-QUESTION = {"role": "user", "content": "u"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": TOOL_NAME,
-        "description": "d",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
-    },
-}
-
-
-def said(content: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": content}
-
-
-def call(name: str, arguments: dict[str, Any], identity: str = CALL_ID) -> dict[str, Any]:
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def answering(role: str) -> dict[str, Any]:
-    return {"tool_call_id": CALL_ID, "name": TOOL_NAME} if role == "tool" else {}
-
-
-def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
-    return {**message, "reasoning_content": THOUGHT} if thought else message
+# ----------------------------------------------------------------------- The behaviour of a chat template
+# Does it show tools, and how does it end a turn?
 
 
 def require_tools(tokenizer: Tokenizer) -> None:
@@ -202,18 +173,15 @@ def require_tools(tokenizer: Tokenizer) -> None:
     Raises:
         RendererRefused: the template omits something; the message names it.
     """
-    tool_call = call(TOOL_NAME, {"x": ARGUMENT})
-    messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call]}]
-    messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": TOOL_NAME, "content": RESULT})
     try:
-        prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
-        text = tokenizer.render(messages, [TOOL], add_generation_prompt=True)
+        prompt = tokenizer.render([probes.QUESTION], [probes.TOOL], add_generation_prompt=True)
+        text = tokenizer.render(probes.with_call("", probes.ARGUMENT), [probes.TOOL], add_generation_prompt=True)
     except TemplateRefused as error:
         raise RendererRefused(f"the chat template of {tokenizer.name} refuses tools: {error}") from error
     for what, is_there in (
-        ("the tools", TOOL_NAME in prompt),
-        ("the arguments of calls", ARGUMENT in text),
-        ("the results of calls", RESULT in text),
+        ("the tools", probes.TOOL_NAME in prompt),
+        ("the arguments of calls", probes.ARGUMENT in text),
+        ("the results of calls", probes.RESULT in text),
     ):
         if not is_there:
             raise RendererRefused(f"the chat template of {tokenizer.name} leaves out {what}")
@@ -221,13 +189,10 @@ def require_tools(tokenizer: Tokenizer) -> None:
 
 def closers(tokenizer: Tokenizer) -> list[str]:
     """Return the control tokens that end an assistant turn: after text, before another message, after calls."""
-    tool_call = call(TOOL_NAME, {"x": ANCHOR})
-    called = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
-    result = {"role": "tool", "tool_call_id": tool_call["id"], "name": TOOL_NAME, "content": RESULT}
     shapes: list[tuple[list[dict[str, Any]], Tools | None]] = [
-        ([QUESTION, said(ANCHOR)], None),
-        ([QUESTION, said(ANCHOR), QUESTION], None),
-        ([QUESTION, called, result], [TOOL]),
+        ([probes.QUESTION, probes.said(probes.ANCHOR)], None),
+        ([probes.QUESTION, probes.said(probes.ANCHOR), probes.QUESTION], None),
+        (probes.with_call("", probes.ANCHOR), [probes.TOOL]),
     ]
     stops: list[str] = []
     refusals: list[str] = []
@@ -237,7 +202,7 @@ def closers(tokenizer: Tokenizer) -> list[str]:
         except TemplateRefused as error:
             refusals.append(str(error))
             continue
-        ended = text.rpartition(ANCHOR)[2].partition(RESULT)[0]
+        ended = text.rpartition(probes.ANCHOR)[2].partition(probes.RESULT)[0]
         # After a call its own tokens come first; the turn ends like others, or with a token that only calls end with.
         if not any(stop in ended for stop in stops):
             places = [(ended.find(token), -len(token), token) for token in tokenizer.control if token in ended]
@@ -348,8 +313,8 @@ class TemplateRenderer:
     def _probe(self, join: Join) -> bool:
         """Return True if the template leaves a conversation of this shape unchanged when it continues."""
         before = _conversation(join)
-        after: list[dict[str, Any]] = [{"role": role, "content": "n", **answering(role)} for role in join.roles]
-        tools = [TOOL] if join.tools else None
+        after: list[dict[str, Any]] = [{"role": role, "content": "n", **probes.answering(role)} for role in join.roles]
+        tools = [probes.TOOL] if join.tools else None
         try:
             ended = self.tokenizer.render(before, tools, add_generation_prompt=False)
             whole = self.tokenizer.render([*before, *after], tools, add_generation_prompt=True)
@@ -376,7 +341,7 @@ class TemplateRenderer:
         if not ends:
             return False
         body = rest[: min(ends)]
-        thought, called = turn.get("reasoning_content"), (TOOL_NAME, '"v"') if turn.get("tool_calls") else ()
+        thought, called = turn.get("reasoning_content"), (probes.TOOL_NAME, '"v"') if turn.get("tool_calls") else ()
         wanted = [part for part in (thought, turn.get("content"), *called) if part]
         if not wanted or not all(part in body for part in wanted):
             return False
@@ -385,14 +350,14 @@ class TemplateRenderer:
     @functools.cached_property
     def _thinking_mark(self) -> str | None:
         """Text that the template writes before a turn's thinking, or None if it writes no thinking."""
-        turn = thinking(said("said"), True)
-        anchored = {**turn, "reasoning_content": ANCHOR}
+        turn = probes.thinking(probes.said("said"), True)
+        anchored = {**turn, "reasoning_content": probes.ANCHOR}
         try:
-            opening = self.tokenizer.render([QUESTION], None, add_generation_prompt=True)
-            text = self.tokenizer.render([QUESTION, anchored], None, add_generation_prompt=False)
+            opening = self.tokenizer.render([probes.QUESTION], None, add_generation_prompt=True)
+            text = self.tokenizer.render([probes.QUESTION, anchored], None, add_generation_prompt=False)
         except TemplateRefused:
             return None
-        place = text.find(ANCHOR)
+        place = text.find(probes.ANCHOR)
         start = len(opening) if text.startswith(opening) else 0
         return text[start:place].strip() or None if place >= 0 else None
 
@@ -408,11 +373,12 @@ class TemplateRenderer:
         """Return the tokens from the end of an assistant turn to the start of the next, with the new messages."""
         results = [message for message in new if message.get("role") == "tool"]
         answered = [
-            (str(result.get("name") or TOOL_NAME), str(result.get("tool_call_id") or CALL_ID)) for result in results
+            (str(result.get("name") or probes.TOOL_NAME), str(result.get("tool_call_id") or probes.CALL_ID))
+            for result in results
         ]
         anchor = stand_in(answered, new, tools)
-        calls = [call(name, {"x": anchor}, identity) for name, identity in answered]
-        anchored = {**said(""), "tool_calls": calls} if join.called and calls else said(anchor)
+        calls = [probes.call(name, {"x": anchor}, identity) for name, identity in answered]
+        anchored = {**probes.said(""), "tool_calls": calls} if join.called and calls else probes.said(anchor)
 
         def written(messages: Messages, offered: Tools | None) -> str:
             text = self.tokenizer.render(messages, offered, add_generation_prompt=True)
@@ -426,7 +392,7 @@ class TemplateRenderer:
         def encoded(guard: Guard) -> array[int]:
             return ids(guard.encode(written(guard.messages, guard.tools)))
 
-        messages = [QUESTION, anchored, *map(for_template, new)]
+        messages = [probes.QUESTION, anchored, *map(for_template, new)]
         try:
             return guarded(self.tokenizer, messages, tools, encoded, written, since=2)
         except TemplateRefused:
@@ -442,14 +408,18 @@ def _begins_anew(tokenizer: Tokenizer, stop: str) -> bool:
 
 def _conversation(join: Join) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if join.system else []
-    messages.append(QUESTION)
-    last = said("said" if join.said else "")
+    messages.append(probes.QUESTION)
+    last = probes.said("said" if join.said else "")
     if join.earlier:
         # An earlier call has its result, and a model thinks before it calls.
-        earlier = {**said(""), "tool_calls": [call(TOOL_NAME, {"x": "e"})]} if join.tools else said("early")
-        messages.append(thinking(earlier, join.thought))
-        messages.append({"role": "tool", "content": "r", **answering("tool")} if join.tools else QUESTION)
+        earlier = (
+            {**probes.said(""), "tool_calls": [probes.call(probes.TOOL_NAME, {"x": "e"})]}
+            if join.tools
+            else probes.said("early")
+        )
+        messages.append(probes.thinking(earlier, join.thought))
+        messages.append({"role": "tool", "content": "r", **probes.answering("tool")} if join.tools else probes.QUESTION)
     if join.called:
-        last["tool_calls"] = [call(TOOL_NAME, {"x": "v"})]
-    messages.append(thinking(last, join.thought))
+        last["tool_calls"] = [probes.call(probes.TOOL_NAME, {"x": "v"})]
+    messages.append(probes.thinking(last, join.thought))
     return messages

@@ -19,15 +19,8 @@ from hermes_rl.tokens.chat import chat_tokens, turn_ids
 from hermes_rl.tokens.families import family_renderer
 from hermes_rl.tokens.hub import wrapped
 from hermes_rl.tokens.load import make_renderer
-from hermes_rl.tokens.rendering import (
-    ANCHOR,
-    RESULT,
-    TOOL_NAME,
-    Renderer,
-    RendererSettings,
-    TemplateRenderer,
-    next_prompt,
-)
+from hermes_rl.tokens.probes import ANCHOR, RESULT, TOOL_NAME
+from hermes_rl.tokens.rendering import Renderer, RendererSettings, TemplateRenderer, next_prompt
 from hermes_rl.tokens.texts import DIGITS, stand_in
 from hermes_rl.tokens.tokenizer import (
     CONTROL,

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, NamedTuple, Self
 
 from hermes_rl.tokens.chat import turn_ids
+from hermes_rl.tokens.probes import QUESTION
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
 # -------------------------------- The script of a scripted policy: turns that call tools, send text, or both
@@ -186,8 +187,6 @@ def _wrong_character(character: str, by: int, turned: int) -> str:
 
 # -------------------------------------------------------------------------------- replies
 
-_QUESTION = ({"role": "user", "content": "u"},)
-
 
 def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the response to the body of a chat request."""
@@ -256,7 +255,7 @@ def _continued(
     """Return the turn that follows the prompt, or the rest of a turn that it has started, and the finish reason."""
     history, begun = _place(prompt, tokenizer)
     message = script.next_message(history)
-    whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
+    whole = turn_ids(tokenizer, [QUESTION], None, message)[1]
     ids, limit = whole[len(begun) :] if whole[: len(begun)] == begun else whole, body.get("max_tokens")
     return (ids[:limit], "length") if limit is not None and limit < len(ids) else (ids, "stop")
 
@@ -289,6 +288,6 @@ def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, li
 @functools.lru_cache(maxsize=8)
 def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids with which the template starts an assistant turn."""
-    prompt = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
-    unasked = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
+    prompt = tokenizer.render([QUESTION], None, add_generation_prompt=True)
+    unasked = tokenizer.render([QUESTION], None, add_generation_prompt=False)
     return tuple(tokenizer.encode(prompt[len(unasked) :] if prompt.startswith(unasked) else prompt[-1:]))

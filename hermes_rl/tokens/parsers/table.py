@@ -7,7 +7,6 @@ tries to parse it. A new format is one file in this directory and one line in th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
@@ -19,7 +18,7 @@ from hermes_rl.tokens.parsers.kimi_k2 import KIMI_K2
 from hermes_rl.tokens.parsers.llama3_json import LLAMA3_JSON
 from hermes_rl.tokens.parsers.mistral import MISTRAL
 from hermes_rl.tokens.parsers.qwen3_coder import QWEN3_CODER
-from hermes_rl.tokens.texts import stand_in
+from hermes_rl.tokens.probes import ANCHOR, ARGUMENT, QUESTION, RESULT, TOOL, TOOL_NAME, with_call
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
 _FORMATS: dict[str, tuple[str, Parser]] = {
@@ -52,19 +51,6 @@ OPENINGS = tuple({parser.markers[0]: None for _, parser in _FORMATS.values()})
 """Start of a call in each format."""
 OTHERS = ("<function=", "<|channel|>commentary to=", "<｜DSML｜function_calls>", "<minimax:tool_call>")
 """Start of a call in formats that only servers parse, and in calls without their opening."""
-NAME, ARGUMENTS = f"tool_{stand_in()}", {"x": stand_in()}
-"""Random words, so that no template contains them."""
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": NAME,
-        "description": "d",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
-    },
-}
-_SAID, _RESULT = stand_in(), stand_in()
-_ID = "c00000000"
-_QUESTION: dict[str, Any] = {"role": "user", "content": "u"}
 _CUTS = 6
 
 
@@ -124,13 +110,13 @@ def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
 
 def _reads(parser: Parser, written: str) -> bool:
     calls = parser.calls(written, [TOOL])[1]
-    return [(call.status, call.name, call.arguments) for call in calls] == [(Status.OK, NAME, ARGUMENTS)]
+    return [(call.status, call.name, call.arguments) for call in calls] == [(Status.OK, TOOL_NAME, {"x": ARGUMENT})]
 
 
 def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield a call written by the template, cut at each control token after it. Raises `TemplateRefused`."""
     text = _turn(tokenizer)
-    inner = text.rfind(str(ARGUMENTS["x"]))
+    inner = text.rfind(ARGUMENT)
     if inner < 0:
         return
     places = sorted({place for token in tokenizer.control if (place := text.find(token, inner)) >= 0})[:_CUTS]
@@ -141,11 +127,11 @@ def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
 
 def _turn(tokenizer: Tokenizer) -> str:
     """Return the rendered text from the start of an assistant turn with a call to the result of the call."""
-    with_text = tokenizer.render(_conversation(_SAID), [TOOL], add_generation_prompt=False)
-    if _SAID in with_text:
-        return _before_result(with_text.rpartition(_SAID)[2])
-    text = tokenizer.render(_conversation(""), [TOOL], add_generation_prompt=False)
-    prompt = tokenizer.render([_QUESTION], [TOOL], add_generation_prompt=True)
+    with_text = tokenizer.render(with_call(ANCHOR, ARGUMENT), [TOOL], add_generation_prompt=False)
+    if ANCHOR in with_text:
+        return _before_result(with_text.rpartition(ANCHOR)[2])
+    text = tokenizer.render(with_call("", ARGUMENT), [TOOL], add_generation_prompt=False)
+    prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
     same = next((i for i, pair in enumerate(zip(text, prompt, strict=False)) if pair[0] != pair[1]), len(prompt))
     common = text[:same]
     ends = [place + len(token) for token in (*tokenizer.control, "\n") if (place := common.rfind(token)) >= 0]
@@ -153,13 +139,4 @@ def _turn(tokenizer: Tokenizer) -> str:
 
 
 def _before_result(text: str) -> str:
-    return text.partition(_RESULT)[0]
-
-
-def _conversation(text: str) -> list[dict[str, Any]]:
-    call = {"id": _ID, "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
-    return [
-        _QUESTION,
-        {"role": "assistant", "content": text, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": _ID, "name": NAME, "content": _RESULT},
-    ]
+    return text.partition(RESULT)[0]

@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import UserError
 from hermes_rl.threads import in_thread
-from hermes_rl.tools.base import DescribedTool, Held, Tool, ToolInputError, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.values import read_own_json, write_json
 from hermes_rl.visible import visible
 
@@ -77,6 +78,8 @@ class Replay:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._counts: WeakKeyDictionary[ToolRuntime, Counter[str]] = WeakKeyDictionary()
+        """Number of times that each rollout has made each call."""
         try:
             self._tools: dict[str, dict[str, Tool]] = defaultdict(dict)
             for line in _lines(folder / TOOLS):
@@ -102,24 +105,13 @@ class Replay:
         if key not in self._answers:
             log.warning("%s has no answer to %s; record it with toolsets.record", self.folder, visible(key[:500]))
             raise ToolInputError("this call has no recorded answer, and nothing is asked of the world now")
-        answers = runtime.held.setdefault("replay", _Given())
-        assert isinstance(answers, _Given)
-        number = answers.counts[key]
-        answers.counts[key] += 1
+        counts = self._counts.setdefault(runtime, Counter())
+        number = counts[key]
+        counts[key] += 1
         answer, error = self._answers[key][min(number, len(self._answers[key]) - 1)]
         if error:
             raise ToolInputError(answer)
         return answer
-
-
-class _Given(Held):
-    """Counts how often a rollout has made each call."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-
-    async def close(self) -> None:
-        return
 
 
 class _Outside(DescribedTool):

@@ -505,7 +505,6 @@ class Generation:
         self.logprobs.extend(piece.logprobs)
         self.finish, self.model = piece.finish, piece.model
         self.timing = Timing(
-            queued=self.timing.queued + timing.queued,
             generating=self.timing.generating + timing.generating,
             paused=self.timing.paused + timing.paused,
         )
@@ -648,7 +647,7 @@ class Asker:
                 raise self._transport.refused(self._dialect.path, answer)
             took = answer.received - answer.sent
             paused = min(self._pauses.seconds - seen, took)
-            return answer, Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
+            return answer, Timing(generating=took - paused, paused=paused)
 
     async def _ask(self, body: Callable[[Dialect], bytes], request: ChatRequest, bound: ReplyBound) -> HttpAnswer:
         while True:

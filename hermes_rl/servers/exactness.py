@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ PROBES = 16
 NOISE = 0.02
 """Maximum difference of two log-probabilities of one token that counts as numerical noise."""
 _COLD = 0.5
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,18 @@ async def _asked(server: TokenServer, sampling: Sampling, shaping: str) -> list[
 
 
 async def _many(server: TokenServer, sampling: Sampling) -> list[Sampled]:
-    return list(await asyncio.gather(*(server.sample(replace(sampling, seed=seed)) for seed in range(PROBES))))
+    return await sampled(server, [replace(sampling, seed=seed) for seed in range(PROBES)])
+
+
+async def sampled(server: TokenServer, requests: Iterable[Sampling]) -> list[Sampled]:
+    """Return the answers to bare requests, in their order; several are in flight, as many as the server takes."""
+    room = asyncio.Semaphore(min(_AT_ONCE, server.config.max_concurrency))
+
+    async def one(request: Sampling) -> Sampled:
+        async with room:
+            return await server.sample(request)
+
+    return await asyncio.gather(*map(one, requests))
 
 
 def _noise(answers: Sequence[Sampled]) -> list[Finding]:

@@ -7,7 +7,6 @@ parameters on the distribution.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from array import array
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, drawn_seed
-from hermes_rl.servers.exactness import Finding, in_words
+from hermes_rl.servers.exactness import Finding, in_words, sampled
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -27,7 +26,6 @@ VARIATION = 0.02
 """Total variation up to which a significant difference is not an error."""
 SIGMAS = 4.0
 """Maximum deviation of a count from its expected value, in standard deviations."""
-_AT_ONCE = 64
 _WALKS = 8
 _STEPS = 32
 _UNDECIDED = math.log(0.4)
@@ -120,15 +118,10 @@ async def _telling(server: TokenServer, sampling: Sampling, wanted: float) -> tu
 
 async def _drawn(server: TokenServer, sampling: Sampling, pairs: int) -> tuple[list[Sampled], list[Sampled]]:
     """Draw one token for each of two turns of many rollouts, all in the same context."""
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(rollout: int, turn: int) -> Sampled:
-        async with room:
-            seed = drawn_seed(drawn_seed(rollout, "rollout"), "turn", turn)
-            return await server.sample(replace(sampling, seed=seed))
-
-    answers = await asyncio.gather(*(one(rollout, turn) for turn in (1, 2) for rollout in range(pairs)))
-    return list(answers[:pairs]), list(answers[pairs:])
+    turns = ((drawn_seed(rollout, "rollout"), turn) for turn in (1, 2) for rollout in range(pairs))
+    seeds = (drawn_seed(seed, "turn", turn) for seed, turn in turns)
+    answers = await sampled(server, (replace(sampling, seed=seed) for seed in seeds))
+    return answers[:pairs], answers[pairs:]
 
 
 def distribution(answers: Sequence[Sampled]) -> Distribution:

@@ -27,7 +27,7 @@ class OpenAIServer:
         self._transport = Transport(config)
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Wait for a slot, send once, and parse the response."""
+        """Send once, and parse the response."""
         body = chat_body(request, self.config.current())
         bound = ReplyBound.of_chat(body)
         call = self._transport.post(PATH, encode(body), request.rollout_id, bound.size)
@@ -35,7 +35,7 @@ class OpenAIServer:
         answer = await call
         if answer.status != 200:
             raise self._transport.refused(PATH, answer)
-        timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
+        timing = Timing(generating=answer.received - answer.sent)
         return await self._transport.read(
             PATH, answer, partial(read_reply, config=self.config, timing=timing, bound=bound)
         )

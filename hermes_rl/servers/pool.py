@@ -361,7 +361,7 @@ class ServerPool:
             server.in_flight -= 1
         if (queued := began - asked) < _NOTICED:
             return reply
-        return replace(reply, timing=replace(reply.timing, queued=reply.timing.queued + queued))
+        return replace(reply, timing=replace(reply.timing, queued=queued))
 
     def _succeeded(self, server: PooledServer) -> None:
         down, failing_since = server.health.down, server.health.failing_since

@@ -45,13 +45,13 @@ class RewardModel:
         raise NotImplementedError
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Wait for a slot, send once, and parse the numbers; raises as `hermes_rl.servers.base.Backend`."""
+        """Send once, and parse the numbers; raises as `hermes_rl.servers.base.Backend`."""
         config = self.config.current()
         body = encode({"model": config.model, **self.body(request.messages)})
         answer = await self._transport.post(self.path, body, most=_BOUND.size)
         if answer.status != 200:
             raise self._transport.refused(self.path, answer)
-        timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
+        timing = Timing(generating=answer.received - answer.sent)
 
         def read(data: Any) -> ChatReply:
             values = self.numbers(data["data"][0])

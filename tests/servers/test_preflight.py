@@ -74,7 +74,7 @@ async def test_address_without_a_version_is_refused_if_the_server_answers_with_o
 
 def test_missing_version_is_hinted_at_where_nothing_is_found() -> None:
     server = Transport(ServerConfig("openai", "http://user:secret@localhost:1"))
-    failed = server.refused("chat/completions", HttpAnswer(404, {}, b"Not Found", 0.0, 0.0, 0.0))
+    failed = server.refused("chat/completions", HttpAnswer(404, {}, b"Not Found", 0.0, 0.0))
     assert str(failed) == (
         "http://localhost:1/chat/completions: status 404: Not Found; base_url has no /v1, where most servers answer: "
         "try http://localhost:1/v1"

@@ -20,7 +20,7 @@ import posixpath
 import secrets
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, Self
 
@@ -455,6 +455,24 @@ class Sandbox(ABC):
             return await self.stat(path, follow=follow)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    async def walk(self, path: str, *, limit: int = LIST_LIMIT) -> AsyncIterator[tuple[str, FileInfo]]:
+        """Yield everything below a directory with its path from there; symlinks are not followed.
+
+        Raises `OSError` as `list_dir` does, which gets `limit`, and for a name that no file has.
+        """
+        pending = [""]
+        while pending:
+            inner = pending.pop()
+            folder = f"{path}/{inner}" if inner else path
+            for info in await self.list_dir(folder, limit=limit):
+                if info.name in ("", ".", "..") or "/" in info.name or "\0" in info.name:
+                    # Only if a backend lists files by programs of the image, which the agent may have replaced.
+                    raise OSError(errno.EINVAL, f"no file can be named {info.name!r}", folder)
+                below = f"{inner}/{info.name}" if inner else info.name
+                yield below, info
+                if info.kind == "directory":
+                    pending.append(below)
 
     def resolve(self, path: str, cwd: str | None = None) -> str:
         """Return the absolute `path`: ``~`` is the home; a relative one starts at `cwd`, or else at `workdir`."""

@@ -177,20 +177,11 @@ async def _files(
     if info.kind != "directory":
         yield await _file(sandbox, request.path, "", info.mode, budget)
         return
-    pending = [""]
-    while pending:
-        inner = pending.pop()
-        folder = f"{request.path}/{inner}" if inner else request.path
-        for info in await sandbox.list_dir(folder, limit=MOST_FILES):
-            if info.name in ("", ".", "..") or "/" in info.name or "\0" in info.name:
-                # Only if a backend lists files by programs of the image, which the agent may have replaced.
-                raise OSError(errno.EINVAL, f"no file can be named {info.name!r}", folder)
-            path = f"{inner}/{info.name}" if inner else info.name
-            if info.kind == "directory":
-                budget.spend(0)  # each directory costs a separate call
-                pending.append(path)
-            elif info.kind == "file":
-                yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)
+    async for path, info in sandbox.walk(request.path, limit=MOST_FILES):
+        if info.kind == "directory":
+            budget.spend(0)  # each directory costs a separate call
+        elif info.kind == "file":
+            yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)
 
 
 async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Budget) -> ArtifactFile:

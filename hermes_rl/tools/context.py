@@ -56,6 +56,12 @@ def _content(path: Path) -> tuple[bytes, int] | None:
     return path.read_bytes(), path.stat().st_mode & 0o777
 
 
+def _store(path: Path, data: bytes) -> None:
+    """Write a file, and make its parent directories."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
 # -------------------------------------------------------------------------------- context
 
 
@@ -325,8 +331,7 @@ class ToolContext:
             data = self.read_bytes(remote, limit)
         except OSError as error:
             return {"success": False, "error": f"{remote}: {error.strerror}"}
-        Path(local).parent.mkdir(parents=True, exist_ok=True)
-        Path(local).write_bytes(data)
+        _store(Path(local), data)
         return {"success": True, "bytes": len(data)}
 
     def download_dir(self, remote: str, local: str | Path, limit: int = DOWNLOAD_BYTES) -> list[dict[str, Any]]:
@@ -339,20 +344,17 @@ class ToolContext:
         done: list[dict[str, Any]] = []
 
         async def work(sandbox: Sandbox) -> None:
-            remaining, pending = limit, [(sandbox.resolve(remote), Path(local))]
-            while pending:
-                folder, into = pending.pop()
-                entries = await sandbox.list_dir(folder)
-                await asyncio.to_thread(into.mkdir, parents=True, exist_ok=True)
-                for info in entries:
-                    source = f"{folder}/{info.name}"
-                    if info.kind == "directory":
-                        pending.append((source, into / info.name))
-                    elif info.kind == "file":
-                        data = await sandbox.read_file(source, limit=remaining)
-                        remaining -= len(data)
-                        await asyncio.to_thread((into / info.name).write_bytes, data)
-                        done.append({"success": True, "bytes": len(data), "path": source})
+            remaining, top = limit, sandbox.resolve(remote)
+            async for path, info in sandbox.walk(top):
+                target = Path(local, path)
+                if info.kind == "directory":
+                    await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+                elif info.kind == "file":
+                    data = await sandbox.read_file(f"{top}/{path}", limit=remaining)
+                    remaining -= len(data)
+                    await asyncio.to_thread(_store, target, data)
+                    done.append({"success": True, "bytes": len(data), "path": f"{top}/{path}"})
+            await asyncio.to_thread(Path(local).mkdir, parents=True, exist_ok=True)
 
         try:
             self._on_sandbox(work)

@@ -13,7 +13,7 @@ import pytest
 from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code
-from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.base import FileInfo, SandboxConfig
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
@@ -133,6 +133,21 @@ async def test_symlinks_of_the_agent_are_not_followed_out(ctx: ToolContext, play
     await play("terminal", command="mkdir d; ln -s /etc/passwd d/link; ln -s . d/loop; echo x > d/real")
     await asyncio.to_thread(ctx.download_dir, "d", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["real"]
+
+
+async def test_a_listed_name_that_leads_out_is_not_written(
+    ctx: ToolContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sandbox = await ctx.runtime.sandbox()
+    await sandbox.write_file("outside", b"of the agent")
+
+    async def listed(path: str, *, limit: int = 0) -> list[FileInfo]:
+        return [FileInfo("../outside", "file", 12, 0o644, 0.0)]
+
+    monkeypatch.setattr(sandbox, "list_dir", listed)
+    (answer,) = await asyncio.to_thread(ctx.download_dir, "d", tmp_path / "in")
+    assert (answer["success"], "no file can be named" in answer["error"]) == (False, True)
+    assert not (tmp_path / "outside").exists()
 
 
 PLANTS = {

@@ -135,7 +135,6 @@ class Endpoint:
         """True if the last completion request received a reply."""
         self.failure: HermesRLError | None = None
         """Infrastructure failure that stops the rollout."""
-        self.ended = asyncio.Event()
         self.too_long = 0
         """Number of requests exceeding the model's context since the last one that fitted."""
         self._waited, self._waiting, self._since = 0.0, 0, 0.0
@@ -275,7 +274,6 @@ class Endpoint:
             return self._refused(CHAT, str(error))
         except HermesRLError as error:
             self.failure = error
-            self.ended.set()
             return _response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
         finally:
             self._held_bytes -= size
@@ -348,13 +346,10 @@ class Endpoint:
                 if self.too_long < MOST_TOO_LONG:
                     return _response(400, dialect.error(_too_long(error), "context_length_exceeded"))
                 self.ending = Ending.TOKEN_BUDGET
-                self.ended.set()
             except OverError as over:
                 self.ending = over.ending
-                self.ended.set()
             except HermesRLError as error:
                 self.failure = error
-                self.ended.set()
                 return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         reason = f"the rollout is over ({self.ending}): no further request is answered"
         return _response(400, dialect.error(reason, "rollout_over"), close=True)

@@ -54,7 +54,7 @@ PORT = 8181
 LONGEST = 3600.0
 """Maximum working time of a program in seconds if the spec sets no limit."""
 GLANCE = 0.5
-"""Seconds between two checks of the time limit."""
+"""Seconds between two checks of the time limit and of the endpoint."""
 GRACE = 10.0
 """Seconds that a program may take to exit after the rollout has stopped."""
 OUTPUT = 1 << 20
@@ -314,10 +314,10 @@ class ProgramDriver:
         in_time = True
         try:
             while not running.done() and in_time and endpoint.failure is None:
-                await _first(running, endpoint.ended.wait() if over is None else None, GLANCE)
+                await asyncio.wait({running}, timeout=GLANCE)
                 timings.tools = before + max(0.0, clock() - began - endpoint.waiting)
                 in_time = timings.working < bound
-                if endpoint.ended.is_set():
+                if endpoint.ending is not None:
                     over = over or clock()
                     if clock() - over > GRACE:
                         break
@@ -389,17 +389,6 @@ def hearing(conversation: Sequence[Message], message: Message | None) -> list[Me
     content, words = last["content"], f"\n\n{words}"
     joined = [*content, {"type": "text", "text": words}] if isinstance(content, list) else f"{content}{words}"
     return [*conversation[:-1], {**last, "content": joined}]
-
-
-async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
-    """Wait until the program has exited or the event is set, for at most `seconds`."""
-    waiting = None if event is None else asyncio.ensure_future(event)
-    both = {running} if waiting is None else {running, waiting}
-    try:
-        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        if waiting is not None:
-            waiting.cancel()
 
 
 def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:

@@ -415,15 +415,14 @@ async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> Non
     async with open_env(parse_spec(TEXT.format(mode="hangs", command="python3", timeout=60), folder=tmp_path)) as env:
         before = asyncio.all_tasks()
 
-        def waiting() -> list[asyncio.Task[object]]:
-            return [task for task in asyncio.all_tasks() - before if "Event.wait" in repr(task)]
+        def running() -> list[asyncio.Task[object]]:
+            return [task for task in asyncio.all_tasks() - before if ".run()" in repr(task)]
 
         playing = asyncio.create_task(env.play(env.rows()[0], Sampler().policy()))
-        await until(waiting)
+        (run,) = await until(running)
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
-        assert playing.cancelled()
-        await until(lambda: not waiting())
+        assert (playing.cancelled(), run.cancelled(), running()) == (True, True, [])
 
 
 async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_path: Path) -> None:

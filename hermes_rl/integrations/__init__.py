@@ -1,1 +1,4 @@
-"""Doors to trainers, a module for each. They play a spec through the Python API, and load a trainer when it is used."""
+"""Integrations with trainers, one module each.
+
+They run a spec through the Python API and import a trainer only when it is used.
+"""

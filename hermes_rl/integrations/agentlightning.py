@@ -1,7 +1,7 @@
-"""Door to agent-lightning: a spec as a `LitAgent`, whose model calls its proxy captures.
+"""Integrate with agent-lightning: offer a spec as a `LitAgent`, whose model calls agent-lightning's proxy captures.
 
-Owns which rows become tasks, and how a rollout ends for the runner: with its score, or with an error that fails the
-attempt. Only a reward goes back, so what it cannot carry is refused by name.
+This module selects the rows that become tasks and returns each rollout to the runner as its score, or as an error that
+fails the attempt. agent-lightning takes only a reward, so a spec that needs more than one score is refused.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ TRAINER = "agent-lightning"
 
 
 class AttemptWithoutScore(RuntimeError):
-    """A rollout has no score, or one that agent-lightning cannot carry; the attempt fails, and the store repeats it."""
+    """The rollout has no score, or a masked one; the attempt fails and agent-lightning's store retries it."""
 
 
 class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
-    """Plays the rollouts of a spec: tools, sandboxes, endings and rewards are the spec's.
+    """Agent that runs the rollouts of a spec with the spec's tools, sandboxes, stop reasons and rewards.
 
     Args:
         spec: a path, or the name of a shipped spec.
-        llm: the name of the resource with the model.
-        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`; those of the resource win.
+        llm: the name of the resource that contains the model.
+        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`; the resource's settings override them.
     """
 
     def __init__(self, spec: str, *, llm: str = "main_llm", sampling: Mapping[str, Any] | None = None) -> None:
@@ -36,12 +36,24 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
         self._spec, self._llm, self._sampling = spec, llm, dict(sampling or {})
 
     def tasks(self, rows: int | None = None, split: str = "train") -> list[dict[str, str]]:
-        """Return the dataset: a task for each row of a split. Raises what `tasks_of` does."""
+        """Return the dataset: one task per row of a split.
+
+        Args:
+            rows: the number of rows; None: all.
+            split: "train" or "eval".
+
+        Raises:
+            UserError: as for `tasks_of`.
+        """
         return [{"key": key, "split": split} for key, _ in tasks_of(self._spec, split, rows, TRAINER)]
 
     async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
-        """Play the rollout of a task at the endpoint that the resource has for this attempt, and return its score;
-        raises `AttemptWithoutScore` where there is none."""
+        """Run a task's rollout at the endpoint that the resource provides for this attempt, and return its score.
+
+        Raises:
+            AttemptWithoutScore: the rollout has no score, or the spec masks its stop reason.
+            UserError: the resource or the row does not exist, or agent-lightning cannot run the spec.
+        """
         if self._llm not in resources:
             raise UserError(f"there is no resource {self._llm!r} (there are {', '.join(resources)}): name it as `llm`")
         model = resources[self._llm]

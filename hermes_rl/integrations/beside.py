@@ -1,7 +1,7 @@
-"""An environment beside a trainer that is synchronous: rollouts play on a loop in a thread of their own.
+"""Run an environment next to a synchronous trainer: rollouts run on an event loop in a separate thread.
 
-Owns when the spec opens and closes, which of its rows are trained on, and how the thread that owns the trainer's model
-answers the model calls of rollouts that play on another one.
+This module opens and closes the spec, selects the rows for training, and passes the model calls of rollouts to the
+thread that owns the trainer's model.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ import hermes_rl
 from hermes_rl.errors import UserError
 
 Call = tuple[list[int], hermes_rl.Sampling]
-"""One model call: the ids of its prompt, and how to sample."""
+"""One model call: the token ids of its prompt, and its sampling settings."""
 Waiting = tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]]
-"""A call that waits for its answer."""
+"""A call, and the future that receives its reply."""
 Generate = Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]]
-"""Answers several calls together."""
+"""A function that samples replies for a batch of calls, in their order."""
 GATHERING = 0.005
-"""Seconds without a further model call after which those that wait become one batch."""
+"""Seconds without another model call after which the waiting calls become one batch."""
 
 
 class Beside:
-    """A spec that opens when something of it is first used, on a loop in a thread of its own.
+    """A spec that opens on first use, on an event loop in a separate thread.
 
-    Each start writes a run directory of its own below `record`. Rollouts of an earlier start are never played into a
-    later one: the trainer begins at its checkpoint, and the weights that sampled them may be gone.
+    Each start of the trainer writes its own run directory under `record`. A start never reuses rollouts of an earlier
+    one: the trainer resumes at its checkpoint, and the weights that sampled them may no longer exist.
 
     Args:
-        spec: a loaded spec, a path, or the name of a shipped one.
-        rows: how many rows to train on, or the keys of those; default: all.
-        environ: where `${VAR}` and the keys of servers are looked up.
-        record: a folder that every start of the trainer writes a run directory into.
-        workers: processes that play.
+        spec: a loaded spec, a path, or the name of a shipped spec.
+        rows: the number of rows to train on, or their keys; default: all.
+        environ: variables used for `${VAR}` and for server keys.
+        record: a directory in which every start of the trainer creates a run directory.
+        workers: the number of processes that run rollouts.
     """
 
     def __init__(
@@ -61,17 +61,21 @@ class Beside:
 
     @cached_property
     def env(self) -> Any:
-        """The environment, for what runs on its loop."""
+        """The environment, for code that runs on its event loop."""
         spec, environ = self._opening
         return hermes_rl.open_env(spec, environ=environ, record=self._record, workers=self._workers)
 
     @cached_property
     def sync(self) -> Any:
-        """The environment, open, for other threads than that of its loop."""
+        """The open environment, for threads other than the thread of its event loop."""
         return self._stack.enter_context(hermes_rl.sync(self.env))
 
     def rows(self, split: str) -> dict[str, Any]:
-        """Return the rows of a split by their keys: those that were chosen, of the split that is trained on."""
+        """Return the rows of a split by key; of the training split, only the selected rows.
+
+        Raises:
+            UserError: the spec may have endless rows and no number was given.
+        """
         if split not in self._splits:
             rows, chosen = self.sync.rows(split), self._chosen if split == "train" else None
             if chosen is None and rows.length is None:
@@ -83,7 +87,7 @@ class Beside:
         return self._splits[split]
 
     def close(self) -> None:
-        """End what is played and release everything; may be called twice."""
+        """Cancel running rollouts and release all resources; may be called twice."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -94,19 +98,19 @@ class Beside:
 
 
 class ModelCalls:
-    """Model calls of rollouts, which play on another thread; the thread that owns the model answers them in batches."""
+    """Model calls of rollouts on another thread, answered in batches by the thread that owns the model."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
 
     async def sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-        """Wait for the answer of the other thread."""
+        """Return the reply to a prompt, sampled by the other thread."""
         answer: concurrent.futures.Future[hermes_rl.Sampled] = concurrent.futures.Future()
         self._waiting.put(((ids, sampling), answer))
         return await asyncio.wrap_future(answer)
 
     def answer_until(self, playing: concurrent.futures.Future[Any], generate: Generate) -> None:
-        """Answer calls until `playing` has ended; what ends this sooner ends `playing` as well."""
+        """Answer calls until `playing` is done; cancel `playing` if an exception ends this method earlier."""
         playing.add_done_callback(lambda _: self._waiting.put(None))
         try:
             while (first := self._waiting.get()) is not None:
@@ -121,7 +125,7 @@ class ModelCalls:
                 self._answer([request for request in batch if request[1].set_running_or_notify_cancel()], generate)
                 if ended:
                     return
-        except BaseException:  # Ctrl-C too: what is played on another thread would go on
+        except BaseException:  # also on Ctrl-C: the rollouts on the other thread would continue
             playing.cancel()
             raise
 
@@ -133,7 +137,7 @@ class ModelCalls:
             if len(answers) != len(batch):
                 raise ValueError(f"{len(batch)} calls got {len(answers)} answers")
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a failed attempt of each rollout that asked
-            # A StopIteration would end the coroutine that waits.
+            # A StopIteration would end the waiting coroutine instead of raising in it.
             failed = RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
             for _, answer in batch:
                 answer.set_exception(failed)

@@ -1,4 +1,8 @@
-"""What the doors to trainers share; those whose trainer samples the tokens itself have more of it in `pull`."""
+"""Code that the trainer integrations share.
+
+This module opens specs once per process, rejects specs and rollouts that a trainer cannot represent, and runs rollouts
+at endpoints. `pull` has the code for trainers that sample the tokens themselves.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,17 @@ _OPENING = Lock()
 _OPENED: dict[str, tuple[hermes_rl.Env, Any]] = {}
 _CLOSING = ExitStack()
 _PROCESS: list[int] = []
-"""The process that has opened something."""
+"""Id of the process that opened the specs; empty before the first one."""
 
 
 def opened(spec: str) -> tuple[hermes_rl.Env, Any]:
-    """Return the environment of a spec and its blocking twin, opened with the first use in this process.
+    """Return a spec's environment and its synchronous wrapper, opened on the first use in this process.
 
-    It lives on a loop in a thread of its own, so that the trainer's loop is never held up, and closes when the process
-    ends. Raises `UserError` for a wrong spec, and in a process that was forked from one that had opened some.
+    The environment runs on an event loop in a separate thread, so that it never blocks the trainer's loop. It closes
+    when the process exits.
+
+    Raises:
+        UserError: the spec is wrong, or this process was forked after its parent opened a spec.
     """
     with _OPENING:
         if not _PROCESS:
@@ -44,14 +51,17 @@ def opened(spec: str) -> tuple[hermes_rl.Env, Any]:
 
 
 def _close() -> None:
-    if [os.getpid()] == _PROCESS:  # a fork has copies of what belongs to the other process
+    if [os.getpid()] == _PROCESS:  # a forked process has only copies of its parent's resources
         _CLOSING.close()
 
 
 def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the key and the prompt of each row of a split. The spec is closed again, so that a trainer may fork.
+    """Return the key and the prompt messages of each row of a split; at most `rows` rows.
 
-    Raises `UserError` where the trainer cannot play it, and for endless rows where nobody says how many are wanted.
+    The spec is closed again before the function returns, so that the trainer may fork.
+
+    Raises:
+        UserError: the spec is wrong, the trainer cannot run it, or the rows may be endless and `rows` is None.
     """
     env = hermes_rl.open_env(spec)
     with hermes_rl.sync(env):
@@ -63,8 +73,10 @@ def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tupl
 
 
 def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTHERS) -> None:
-    """Refuse a spec whose rewards compare rollouts that the trainer plays apart from each other, or that counts lost
-    ones."""
+    """Raise `UserError` if rewards compare the members of a group, which the trainer runs independently.
+
+    Also raise it in the cases of `require_own_baseline`. `instead` is the alternative that the message suggests.
+    """
     require_own_baseline(env, trainer)
     if env.comparing:
         raise UserError(
@@ -74,15 +86,18 @@ def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTH
 
 
 def trained_seats(env: hermes_rl.Env) -> int:
-    """Return how many seats of an episode are trained; 1 where one agent plays."""
+    """Return the number of trained seats of an episode; 1 for a spec with a single agent."""
     return len(env.spec.trained_seats) if env.spec.agents else 1
 
 
 def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = False) -> None:
-    """Refuse a spec whose scores the trainer would compare otherwise than the spec says, as it does so itself.
+    """Raise `UserError` if the trainer, which computes its own baseline, would compare scores in another way.
 
-    It counts lost members as the worst of their group, or trains several seats of an episode; `seats`: the door takes
-    those that are all compared with each other.
+    That is the case if the spec scores infrastructure failures as the worst of their group, trains a policy other than
+    `policy`, trains no seat, or trains several seats of an episode.
+
+    Args:
+        seats: the integration supports several trained seats if all are compared with each other (`baseline: row`).
     """
     require_own_policy(env, trainer)
     if not trained_seats(env):
@@ -103,7 +118,7 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
 
 
 def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
-    """Refuse a spec that trains the policy of another server than the one that the trainer brings."""
+    """Raise `UserError` if the spec trains the policy of a server other than `policy`, which the trainer provides."""
     if others := env.spec.other_policies:
         raise UserError(
             f"agents: {others} is trained, and {trainer} trains one policy, that of `policy`: write `train: false`, or "
@@ -112,7 +127,7 @@ def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
 
 
 def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
-    """Refuse a spec in which `policy` plays other seats than the trained one, for which the door has no answers."""
+    """Raise `UserError` if `policy` acts for seats other than the trained seat: the client steps only that one."""
     stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.rivals or (seat.server,))]
     if stepped != env.spec.trained_seats:
         raise UserError(
@@ -132,10 +147,13 @@ async def play_at_endpoint(
     split: str = "train",
     sampling: Mapping[str, Any] | None = None,
 ) -> hermes_rl.Rollout:
-    """Play a rollout whose model calls go to an endpoint that the trainer has opened for it.
+    """Run a rollout whose model calls go to an endpoint that the trainer has opened for it.
 
-    Cancelling the wait for it releases its sandbox. It is played once: the trainer repeats what failed. Raises
-    `UserError` where there is no such row, or the trainer cannot play the spec.
+    Cancelling this coroutine releases the rollout's sandbox. A failed rollout is not retried here, since the trainer
+    retries it.
+
+    Raises:
+        UserError: the row does not exist, or the trainer cannot run the spec.
     """
     env, sync = await asyncio.to_thread(opened, spec)
     require_no_comparing(env, trainer)
@@ -151,11 +169,14 @@ async def play_at_endpoint(
     return require_carried(rollout, trainer)
 
 
-# ------------------------------------------------------------------------------- a rollout as a trainer gets it
+# ------------------------------------------------------------------------------- conversion of rollouts
 
 
 def require_carried(rollout: hermes_rl.Rollout, trainer: str) -> hermes_rl.Rollout:
-    """Return the rollout; refuse one of which its rewards say more than a score, where a trainer takes no more."""
+    """Return the rollout; raise `UserError` if its rewards give more than the one score that the trainer takes.
+
+    These are credit for single turns and overrides, which set fields of a ScoredDataGroup for one member.
+    """
     parts = ["credit to its turns"] if rollout.credit else []
     parts += [f"overrides ({', '.join(rollout.overrides)})"] if rollout.overrides else []
     if parts:
@@ -167,7 +188,7 @@ def require_carried(rollout: hermes_rl.Rollout, trainer: str) -> hermes_rl.Rollo
 
 
 def logprobs_of(example: hermes_rl.Example, trainer: str) -> list[float]:
-    """Return the log-probabilities of a response; raises `UserError` where they are not known."""
+    """Return the log-probabilities of a response, one per token; raise `UserError` if they are unknown."""
     if example.logprobs is None:
         raise UserError(
             f"a rollout has no log-probabilities, and {trainer} trains with those that were sampled: name a "
@@ -177,5 +198,5 @@ def logprobs_of(example: hermes_rl.Example, trainer: str) -> list[float]:
 
 
 def values_of(rollout: hermes_rl.Rollout) -> dict[str, float]:
-    """Return the values of those rewards that have one."""
+    """Return the values of the rewards by name, without the rewards that have no value."""
     return {name: reward.value for name, reward in rollout.rewards.items() if reward.value is not None}

@@ -1,7 +1,8 @@
-"""Door to OpenEnv: a spec as an environment that OpenEnv's clients reset and step over its WebSocket.
+"""Integrate with OpenEnv: serve a spec as an environment that OpenEnv clients reset and step over a WebSocket.
 
-Owns which row a reset begins, what a client hears after each step, and that a session ends with its client. A rollout
-without a score has the reward None, and the observation says why. `hermes-rl openenv SPEC` serves it.
+This module selects the row of a reset, builds the observation after each step, and ends a session when its client
+disconnects. A rollout without a score has the reward None, and the observation contains the reason.
+`hermes-rl openenv SPEC` starts the server.
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ from hermes_rl.integrations.opened import require_carried, require_no_comparing,
 
 
 class Say(Action):
-    """The model's turn."""
+    """Action with the model's turn."""
 
     content: str = ""
     tool_calls: list[dict[str, Any]] = Field(default_factory=list)
-    """Calls as OpenAI writes them."""
+    """Tool calls in OpenAI's format."""
 
 
 class Heard(Observation):
-    """What the model hears next; with `done`, how the rollout ended."""
+    """Observation with the model's next input or, if `done`, the result of the rollout."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
-    """New ones: the prompt after a reset, and answers of tools or of the simulated user after a step."""
+    """New messages: the prompt after a reset; tool results or the simulated user's message after a step."""
     tools: list[dict[str, Any]] = Field(default_factory=list)
-    """OpenAI schemas of what may be called."""
+    """Tools that the model may call, as OpenAI schemas."""
     max_tokens: int | None = None
-    """Of the next turn; None: no bound."""
+    """Token limit of the next turn; None: no limit."""
     ending: str | None = None
+    """Stop reason of the rollout."""
     error: str | None = None
-    """Why there is no score."""
+    """Reason why there is no score."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """The values that the score, which is `reward`, is made of."""
+    """Values of the spec's rewards, which the score (`reward`) combines."""
     trainable: bool = True
-    """False where the spec masks the ending: it counts for the baseline, and is not trained on."""
+    """False if there is no score, or if the spec masks the stop reason, so that only the baseline uses the score."""
 
 
 class HermesEnvironment(Environment):
-    """One session of a client; OpenEnv runs its calls in a thread of its own."""
+    """One client session; OpenEnv runs its calls in a separate thread."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -56,20 +58,20 @@ class HermesEnvironment(Environment):
         self._env, self._sync, self._turns = env, sync, turns
         self._session: Any = None
         self._heard = 0
-        """Messages that the client knows, its own included."""
+        """Number of messages that the client already has, including its own."""
         self._state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Heard:
-        """Begin the rollout of a row: the one with that `key`, at that `index`, or at the seed; else the next one.
+        """Start the rollout of a row, selected by `key`, `index` or `seed`; by default the next row.
 
         Args:
-            seed: stands for an index, over and over through the rows.
+            seed: used as an index, modulo the number of rows.
             episode_id: the client's name for the episode.
-            options: `key`, `index`, `split` ("train" or "eval"), and `group`: rollouts of one group have the same tools
-                where the spec draws them.
+            options: `key`, `index`, `split` ("train" or "eval"), and `group`: rollouts with the same group get the same
+                tools if the spec draws tools at random.
 
         Raises:
-            UserError: there is no such row, or something else is asked for.
+            UserError: the row does not exist, or an option is unknown.
         """
         self.close()
         split, group = options.pop("split", "train"), options.pop("group", None)
@@ -79,7 +81,7 @@ class HermesEnvironment(Environment):
         return self._observation(self._session.start())
 
     def step(self, action: Say, timeout_s: float | None = None, **_: Any) -> Heard:
-        """Answer with the model's turn; the times are the spec's, whatever `timeout_s` is."""
+        """Apply the model's turn and return the next observation; `timeout_s` is ignored, the spec's limits apply."""
         if self._session is None:
             raise UserError("call reset first: no rollout has begun")
         message: dict[str, Any] = {"role": "assistant", "content": action.content}
@@ -90,14 +92,14 @@ class HermesEnvironment(Environment):
         return self._observation(turn)
 
     def close(self) -> None:
-        """End the rollout and release its sandbox; OpenEnv calls it when the client has gone."""
+        """End the rollout and release its sandbox; OpenEnv calls this when the client disconnects."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     @property
     def state(self) -> State:
-        """Which episode it is, of which row, and how many steps it has had."""
+        """Episode id, row key and step count of the current episode."""
         return self._state
 
     def _row(
@@ -130,41 +132,44 @@ class HermesEnvironment(Environment):
             trainable=rollout.score is not None and not rollout.masked,
         )
 
-    # What OpenEnv's task API lists.
+    # Methods of OpenEnv's task API.
 
     def list_splits(self) -> list[str]:
         """Return the splits that the spec has."""
         return ["train"] if self._env.spec.dataset.eval is None else ["train", "eval"]
 
     def num_tasks(self, split: str) -> int:
-        """Return how many rows a split has."""
+        """Return the number of rows of a split; raise `NotImplementedError` if the rows may be endless."""
         length = self._env.rows(split).length
         if length is None:
             raise NotImplementedError("the rows may be without end")
         return length
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return the row at an index."""
+        """Return the id (row key) and index of the row at an index."""
         if not 0 <= index < self.num_tasks(split):
             raise IndexError(index)
         return {"id": self._env.rows(split)[index].key, "index": index}
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
-        """Return the rows between two indices."""
+        """Return the rows from `start` to `stop` (exclusive), as `get_task` does."""
         return [self.get_task(split, index) for index in range(*slice(start, stop).indices(self.num_tasks(split)))]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """Return all rows."""
+        """Return all rows of a split, as `get_task` does."""
         return self.get_task_range(split)
 
 
 def make_app(env: hermes_rl.Env, most: int) -> Any:
-    """Return OpenEnv's application for an environment that is open, with at `most` so many sessions at a time.
-    UserError: rewards compare the members of a group, which sessions are not."""
+    """Return OpenEnv's application for an open environment, with at most `most` concurrent sessions.
+
+    Raises:
+        UserError: sessions cannot run the spec, such as rewards that compare the members of a group.
+    """
     require_no_comparing(env, "OpenEnv")
     require_one_stepped(env, "OpenEnv")
     numbers, sync = count(), hermes_rl.sync(env)
-    sync.__enter__()  # the environment is open, so this opens nothing
+    sync.__enter__()  # the environment is already open, so this opens nothing
     return create_fastapi_app(
         lambda: HermesEnvironment(env, sync, lambda: next(numbers)),
         Say,

@@ -1,7 +1,7 @@
-"""Door to OpenRLHF: a spec as the `AgentExecutor` of its rollout actors, made by `executor`.
+"""Integrate with OpenRLHF: offer a spec as the `AgentExecutor` of its rollout actors, created by `executor`.
 
-Owns how a rollout looks to OpenRLHF; the vLLM of the actor's process samples. A rollout without a score raises, which
-stops training: OpenRLHF has none.
+This module converts rollouts to OpenRLHF's output; the vLLM engine in the actor's process samples. OpenRLHF cannot
+represent a rollout without a score, so such a rollout raises, which stops training.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def executor(
     allow_inexact: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> type[Any]:
-    """Return the class that a file of `--train.agent_func_path` has to name `AgentExecutor`.
+    """Return the class that the file given by `--train.agent_func_path` must export as `AgentExecutor`.
 
     Args:
-        spec: a loaded spec, a path, or the name of a shipped one.
+        spec: a loaded spec, a path, or the name of a shipped spec.
         renderer, sampling, replays, allow_inexact: as for `Pull`.
-        processed_logprobs: vLLM's log-probabilities know of temperature and top_p (`logprobs_mode`).
-        environ: where `${VAR}` and the keys of servers are looked up.
+        processed_logprobs: whether vLLM's log-probabilities include temperature and top_p (its `logprobs_mode`).
+        environ: variables used for `${VAR}` and for server keys.
 
     Raises:
-        UserError: OpenRLHF is not installed, or settings exclude each other.
+        UserError: OpenRLHF is not installed, or settings conflict.
     """
     try:
         from openrlhf.utils.agent import AgentExecutorBase
@@ -57,7 +57,7 @@ def executor(
     own = own_settings(sampling, "OpenRLHF", "its arguments")
 
     class AgentExecutor(AgentExecutorBase):
-        """Plays rollouts of the spec."""
+        """Executor that runs rollouts of the spec."""
 
         def __init__(self) -> None:
             self.env = hermes_rl.open_env(spec, environ=environ)
@@ -74,7 +74,7 @@ def executor(
             llm_engine: Any,
             images: Any = None,
         ) -> dict[str, Any]:
-            """Play the row that the label names."""
+            """Run a rollout of the row that the label names, and return it in OpenRLHF's format."""
             pull = self._pull
             require_no_comparing(await pull.open(), "OpenRLHF")
             split, key = row_named(label, "a label names no row", "openrlhf")
@@ -108,7 +108,7 @@ def executor(
 def _policy(
     tokenizer: Any, renderer: Any, params: Any, engine: Any, longest: int, most: int | None
 ) -> hermes_rl.Policy:
-    """Make the policy that asks the vLLM of this process."""
+    """Return a policy that samples with the vLLM engine of this process."""
 
     async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
         settings = deepcopy(params)
@@ -120,7 +120,7 @@ def _policy(
 
 
 def _ranges(mask: list[int]) -> list[tuple[int, int]]:
-    """Return the stretches of ones, as start and end."""
+    """Return the start and the exclusive end of each run of ones."""
     starts = [place for place, (mark, last) in enumerate(zip(mask, [0, *mask], strict=False)) if mark and not last]
     ends = [place for place, (mark, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True)) if last and not mark]
     return list(zip(starts, ends, strict=True))

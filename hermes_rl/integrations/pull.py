@@ -1,8 +1,8 @@
-"""A pull door's half that is the same for all trainers: they ask for rollouts and sample the tokens themselves.
+"""Common part of the integrations with trainers that request rollouts and sample the tokens themselves.
 
-`Pull` is one spec behind such a trainer. It owns when the spec opens, which rollouts are played together, and what of a
-trainer's settings or of a rollout is refused because the other side has no place for it. A door adds the shapes of its
-trainer: what names a row, how a call is sampled, and what a rollout looks like there. CONTRIBUTING.md has an example.
+`Pull` runs one spec for such a trainer. It opens the spec, runs compared rollouts together, and rejects trainer
+settings and rollouts that the other side cannot represent. An integration adds the formats of its trainer: how data
+name a row, how a call is sampled, and how a rollout is returned. CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.opened import require_carried, require_own_baseline, trained_seats
 
 FAILURES = tuple(ending for ending in hermes_rl.Ending if not ending.graded)
-"""Endings that infrastructure caused, which trainers are told apart by."""
+"""Stop reasons caused by infrastructure; integrations log them separately."""
 CUT = (hermes_rl.Ending.LENGTH, hermes_rl.Ending.TOKEN_BUDGET)
-"""Endings of a rollout that a bound on its tokens has cut short."""
+"""Stop reasons of rollouts that a token limit truncated."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1, 0, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None), "stop": (None, []),
 }  # fmt: skip
-"""Settings of sampling that rollouts do not apply, and their values that change nothing."""
+"""Sampling settings that rollouts do not apply, each with its neutral values; the first is the default."""
 
 
 class BatchPlace(NamedTuple):
-    """Where a rollout belongs: its row, the id of its group (None: a new one), and which of so many members it is."""
+    """Position of a rollout: its row, the id of its group (None: a new one), its index and the size of the group."""
 
     row: hermes_rl.Row | str
     group: str | None
@@ -37,7 +37,7 @@ class BatchPlace(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """What became of a place: its rollout, None where its group was dropped, how that ended, and what had failed."""
+    """Result at one position: the rollout (None if its group was dropped), the stop reason, and the error message."""
 
     rollout: hermes_rl.Rollout | None
     ending: hermes_rl.Ending
@@ -45,23 +45,24 @@ class BatchResult(NamedTuple):
 
 
 class Pull:
-    """A spec behind a trainer that asks for rollouts.
+    """A spec that runs for a trainer that requests rollouts.
 
-    Doors have these arguments by the same names, with `renderer`, which is as `renderer` of a server in a spec.
+    Integrations have arguments with these names, and `renderer`, which is the `renderer` of a server in a spec.
 
     Args:
-        trainer: its name in what is refused.
-        env: the environment that plays.
-        policy: what samples for it; None: each play says it.
-        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. Temperature and top_p are the trainer's.
-        where: the trainer's own place for those two.
-        replays: how often a rollout is played again after a failure that was not the policy's doing.
-        concurrency: rollouts at a time, or groups where a reward compares their members; default: all of a batch.
-        allow_inexact: train also on tokens that are not proven to be those that were sampled.
-        seats: the door hands on what `play_all` returns, so that several seats of an episode may be trained.
+        trainer: the trainer's name, for error messages.
+        env: the environment that runs the rollouts.
+        policy: the policy that samples; None: each call passes it.
+        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. The trainer sets temperature and top_p.
+        where: the location of those two settings in the trainer, for error messages.
+        replays: the maximum number of retries of a rollout after infrastructure failures.
+        concurrency: the number of concurrent rollouts, or of groups if rewards compare their members; default: all of
+            a batch.
+        allow_inexact: also train on tokens that are not token-exact.
+        seats: the integration passes on the results of `play_all`, so that several seats of an episode may be trained.
 
     Raises:
-        UserError: `sampling` has what the trainer sets.
+        UserError: `sampling` contains a setting that the trainer sets.
     """
 
     def __init__(
@@ -84,8 +85,13 @@ class Pull:
         self._opening: asyncio.Task[Any] | None = None
 
     async def open(self) -> hermes_rl.Env:
-        """Return the environment, opened by the first call; raises `UserError` where it cannot be opened, or the
-        trainer cannot play it. A caller who is cancelled leaves the others their opening."""
+        """Return the environment, opened by the first call.
+
+        Cancelling one caller does not cancel the opening for the others.
+
+        Raises:
+            UserError: the environment cannot be opened, or the trainer cannot run it.
+        """
         if self._opening is None:
             self._opening = asyncio.create_task(self.env.open())
         await asyncio.shield(self._opening)
@@ -93,7 +99,7 @@ class Pull:
         return self.env
 
     async def close(self) -> None:
-        """End what is played and release everything."""
+        """Cancel running rollouts and release all resources."""
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
         await self.env.close()
@@ -101,15 +107,16 @@ class Pull:
     def sampling(
         self, parameters: Mapping[str, Any], raw: str | None = None, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
     ) -> dict[str, Any]:
-        """Return the agent's settings for a play: the user's, and the trainer's temperature and top_p.
+        """Return the agent's settings for a rollout: the user's settings, with the trainer's temperature and top_p.
 
         Args:
-            parameters: how the trainer samples, by vLLM's names.
-            raw: the way out where the engine's log-probabilities, which are trained on, are those before both.
-            neutral: what rollouts do not apply, with the values that change nothing.
+            parameters: the trainer's sampling parameters, by vLLM's names.
+            raw: advice for the error message, if the engine's log-probabilities, which are trained on, are computed
+                before temperature and top_p are applied; None if they include both.
+            neutral: settings that rollouts do not apply, with their neutral values.
 
         Raises:
-            UserError: something is not applied to rollouts, or the log-probabilities know nothing of it.
+            UserError: a parameter is not applied to rollouts, is not a number, or is missing in the log-probabilities.
         """
         for name, values in neutral.items():
             if parameters.get(name, values[0]) not in values:
@@ -130,7 +137,11 @@ class Pull:
     async def play(
         self, place: BatchPlace, split: str, sampling: Mapping[str, Any], policy: hermes_rl.Policy | None = None
     ) -> hermes_rl.Rollout:
-        """Play one rollout by itself, with another policy where one is given. `Env.play` raises the same."""
+        """Run one rollout, with `policy` if given, else with the policy of this object.
+
+        Raises:
+            UserError, RunError: as for `Env.play`.
+        """
         row, group, member, size = place
         return await self.env.play(
             row,
@@ -144,10 +155,12 @@ class Pull:
         )
 
     async def play_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
-        """Play all members of a group. `Env.play_group` raises the same.
+        """Run all members of a group.
 
-        Where several seats of an episode are trained, its members are those seats' rollouts; `UserError` where these
-        are no whole number of episodes.
+        If several seats of an episode are trained, the members are the rollouts of those seats.
+
+        Raises:
+            UserError: the group size is not a multiple of the number of trained seats; also as for `Env.play_group`.
         """
         row, group, _, size = place
         seats = trained_seats(self.env)
@@ -160,9 +173,10 @@ class Pull:
     async def play_all(
         self, places: Sequence[BatchPlace], split: str, sampling: Mapping[str, Any]
     ) -> list[BatchResult]:
-        """Play every place of a batch; members that a reward compares are played together, and have to be there all.
+        """Run every position of a batch and return the results in the same order.
 
-        Cancelling the wait ends what is played.
+        Members that rewards compare run together, so `places` must contain all members of their group. Cancelling this
+        coroutine cancels the rollouts.
         """
 
         comparing = bool(self.env.comparing) or trained_seats(self.env) > 1
@@ -179,7 +193,7 @@ class Pull:
                     members = dict(enumerate(group.rollouts))
             return {(place.group, number): BatchResult(own, own.ending, own.error) for number, own in members.items()}
 
-        # Where the members of a group are played together, the play of the first one is that of all.
+        # If the members of a group run together, the task of the first member runs them all.
         begun = [place for place in places if not comparing or place.size == 1 or place.member == 0]
         work = [asyncio.create_task(play(place)) for place in begun]
         try:
@@ -190,17 +204,23 @@ class Pull:
         return [ended[place.group, place.member] for place in places]
 
     def examples(self, rollout: hermes_rl.Rollout, *, one: bool = False) -> list[hermes_rl.Example]:
-        """Return what is trained on of a rollout. That takes milliseconds: call it in a thread.
+        """Return the training examples of a rollout, one per sequence. This takes milliseconds: call it in a thread.
+
+        Args:
+            one: require exactly one sequence.
 
         Raises:
-            UserError: its rewards say more than the trainer takes, its tokens are not proven, or there have to be those
-                of `one` sequence and there are others.
+            UserError: the rewards give more than a score, the tokens are not token-exact, or `one` is not met.
         """
         return require_carried(rollout, self.trainer).examples(one=one, exact=self._exact)
 
 
 def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -> dict[str, Any]:
-    """Return settings of `agent` that the user gives a door; refuse those that the trainer sets `where` it says."""
+    """Return the user's settings of `agent`.
+
+    Raises:
+        UserError: `sampling` is not a mapping, or contains a setting that belongs into the trainer's `where`.
+    """
     if not isinstance(sampling, Mapping | None):
         raise UserError(f"sampling is {sampling!r:.60}: write settings of `agent`, such as {{'max_turns': 4}}")
     settings = dict(sampling or {})
@@ -210,8 +230,16 @@ def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -
 
 
 def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
-    """Return the split and the key of the row that a trainer's data name, in a mapping or as JSON; UserError says the
-    `problem`, and which page shows how the data are written."""
+    """Return the split and the key of the row that a trainer's data name.
+
+    Args:
+        value: a mapping with `split` and `key`, or its JSON text.
+        problem: the start of the error message.
+        door: the name of the integration's page in the docs.
+
+    Raises:
+        UserError: `value` has another format.
+    """
     try:
         row = json.loads(value) if isinstance(value, str) else value
         return str(row["split"]), str(row["key"])
@@ -219,11 +247,11 @@ def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
         raise UserError(f"{problem}: write the data as docs/integrations/{door}.md shows") from None
 
 
-# ---------------------------------------------------------------------------- how a call is sampled, by vLLM's names
+# ---------------------------------------------------------------------------- sampling parameters, by vLLM's names
 
 
 def parameters(sampling: hermes_rl.Sampling, most: int | None = None) -> dict[str, Any]:
-    """Return how a call is to be sampled, as vLLM names it; `most` tokens at the most where that is fewer."""
+    """Return the sampling parameters of a call by vLLM's names; `most` is an additional limit on `max_tokens`."""
     return {
         "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
@@ -233,7 +261,11 @@ def parameters(sampling: hermes_rl.Sampling, most: int | None = None) -> dict[st
 
 
 def sampled_by_vllm(answer: Any) -> hermes_rl.Sampled:
-    """Return the tokens of a vLLM `RequestOutput` with one completion, which was asked with `logprobs=0`."""
+    """Return the tokens of a vLLM `RequestOutput` with one completion, requested with `logprobs=0`.
+
+    Raises:
+        ValueError: the numbers of tokens and log-probabilities differ.
+    """
     (output,) = answer.outputs
     if len(output.token_ids) != (known := len(output.logprobs or ())):
         raise ValueError(f"vLLM gave {len(output.token_ids)} tokens and {known} log-probabilities")
@@ -241,16 +273,16 @@ def sampled_by_vllm(answer: Any) -> hermes_rl.Sampled:
     return hermes_rl.Sampled(list(output.token_ids), logprobs, output.finish_reason or "stop")
 
 
-# ------------------------------------------------------------------------------------ whether there is a score
+# ------------------------------------------------------------------------------------ scores
 
 
 def is_scored(rollout: hermes_rl.Rollout | None) -> TypeGuard[hermes_rl.Rollout]:
-    """Whether it has a score and something that was sampled."""
+    """Return True if the rollout has a score and sampled tokens."""
     return rollout is not None and rollout.score is not None and rollout.turns > 0
 
 
 def require_score(rollout: hermes_rl.Rollout) -> hermes_rl.Rollout:
-    """Return the rollout, or raise a RunError where it has no score."""
+    """Return the rollout; raise `RunError` if it has no score or no sampled tokens."""
     if not is_scored(rollout):
         lack = "score" if rollout.score is None else "tokens"
         raise RunError(f"rollout {rollout.id} has no {lack} ({rollout.ending}: {rollout.error or rollout.no_tokens})")
@@ -258,7 +290,7 @@ def require_score(rollout: hermes_rl.Rollout) -> hermes_rl.Rollout:
 
 
 def require_a_score(batch: Sequence[BatchResult]) -> None:
-    """Raise a RunError where infrastructure failed every rollout of a batch, or no program of it asked the policy."""
+    """Raise `RunError` if infrastructure failed every rollout of a batch, or no rollout called the policy."""
     ended = Counter(ending for _, ending, _ in batch)
     unasked = [played.no_tokens for played, _, _ in batch if played is not None and not played.turns]
     if ended.keys() <= set(FAILURES) or len(unasked) == len(batch):

@@ -1,6 +1,7 @@
-"""Door to SkyRL: a spec as its generator, `HermesGenerator`.
+"""Integrate with SkyRL: offer a spec as its generator, `HermesGenerator`.
 
-Owns how rollouts look to SkyRL; its inference engines sample. SkyRL has no rollout without a score: see `_stand_ins`.
+This module converts rollouts to SkyRL's output; SkyRL's inference engines sample. SkyRL cannot represent a rollout
+without a score; `_stand_ins` computes a neutral score for it.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from hermes_rl.integrations.pull import (
 )
 
 RAW = "set generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
-"""The way out where the engine's log-probabilities are those before temperature and top_p."""
+"""Advice for engines whose log-probabilities are computed before temperature and top_p are applied."""
 TIMES = "trajectory_generation_times"
-"""The seconds of a rollout, which SkyRL wants for each of its rows."""
+"""Column with the duration of each rollout, in seconds."""
 
 
 class HermesGenerator:
-    """A spec as a generator of SkyRL: `BasePPOExp.get_generator` returns one.
+    """A SkyRL generator that runs a spec; return it from `BasePPOExp.get_generator`.
 
     Args:
-        spec: a loaded spec, a path, or the name of a shipped one.
+        spec: a loaded spec, a path, or the name of a shipped spec.
         generator_cfg: SkyRL's `cfg.generator`.
-        inference_engine_client: SkyRL's client of its engines.
+        inference_engine_client: SkyRL's client for its engines.
         tokenizer: SkyRL's tokenizer.
         renderer, sampling, concurrency, replays, allow_inexact: as for `Pull`.
-        environ: where `${VAR}` and the keys of servers are looked up.
+        environ: variables used for `${VAR}` and for server keys.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class HermesGenerator:
         )
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = True) -> dict[str, Any]:
-        """Play a rollout for each prompt of a GeneratorInput, and return a GeneratorOutput.
+        """Run a rollout for each prompt of a GeneratorInput, and return a GeneratorOutput.
 
         Raises:
-            UserError: settings exclude each other, or rollouts are none that SkyRL can take.
-            RunError: not one rollout could be scored, and that was not the policy's doing.
+            UserError: settings conflict, or SkyRL cannot represent a rollout.
+            RunError: infrastructure failed every rollout of the batch, or no rollout called the policy.
         """
         await self._pull.open()
         names, metadata = input_batch["trajectory_ids"], input_batch.get("batch_metadata")
@@ -105,7 +106,7 @@ class HermesGenerator:
         return await asyncio.to_thread(self._output, played, names)
 
     async def close(self) -> None:
-        """End what is played and release everything."""
+        """Cancel running rollouts and release all resources."""
         await self._pull.close()
 
     async def _sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
@@ -133,13 +134,13 @@ class HermesGenerator:
         return hermes_rl.Sampled(tokens, logprobs[0], finish)
 
     def _output(self, played: Sequence[BatchResult], names: Sequence[Any]) -> dict[str, Any]:
-        """Return rollouts as SkyRL takes them."""
+        """Return rollouts as a GeneratorOutput: one entry per rollout, or per sequence with step-wise trajectories."""
         require_a_score(played)
         fields = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards", "stop_reasons")
         out: dict[str, Any] = {name: [] for name in (*fields, "trajectory_ids", "is_last_step", "env_metrics", TIMES)}
         stand_ins = _stand_ins(played, [name.instance_id for name in names])
         for (rollout, ending, _), name, stand_in in zip(played, names, stand_ins, strict=True):
-            # One without a score is a single token, which is not trained on.
+            # SkyRL requires tokens: a rollout without a score becomes a single token with mask 0.
             examples = [hermes_rl.Example([0], [0], [0], [0.0], (None, None))]
             if is_scored(rollout):
                 examples = self._pull.examples(rollout, one=not self._step_wise)
@@ -166,12 +167,12 @@ class HermesGenerator:
 
 
 def _stand_ins(played: Sequence[BatchResult], groups: Sequence[str]) -> list[float]:
-    """Return the score of each rollout, and for one without a score what leaves its group's comparison as it is.
+    """Return one score per rollout, with neutral values for rollouts without a score.
 
-    SkyRL computes mean and standard deviation from all members of a group. Those without a score stand in pairs above
-    and below the mean of the others, as far away as the others' standard deviation asks for, so that both numbers are
-    those of the members that have a score. A single one, or an odd one, is at the mean: alone it cannot keep both.
-    Where no member has a score, all are at the mean of the batch. Nothing of them is trained on.
+    SkyRL computes mean and standard deviation from all members of a group. The missing scores are therefore placed in
+    pairs above and below the mean of the scored members, at the distance that preserves both the mean and the standard
+    deviation. An unpaired missing score gets the mean, which lowers the standard deviation. If no member of a group
+    has a score, all get the mean of the batch. No token of these rollouts is trained on.
     """
     scores: dict[str, list[float]] = {}
     lost: dict[str, list[int]] = {}
@@ -192,7 +193,10 @@ def _stand_ins(played: Sequence[BatchResult], groups: Sequence[str]) -> list[flo
 
 
 def _metrics(played: Sequence[BatchResult]) -> dict[str, float]:
-    """Return what SkyRL logs; it adds up the parts of a batch that it asks for group by group, but for means."""
+    """Return the metrics that SkyRL logs.
+
+    SkyRL may request a batch group by group. It then sums these metrics, and averages those named `…_mean`.
+    """
     ended = Counter(ending for _, ending, _ in played)
     scored = [rollout for rollout, _, _ in played if is_scored(rollout)]
     names = dict.fromkeys(name for rollout in scored for name in values_of(rollout))

@@ -1,7 +1,7 @@
-"""Door to slime: a spec as its `--custom-generate-function-path`, `generate`, with the two hooks that go with it.
+"""Integrate with slime: offer a spec as its `--custom-generate-function-path` (`generate`), with two matching hooks.
 
-Owns how a rollout looks to slime; the SGLang servers behind its router sample. A rollout without a score has the reward
-None: `whole` leaves its group out, and `rewards` keeps it out of the baseline.
+This module converts rollouts to slime's samples; the SGLang servers that slime's router selects do the sampling. A
+rollout without a score has the reward None: `whole` drops its group, and `rewards` excludes it from the baseline.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from hermes_rl.integrations.pull import CUT, NEUTRAL, BatchPlace, Pull, is_score
 
 REWARDS = "hermes_rl.integrations.slime.rewards"
 _OPENED: dict[tuple[Any, ...], Pull] = {}
-"""By event loop and settings: what a process of slime's shares between its rollouts."""
+"""Open specs by event loop and settings; all rollouts of a slime process share them."""
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
-    """Play the row that a sample's metadata names, and return the sample; a list of them with the hook `rewards`.
+    """Run the row that a sample's metadata names, and return the filled sample, or a list with the hook `rewards`.
 
-    Settings are attributes of `args`, from slime's `--custom-config-path`: `hermes_spec`, and, where they are not to be
-    the default, `hermes_renderer`, `hermes_sampling`, `hermes_replays`, `hermes_allow_inexact` and `hermes_workers`.
+    Settings are attributes of `args`, from slime's `--custom-config-path`: `hermes_spec` (required), `hermes_renderer`,
+    `hermes_sampling`, `hermes_replays`, `hermes_allow_inexact` and `hermes_workers`. With the hook, training returns
+    one sample per sequence.
 
     Raises:
-        UserError: settings exclude each other, or the rollout is none that slime can take.
+        UserError: settings conflict, or slime cannot represent the rollout.
     """
     pull = _pull(args)
     require_no_comparing(await pull.open(), "slime")
@@ -38,7 +39,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     split, key = row_named(named, "a sample has no `key` in its metadata", "slime")
     place = BatchPlace(key, f"{key}@{sample.group_index}", 0, 1)
     rollout = await pull.play(place, split, _sampling(args, pull, sampling_params))
-    # slime wants one shape from all rollouts: lists, where its reward hook knows how to count them.
+    # slime requires the same shape for all rollouts. Only our reward hook can count the sequences of a list.
     several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
     sample.metadata = {**sample.metadata, "ending": str(rollout.ending), "error": rollout.error}
     sample.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
@@ -69,15 +70,19 @@ def _sample(sample: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example)
 
 
 def whole(args: Any, samples: Sequence[Any], **_: Any) -> bool:
-    """Whether a group's rollouts all have a score: slime's `--dynamic-sampling-filter-path`; else it draws another."""
+    """Return True if all rollouts of a group have a score; slime otherwise samples another group.
+
+    This is the hook for slime's `--dynamic-sampling-filter-path`.
+    """
     return not any(sample.remove_sample for sample in _flat(samples))
 
 
 def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Return raw rewards, and those that slime trains with: its `--custom-reward-post-process-path`.
+    """Return the raw rewards and the rewards that slime trains with, one per sample.
 
-    As slime's own, but a rollout of several sequences counts once in its group, and one without a score not at all.
-    The raw reward of that one, which is only logged, is the mean of the others.
+    This is the hook for slime's `--custom-reward-post-process-path`. It normalizes as slime does, except that a rollout
+    with several sequences counts once in its group and a rollout without a score does not count. The raw reward of
+    the latter is only logged; it is the mean of its group, or of the batch if the group has no score.
     """
     every = _flat(samples)
     groups: dict[Any, dict[Any, float]] = {}
@@ -105,7 +110,11 @@ def _flat(samples: Sequence[Any]) -> list[Any]:
 
 
 def _sampling(args: Any, pull: Pull, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's settings with slime's temperature and lengths; refuse what rollouts do not apply."""
+    """Return the agent's settings with slime's temperature and lengths.
+
+    Raises:
+        UserError: slime sets a sampling parameter that rollouts do not apply.
+    """
     settings = pull.sampling(parameters, neutral={**NEUTRAL, "top_p": (1.0,)})
     bounds = {
         "max_tokens": parameters.get("max_new_tokens"),
@@ -140,7 +149,7 @@ def _pull(args: Any) -> Pull:
 
 
 async def close() -> None:
-    """End what is played in this process and release everything."""
+    """Cancel the rollouts of this process and release all resources."""
     opened = list(_OPENED.values())
     _OPENED.clear()
     for pull in opened:

@@ -1,7 +1,8 @@
-"""Door to tinker-cookbook: a spec as its `EnvGroupBuilder` and `RLDataset`, in token ids.
+"""Integrate with tinker-cookbook: offer a spec as its `EnvGroupBuilder` and `RLDataset`, in token ids.
 
-The cookbook samples; tools, simulated user, budgets, endings and rewards are the spec's. Owns what the cookbook hears
-of a rollout: one without a score raises, which its strategies repeat or drop, and is never the reward 0.
+The cookbook samples; the spec provides tools, simulated user, budgets, stop reasons and rewards. This module converts
+rollouts to the cookbook's results. A rollout without a score raises, so that the cookbook's strategies retry or drop
+it; it never gets the reward 0.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _STOPPED = {
     hermes_rl.Ending.TOKEN_BUDGET: StopReason.CONTEXT_OVERFLOW,
     hermes_rl.Ending.TIMEOUT: StopReason.ROLLOUT_TIMEOUT,
 }
-"""Endings that the cookbook has a name for; all others are completed."""
+"""Stop reasons with an equivalent in the cookbook; all others map to COMPLETED."""
 
 
 class RolloutFailed(RuntimeError):
-    """A rollout has no score: `RetryOnFailure` plays it again, and `FailFast`, the default, ends the training."""
+    """The rollout has no score: `RetryOnFailure` retries it, and `FailFast`, the default, stops training."""
 
 
 class HermesEnv(Env):
@@ -58,11 +59,13 @@ class HermesEnv(Env):
         self._session: Any = None
 
     async def initial_observation(self) -> Any:
-        """Begin; the prompt in token ids, or the end where the prompt leaves no room for an answer.
+        """Start the rollout; return the prompt in token ids with the stop ids, or the result if it ended at once.
+
+        A rollout ends at once if its prompt leaves no room for a reply.
 
         Raises:
-            RolloutFailed: it has no score.
-            UserError: something in the spec does not work for the row.
+            RolloutFailed: the rollout ended without a score.
+            UserError: the spec does not work for the row or with the cookbook.
         """
         await self.close()
         group = self._group
@@ -86,8 +89,12 @@ class HermesEnv(Env):
         return InitialObservationOverflow(reward=ended.reward, metrics=ended.metrics, logs=ended.logs)
 
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
-        """Answer with the sampled ids, and return the whole conversation in ids, or the score; raises `RolloutFailed`
-        at the end of a rollout that has none."""
+        """Apply the sampled ids, and return the complete conversation in token ids, or the score if it ended.
+
+        Raises:
+            RolloutFailed: the rollout ended without a score.
+            UserError: the rollout was not started.
+        """
         if self._session is None:
             raise UserError("call initial_observation first: no rollout has begun")
         finish = (extra or {}).get("stop_reason")
@@ -98,12 +105,12 @@ class HermesEnv(Env):
 
     @property
     def rollout(self) -> hermes_rl.Rollout | None:
-        """What was played; None while it goes on."""
+        """The finished rollout, or None while it is running."""
         rollout: hermes_rl.Rollout | None = self._session.rollout if self._session is not None else None
         return rollout
 
     async def close(self) -> None:
-        """End the rollout, if it has not ended, and release its sandbox."""
+        """End the rollout if it is still running, and release its sandbox."""
         if self._session is not None:
             await self._on_loop(self._session.close())
 
@@ -128,16 +135,16 @@ class HermesEnv(Env):
 
 
 class HermesGroup(EnvGroupBuilder):
-    """The rollouts of one row. It can be pickled; the spec is opened in the process that plays.
+    """The rollouts of one row. A group can be pickled; the process that runs it opens the spec.
 
     Args:
         spec: a path, or the name of a shipped spec.
-        key: of the row.
-        tokenizer: of the model that is trained: a hub name or a folder.
-        size: members of the group.
-        renderer: as `renderer` of a server in a spec; its name is enough.
-        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. How it is sampled is the cookbook's.
-        split: "train", or "eval" for the agent's settings in evaluation.
+        key: the key of the row.
+        tokenizer: the tokenizer of the trained model: a hub name or a directory.
+        size: the number of members.
+        renderer: the name of a renderer, as in a spec's server.
+        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. The cookbook sets temperature and top_p.
+        split: "train", or "eval" for the agent's evaluation settings.
     """
 
     def __init__(
@@ -155,32 +162,35 @@ class HermesGroup(EnvGroupBuilder):
         self._made: list[HermesEnv] = []
 
     async def make_envs(self) -> Sequence[HermesEnv]:
-        """Return new members; a rollout begins with the first look at one."""
+        """Return new members; each starts its rollout at `initial_observation`."""
         envs = [HermesEnv(self, self.key) for _ in range(self.size)]
         self._made += envs
         return envs
 
     async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
-        """Add nothing to the scores; leave out of the loss what the spec masks. Raises `RolloutFailed` where the
-        cookbook ended a rollout by a limit of its own, so that nothing has scored it."""
+        """Return 0 per member, since scores are step rewards, and exclude masked rollouts from the loss.
+
+        Raises:
+            RolloutFailed: the cookbook stopped a rollout at a limit that the spec does not have, before it was scored.
+        """
         for trajectory, member in zip(trajectory_group, env_group, strict=True):
             if member.rollout is None:
                 raise RolloutFailed(
                     f"the cookbook ended a rollout ({trajectory.stop_reason}) before it was scored: put the bound into "
                     "the spec's `agent`"
                 )
-            if member.rollout.masked:  # the cookbook's mark for turns that count and are not trained on
+            if member.rollout.masked:  # this metric excludes turns from the loss, but not from the baseline
                 for transition in trajectory.transitions:
                     transition.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
         return [(0.0, {}) for _ in trajectory_group]
 
     async def cleanup(self) -> None:
-        """Release the sandboxes of rollouts that were given up."""
+        """Release the sandboxes of rollouts that did not finish."""
         envs, self._made = self._made, []
         await asyncio.gather(*(env.close() for env in envs))
 
     def logging_tags(self) -> list[str]:
-        """Return the names that the cookbook aggregates metrics by."""
+        """Return the tags by which the cookbook aggregates metrics."""
         return ["hermes-rl"]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,13 +198,13 @@ class HermesGroup(EnvGroupBuilder):
 
 
 class HermesDataset(RLDataset):
-    """Batches of so many groups, each row once; groups that make no whole batch are left out."""
+    """Batches of `per_batch` groups, each row once; an incomplete last batch is dropped."""
 
     def __init__(self, groups: Sequence[HermesGroup], per_batch: int) -> None:
         self._groups, self._per_batch = groups, per_batch
 
     def get_batch(self, index: int) -> Sequence[HermesGroup]:
-        """Return the groups of a batch."""
+        """Return the groups of the batch at an index."""
         return self._groups[index * self._per_batch : (index + 1) * self._per_batch]
 
     def __len__(self) -> int:
@@ -203,7 +213,7 @@ class HermesDataset(RLDataset):
 
 @chz.chz
 class HermesDatasetBuilder(RLDatasetBuilder):
-    """The rows of a spec, for the `dataset_builder` of the cookbook's training."""
+    """Builder for `dataset_builder` of the cookbook's training, with the rows of a spec."""
 
     spec: str
     tokenizer: str
@@ -213,8 +223,11 @@ class HermesDatasetBuilder(RLDatasetBuilder):
     renderer: str | None = None
 
     async def __call__(self) -> tuple[HermesDataset, None]:
-        """Return the dataset to train on; raises `UserError` where the spec is wrong or cannot be played here, or its
-        rows make no batch."""
+        """Return the training dataset, and None for the evaluation dataset.
+
+        Raises:
+            UserError: the spec is wrong or cannot run here, or its rows do not fill a batch.
+        """
         tasks = await asyncio.to_thread(tasks_of, self.spec, "train", self.rows, "tinker-cookbook")
         if len(tasks) < self.per_batch:
             raise UserError(f"{len(tasks)} rows make no batch of {self.per_batch}: lower `per_batch`")

@@ -1,8 +1,8 @@
-"""Door to TRL: a spec for `GRPOTrainer` (`HermesRollouts`), for `AsyncGRPOTrainer` (`HermesWorker`), and for TRL's own
-loop of tool calls (`HermesEnvironments`).
+"""Integrate with TRL: `HermesRollouts` for `GRPOTrainer`, `HermesWorker` for `AsyncGRPOTrainer`.
 
-Owns which rows become TRL's prompts, who samples the tokens of a rollout, and how rollouts look to TRL. What TRL cannot
-carry is refused by name. A rollout without a score has the reward None there, which TRL keeps out of every baseline.
+This module selects the rows that become TRL's prompts, chooses the model or engine that samples, and converts rollouts
+to TRL's formats. It rejects settings and rollouts that TRL cannot represent. A rollout without a score has the reward
+None, which TRL excludes from every baseline. `trl_loop` has `HermesEnvironments`, for TRL's own tool-call loop.
 """
 
 from __future__ import annotations
@@ -44,29 +44,28 @@ from hermes_rl.integrations.trl_loop import HermesEnvironments as HermesEnvironm
 
 logger = logging.getLogger(__name__)
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What the trainers sample with."""
+"""The trainers' sampling settings."""
 WHERE = "the configuration of TRL"
 DIFFERENCE = "sampling/sampling_logp_difference"
-"""Begins the names under which TRL logs it, with vLLM."""
+"""Prefix of the names under which TRL, if it uses vLLM, logs the log-probability difference."""
 SIDES = ("chosen", "rejected")
 MASKED = -100
-"""The label of a token that nothing is learned from."""
+"""Label of a token that is not trained on."""
 
 
 # ------------------------------------------------------------------------------------------------ DPOTrainer
 
 
 def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable[[list[Mapping[str, Any]]], Any]:
-    """Return the `data_collator` with which `DPOTrainer` trains on what the model of `dpo.jsonl` has written alone.
+    """Return the `data_collator` for `dpo.jsonl`, with which `DPOTrainer` trains only on the model's own tokens.
 
-    TRL's own takes all behind the prompt for the model's words, what tools have said too. The trainer needs
-    `remove_unused_columns=False`, since the tokens and their labels are in columns that it does not know.
+    TRL's own collator trains on everything after the prompt, including tool results. Set
+    `remove_unused_columns=False` in the trainer, since it does not know the columns with tokens and labels. The
+    collator raises `UserError` for rows that have no tokens.
 
     Args:
-        pad_token_id: of the tokenizer.
-        max_length: tokens of a sequence; what goes beyond it is cut off at the end. Default: all are kept.
-
-    It raises `UserError` when it is called with rows that have no tokens.
+        pad_token_id: the padding token of the tokenizer.
+        max_length: the maximum number of tokens of a sequence; the rest is cut off. Default: no limit.
     """
     import torch
     from trl.trainer.dpo_trainer import DataCollatorForPreference
@@ -96,16 +95,17 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
 
 
 class HermesRollouts(Beside):
-    """A spec for TRL's `GRPOTrainer`, which then trains on the very tokens that were sampled.
+    """A spec for TRL's `GRPOTrainer`, which then trains on exactly the tokens that were sampled.
 
-    They are sampled by what the trainer has: its model, its vLLM in the same process, or its vLLM server.
+    The trainer's own sampler is used: its model, its vLLM engine in the same process, or its vLLM server.
 
     Args:
         spec, rows, environ, record: as for `Beside`.
-        policy: a model that acts in place of the trainer's. Unless it has the trainer's weights at every step, tokens
-            of another model are trained on: a warning says so, and the log has `hermes_rl/other_policy`.
+        policy: a model that acts instead of the trainer's. Unless it has the trainer's weights at every step, the
+            trainer trains on tokens of another model; a warning and the metric `hermes_rl/other_policy` report this.
         renderer, sampling, concurrency, replays, allow_inexact: as for `Pull`.
-        workers: processes that play, where a server samples: the trainer's vLLM server, or that of a `policy`.
+        workers: the number of processes that run rollouts; requires a server that samples, the trainer's vLLM server
+            or the server of `policy`.
     """
 
     def __init__(
@@ -129,36 +129,36 @@ class HermesRollouts(Beside):
         self._settings |= {"replays": replays, "allow_inexact": allow_inexact}
         self._pull: Pull | None = None
         self._trainer: Any = None
-        """Whose logs are listened to."""
+        """Trainer whose logs are observed."""
         self._generate: Generate | None = None
-        """What samples for the calls in this process; None where another process does."""
+        """Sampler of this process; None if another process samples."""
         self._calls = ModelCalls()
         self._batches = count()
 
     @cached_property
     def train_dataset(self) -> Any:
-        """A `datasets.Dataset` whose prompts are the keys of the rows."""
+        """A `datasets.Dataset` whose prompts are the keys of the training rows."""
         return dataset(prompt=list(self.rows("train")))
 
     @cached_property
     def eval_dataset(self) -> Any:
-        """The same for the rows that the spec keeps for evaluation."""
+        """A `datasets.Dataset` whose prompts are the keys of the evaluation rows."""
         return dataset(prompt=list(self.rows("eval")))
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
-        """The function that says the score of each rollout; functions of yours may stand beside it."""
+        """The function that returns the score of each rollout; you may add your own functions to the list."""
         return [hermes_rl_score]
 
     def rollout_func(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Play a rollout for each prompt, which is the key of a row.
+        """Run a rollout for each prompt, which is the key of a row, and return TRL's columns.
 
-        The calling thread samples meanwhile, where the trainer's own model is to do that: the device, autocast and the
-        like belong to a thread.
+        If the trainer's own model or vLLM engine samples, the calling thread does so while the rollouts run, since the
+        current device, autocast and similar settings belong to a thread.
 
         Raises:
-            UserError: settings of the trainer and rollouts exclude each other, or rollouts are none that TRL can take.
-            RunError: not one rollout could be scored, and that was not the policy's doing.
+            UserError: settings of the trainer conflict with rollouts, or TRL cannot represent a rollout.
+            RunError: infrastructure failed every rollout of the batch, or no rollout called the policy.
         """
         if trainer.tools:
             raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
@@ -196,7 +196,7 @@ class HermesRollouts(Beside):
         return {**columns, "other_policy": [self._policy is not None] * len(prompts)}
 
     def _policy_of(self, trainer: Any) -> hermes_rl.Policy:
-        """Make the policy that asks what the trainer samples with."""
+        """Return the policy that uses the trainer's sampler."""
         tokenizer, args = _tokenizer(trainer), trainer.args
         if trainer.use_vllm and trainer.vllm_mode == "server":
             url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
@@ -227,10 +227,10 @@ def hermes_rl_score(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """Return the scores of the rollouts, None for those without one; log failures by their cause, rewards and turns."""
+    """Return the scores of the rollouts, None if there is none; log failures by cause, rewards and turns."""
     if log_metric is not None:
         ended = Counter(ending)
-        # Zeros too: TRL averages over those processes that log a name.
+        # Also log zeros: TRL averages only over the processes that log a name.
         for cause in FAILURES:
             log_metric(f"hermes_rl/failed/{cause}", ended[cause] / len(ending))
         log_metric("hermes_rl/unscored", score.count(None) / len(score))
@@ -242,12 +242,15 @@ def hermes_rl_score(
 
 
 def places_of(prompts: Sequence[str], size: int, first: int) -> list[tuple[str, int, int]]:
-    """Return where each rollout of this process belongs: the key of its row, its group's number, which member it is.
+    """Return the row key, the group's index and the member's index of each rollout of this process.
 
     Args:
-        prompts: keys of rows, each `size` times in a row over the batches of all processes.
-        size: members of a group.
-        first: how many prompts the processes before this one have.
+        prompts: row keys, each repeated `size` times in the batch of all processes.
+        size: the number of members of a group.
+        first: the number of prompts of the preceding processes.
+
+    Raises:
+        UserError: the prompts of a group are not the key of one row.
     """
     places = [(key, place // size, place % size) for place, key in enumerate(prompts, start=first)]
     keys: dict[int, Any] = {}
@@ -261,7 +264,7 @@ def places_of(prompts: Sequence[str], size: int, first: int) -> list[tuple[str, 
 
 
 def require_whole(places: Sequence[tuple[str, int, int]], size: int, comparing: Sequence[str]) -> None:
-    """Refuse a batch of which other processes have some members of a group, where rewards compare these."""
+    """Raise `UserError` if a compared group is split between processes; `comparing` names the rewards."""
     members = Counter(number for _, number, _ in places)
     if set(members.values()) != {size}:
         raise UserError(
@@ -272,11 +275,13 @@ def require_whole(places: Sequence[tuple[str, int, int]], size: int, comparing: 
 
 
 def columns_of(ended: Sequence[BatchResult], end: int, pull: Pull) -> dict[str, Any]:
-    """Return rollouts as TRL takes them. One without a score is a single token, `end`, that is not trained on.
+    """Return rollouts as columns for TRL's `rollout_func`, one entry per rollout.
+
+    A rollout without a score becomes the single token `end`, which is not trained on.
 
     Raises:
-        UserError: a rollout has several sequences, or one that is not proven.
-        RunError: not one rollout could be scored, and that was not the policy's doing.
+        UserError: a rollout has several sequences, or its tokens are not token-exact.
+        RunError: infrastructure failed every rollout of the batch, or no rollout called the policy.
     """
     require_a_score(ended)
     examples = [hermes_rl.Example([end], [end], [0], [0.0], (None, None)) for _ in ended]
@@ -303,17 +308,17 @@ def columns_of(ended: Sequence[BatchResult], end: int, pull: Pull) -> dict[str, 
     }
 
 
-# ------------------------------------------------------------------------------------ who samples for GRPOTrainer
+# ------------------------------------------------------------------------------------ samplers for GRPOTrainer
 
 Generate = Callable[[Any, Sequence[Call]], Sequence[hermes_rl.Sampled]]
-"""What the trainer samples with: the trainer, and calls to answer together."""
+"""A function that samples, with the trainer given, replies for a batch of calls."""
 
 
 def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sampled]:
-    """Sample with the model that is trained: a batch for all calls of equal settings, which may differ between seats.
+    """Sample with the trained model, in one batch per temperature and stop tokens, which may differ between seats.
 
     Raises:
-        UserError: a seat has a `top_p` of its own.
+        UserError: a seat sets `top_p`.
     """
     alike: dict[tuple[float, tuple[int, ...]], list[int]] = {}
     for place, (_, sampling) in enumerate(calls):
@@ -332,7 +337,7 @@ def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.S
 
 
 def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> list[hermes_rl.Sampled]:
-    """Sample calls of the same stop tokens at one temperature, in one batch."""
+    """Sample one batch of calls that have the same stop tokens and temperature."""
     import torch
     from trl.models.utils import unwrap_model_for_generation
 
@@ -341,7 +346,7 @@ def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> 
     device = trainer.accelerator.device
     prompts = torch.tensor([[end] * (width - len(ids)) + ids for ids, _ in calls], device=device)
     attention = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in calls], device=device)
-    # Every setting is given, since the model's generation_config.json fills in what is not.
+    # Pass every setting, since the model's generation_config.json would supply the missing ones.
     settings = {
         "max_new_tokens": max(sampling.max_tokens for _, sampling in calls),
         "eos_token_id": sorted(calls[0][1].stop_ids) or None,
@@ -365,9 +370,9 @@ def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> 
 
 
 class _Scaled:
-    """Divides scores by the temperature, and notes the log-probability of each token that is then sampled.
+    """Logits processor that applies the temperature and records the log-probability of each sampled token.
 
-    Noting it step by step keeps one step of scores in memory, where `output_scores` keeps all of them.
+    Recording step by step holds the logits of one step in memory; `output_scores` would hold the logits of all steps.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -381,7 +386,7 @@ class _Scaled:
         return self._last
 
     def taken(self, ids: Any) -> list[Any]:
-        """Return the log-probabilities of the sampled tokens, step by step."""
+        """Return the log-probabilities of the sampled tokens: one tensor per step, with one entry per call."""
         self._note(ids)
         return self._noted
 
@@ -392,7 +397,7 @@ class _Scaled:
 
 
 def _until_end(ids: list[int], logprobs: list[float], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-    """Return the tokens of one call: the batch went on until the longest had ended."""
+    """Return the tokens of one call up to its end; the batch ran until its longest call ended."""
     length = min(len(ids), sampling.max_tokens)
     length = next((place for place, token in enumerate(ids[:length], start=1) if token in sampling.stop_ids), length)
     finish = "stop" if ids[length - 1] in sampling.stop_ids else "length"
@@ -400,7 +405,7 @@ def _until_end(ids: list[int], logprobs: list[float], sampling: hermes_rl.Sampli
 
 
 def generate_with_vllm(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sampled]:
-    """Sample with the vLLM that the trainer has in this process."""
+    """Sample with the trainer's vLLM engine in this process."""
     from vllm import SamplingParams
 
     fixed: dict[str, Any] = {"logprobs": 0, "detokenize": False}
@@ -420,7 +425,7 @@ def _vllm(url: str, model: Any, tokenizer: str, renderer: Any) -> hermes_rl.Poli
 
 
 def _difference_told_to(policy: hermes_rl.Policy) -> Any:
-    """Return a callback that hears in TRL's logs how far its log-probabilities are from the sampled ones."""
+    """Return a callback that reads the log-probability difference from TRL's logs and reports it to the policy."""
     from transformers import TrainerCallback
 
     class Listener(TrainerCallback):
@@ -433,7 +438,7 @@ def _difference_told_to(policy: hermes_rl.Policy) -> Any:
 
 
 def _require_one_vllm(args: Any) -> None:
-    """Refuse a vLLM in this process that several processes have to call at the same time, or that sleeps."""
+    """Raise `UserError` if the vLLM engine in this process needs simultaneous calls of several processes, or sleeps."""
     if args.vllm_tensor_parallel_size > 1:
         raise UserError(
             "vllm_tensor_parallel_size > 1: processes would have to sample in step, and rollouts ask when they are "
@@ -444,7 +449,7 @@ def _require_one_vllm(args: Any) -> None:
 
 
 def _require_own_model(trainer: Any) -> None:
-    """Refuse to sample with the trainer's model where that takes all processes at once, or is to be done otherwise."""
+    """Raise `UserError` if sampling with the trainer's model needs all processes at once or an unsupported setting."""
     plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
         raise UserError(
@@ -466,21 +471,24 @@ def _require_own_model(trainer: Any) -> None:
 
 
 class HermesWorker(Beside):
-    """A spec as the `rollout_worker` of TRL's `AsyncGRPOTrainer`: groups are played while the trainer trains.
+    """A spec as the `rollout_worker` of TRL's `AsyncGRPOTrainer`: groups run while the trainer trains.
 
     Args:
         spec, environ, record, workers: as for `Beside`.
         args: the trainer's AsyncGRPOConfig.
-        model: the name of the model at the trainer's vLLM server, and of its tokenizer.
-        tokenizer: a hub name or a folder, where the model's name is none.
-        adapter: where the trainer trains an adapter: what it calls it at the server; its versions get names of theirs.
-        policy: a model that acts in place of that at the trainer's server.
+        model: the name of the model at the trainer's vLLM server, also used as the name of the tokenizer.
+        tokenizer: a hub name or a directory, if it differs from `model`.
+        adapter: the name of the trained adapter at the server; version N is requested as `ADAPTER-vN`.
+        policy: a model that acts instead of the model at the trainer's server.
         renderer, sampling, allow_inexact: as for `Pull`.
-        drop_uniform: groups with equal scores are not trained on.
-        normalise: how scores become advantages: "std", "mean" or "none".
+        drop_uniform: exclude groups whose scores are all equal.
+        normalise: the normalization of advantages: "std", "mean" or "none".
 
     Attributes:
-        rollout_buffer, metrics_queue: what TRL takes rollouts and metrics from.
+        rollout_buffer, metrics_queue: queues from which TRL reads rollouts and metrics.
+
+    Raises:
+        UserError: the spec is wrong or trains another policy, TRL 1.16 is not installed, or no model is given.
     """
 
     def __init__(
@@ -524,22 +532,26 @@ class HermesWorker(Beside):
 
     @cached_property
     def train_dataset(self) -> Any:
-        """A `datasets.Dataset` of the rows' keys, for TRL to count epochs by; of endless rows, one."""
+        """A `datasets.Dataset` with the row keys, by which TRL counts epochs; only one key if the rows are endless."""
         rows = self.sync.rows()
         return dataset(prompt=[row.key for row in islice(rows, 1 if rows.length is None else None)])
 
     def start(self) -> None:
-        """Begin to play; TRL calls it once the server has the trainer's weights."""
+        """Start running groups; TRL calls this after the server has received the trainer's weights."""
         self._policy.version = self._version
         self._playing = self.sync.submit(self._play())
 
     def update_model_version(self, model_version: int) -> None:
-        """Note that the server has new weights."""
+        """Record the version of the server's new weights."""
         self._version = model_version
         self._policy.version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the playing, or a RunError where the loop does not answer for so many seconds."""
+        """Raise the error that stopped the groups, or `RunError` if the event loop is stuck.
+
+        Args:
+            stale_after_s: the seconds after which an event loop without a response counts as stuck.
+        """
         if self._playing is None:
             raise RunError("the worker has not been started")
         if self._playing.done():
@@ -551,7 +563,7 @@ class HermesWorker(Beside):
             raise RunError(f"the loop that plays has not answered for {stale_after_s:.0f} s") from None
 
     def stop(self) -> None:
-        """End what is played and release everything."""
+        """Cancel running groups and release all resources."""
         self.close()
 
     async def _play(self) -> None:
@@ -577,7 +589,7 @@ class HermesWorker(Beside):
                     self.rollout_buffer.put_nowait(sample)
 
     def _samples(self, group: hermes_rl.Group, number: int) -> list[Any]:
-        """Return a sample for each sequence of a group that was not dropped, and in which something is trained on."""
+        """Return one sample per sequence with trained tokens; none if the group was dropped."""
         import numpy as np
 
         if group.dropped is not None:
@@ -614,7 +626,7 @@ class HermesWorker(Beside):
         return samples
 
     def _metrics(self, group: hermes_rl.Group, left_out: Counter[str]) -> dict[str, Any]:
-        """Return the metrics of a group; of a pair, a part and its whole, TRL adds up both over groups."""
+        """Return the metrics of a group. A pair is a numerator and a denominator; TRL sums both over groups."""
         new = Counter(left_out)
         new.subtract(self._left_out)
         self._left_out = Counter(left_out)

@@ -1,4 +1,4 @@
-"""A spec's tools, sandbox and rewards for TRL's own loop of tool calls: `HermesEnvironments` of the door to TRL."""
+"""Offer a spec's tools, sandbox and rewards to TRL's own tool-call loop, as `HermesEnvironments`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _TYPES = {"integer": int, "number": float, "boolean": bool, "array": list, "obje
 
 
 class HermesEnvironments(Beside):
-    """A spec's tools, sandbox and rewards for the loop of TRL: `GRPOTrainer(environment_factory=…)`.
+    """A spec's tools, sandbox and rewards for TRL's own loop: `GRPOTrainer(environment_factory=…)`.
 
-    TRL renders, samples and stops; budgets of the spec hold, and its endings. A spec with a simulated user, an agent
-    program, tools that differ between rows, or rewards that compare is refused: `HermesRollouts` plays it.
+    TRL renders, samples and stops; the spec's budgets and stop reasons apply. A spec with a simulated user, several
+    agents, an agent program, tools that differ between rows, or rewards that compare group members is refused; use
+    `HermesRollouts` for it.
 
     Args:
         spec, rows, environ, record: as for `HermesRollouts`.
@@ -40,13 +41,17 @@ class HermesEnvironments(Beside):
 
     @cached_property
     def train_dataset(self) -> Any:
-        """A `datasets.Dataset` with the messages of each row, and its key."""
+        """A `datasets.Dataset` with the prompt messages and the key of each row."""
         rows = self.rows("train")
         return dataset(prompt=[self.sync.prompt(row) for row in rows.values()], key=list(rows))
 
     @cached_property
     def environment_factory(self) -> type[Any]:
-        """A class whose methods are the spec's tools."""
+        """A class whose methods are the spec's tools.
+
+        Raises:
+            UserError: TRL's own loop cannot run the spec.
+        """
         if self.env.spec.user is not None:
             raise UserError("the spec has a simulated user, and TRL's own loop knows none: use HermesRollouts")
         if self.env.spec.agents:
@@ -62,7 +67,7 @@ class HermesEnvironments(Beside):
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
-        """The function that ends each rollout with the model's last words, and says its score."""
+        """The function that ends each rollout with the model's final message and returns its score."""
 
         def hermes_rl_score(completions: Any, environments: Any, **_: Any) -> list[float | None]:
             return [environment._ended(turns) for environment, turns in zip(environments, completions, strict=True)]
@@ -71,7 +76,10 @@ class HermesEnvironments(Beside):
 
 
 class _Stepped:
-    """One rollout that TRL steps; a subclass has a method for each tool. TRL takes every public method for a tool."""
+    """One rollout that TRL steps; a subclass has one method per tool.
+
+    TRL offers every public method to the model as a tool, so all other methods are private.
+    """
 
     _opened: HermesEnvironments
 
@@ -80,7 +88,7 @@ class _Stepped:
         self._numbers = count(1)
 
     def reset(self, key: str, **_: Any) -> None:
-        """Begin the rollout of a row."""
+        """Start the rollout of a row."""
         self._close()
         self._session = self._opened.sync.session(self._opened.rows("train")[key])
         self._session.start()
@@ -89,12 +97,12 @@ class _Stepped:
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"id": f"call{next(self._numbers)}", "type": "function", "function": function}
         turn = None if self._session.done else self._session.step({"content": "", "tool_calls": [call]})
-        if turn is None:  # TRL shows the model what a tool raises
+        if turn is None:  # TRL shows a tool's exception to the model
             raise ValueError(f"the episode is over: {self._session.rollout.ending}")
         return str(turn.messages[-1]["content"])
 
     def _ended(self, completion: Sequence[Mapping[str, Any]]) -> float | None:
-        """Answer with the model's last words; None where the rollout has no score, or does not end with them."""
+        """End the rollout with the model's final message; return its score, or None if it has none or did not end."""
         last = completion[-1] if completion else {}
         if not self._session.done:
             self._session.step(last.get("content") or "" if last.get("role") == "assistant" else "")
@@ -108,7 +116,7 @@ class _Stepped:
 
 
 def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
-    """Return a tool as a method, from whose signature and docstring TRL makes the schema again."""
+    """Return a tool as a method whose signature and docstring let TRL rebuild the tool's schema."""
     wanted = tool["parameters"].get("properties", {})
     required = tool["parameters"].get("required", ())
 

@@ -1,8 +1,8 @@
-"""Door to verifiers and prime-rl: a spec as a `Taskset` and the `Harness` that plays it.
+"""Integrate with verifiers and prime-rl: offer a spec as a `Taskset` and a `Harness` that runs it.
 
-verifiers captures the tokens at the endpoint that it opens for each rollout. Owns how rows become tasks, and how a
-rollout is told to a trace: a rollout without a score is an error there, and never the reward 0. The module
-`hermes_rl_verifiers` exports the same under a name that verifiers finds.
+verifiers captures the tokens at the endpoint that it opens for each rollout. This module turns rows into tasks and
+records rollouts in traces. A rollout without a score is recorded as an error, never as the reward 0. The module
+`hermes_rl_verifiers` exports the same classes under a name that verifiers finds.
 """
 
 from __future__ import annotations
@@ -17,42 +17,45 @@ from hermes_rl.integrations.opened import play_at_endpoint, tasks_of, values_of
 
 TRAINER = "verifiers"
 REWARD = "score"
-"""The name of the one reward; what it is made of are metrics."""
+"""Name of the only reward, the rollout's score; the spec's rewards are recorded as metrics."""
 
 
 class HermesTasksetConfig(vf.TasksetConfig):
-    """Options below `--env.taskset`."""
+    """Options under `--env.taskset`."""
 
     spec: str = ""
     """A path, or the name of a shipped spec."""
     split: Literal["train", "eval"] = "train"
-    """`eval` are the rows that the spec keeps for evaluation."""
+    """The split: `eval` selects the rows that the spec reserves for evaluation."""
     rows: int | None = None
-    """How many rows; by default all."""
+    """The number of rows; by default all."""
 
 
 class HermesTaskData(vf.TaskData):
-    """A row: its key is the `id`. The prompt is for those who read the trace, as the rollout makes its own."""
+    """Data of a row, with its key as `id`. The prompt is only shown in the trace: the rollout renders its own."""
 
     spec: str
     split: Literal["train", "eval"] = "train"
 
 
 class HermesTask(vf.Task[HermesTaskData]):
-    """A row of a spec."""
+    """Task made from a row of a spec."""
 
     @property
     def key(self) -> str:
-        """The row's key, which is the same in every run."""
+        """Key of the row, the same in every run."""
         return str(self.data.id)
 
 
 class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
-    """The rows of a spec."""
+    """Taskset with the rows of a spec."""
 
     def load(self) -> Iterator[HermesTask]:
-        """Yield a task for each row; raises `UserError` where the spec is missing or wrong, or something is asked for
-        that rollouts here do not have."""
+        """Yield one task per row.
+
+        Raises:
+            UserError: the spec is missing or wrong, verifiers cannot run it, or `system_prompt` is set.
+        """
         spec, split = self.config.spec, self.config.split
         if not spec:
             raise UserError("name the spec: --env.taskset.spec SPEC")
@@ -64,18 +67,18 @@ class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
 
 
 class HermesHarnessConfig(vf.HarnessConfig):
-    """Options below `--env.agent.harness`."""
+    """Options under `--env.agent.harness`."""
 
     sampling: dict[str, Any] | None = None
-    """Settings of the spec's `agent`, such as `{"max_turns": 4}`; what verifiers samples with wins over them."""
+    """Settings of the spec's `agent`, such as `{"max_turns": 4}`; verifiers' sampling settings override them."""
 
 
 class HermesHarness(vf.Harness[HermesHarnessConfig]):
-    """Plays the rollouts of a spec: tools, sandboxes, endings and rewards are the spec's."""
+    """Harness that runs the rollouts of a spec with the spec's tools, sandboxes, stop reasons and rewards."""
 
     APPENDS_SYSTEM_PROMPT = True
     NEEDS_CONTAINER = False
-    EXECUTES_CODE = False  # what the model asks for runs in the sandbox of the spec
+    EXECUTES_CODE = False  # the model's code runs in the spec's sandbox
 
     async def launch(
         self,
@@ -87,8 +90,11 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
         mcp_urls: dict[str, str],
         data: Any,
     ) -> vf.ProgramResult:
-        """Play a rollout at the endpoint of the trace; raises `HarnessError` where it has no score. Where a model call
-        failed, verifiers reports that failure instead."""
+        """Run a rollout at the trace's endpoint and record its score.
+
+        Raises:
+            HarnessError: the rollout has no score. If a model call failed, verifiers reports that failure instead.
+        """
         if not isinstance(data, HermesTaskData):
             raise vf.HarnessError(f"this harness plays the tasks of HermesTaskset, not {type(data).__name__}")
         rollout = await play_at_endpoint(
@@ -111,7 +117,7 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
         return vf.ProgramResult(0, "", "")
 
     async def score(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Make a rollout that verifiers has stopped, by its own limit or time, an error: nothing has scored it."""
+        """Raise `HarnessError` if the rollout has no score because verifiers stopped it at a limit or a timeout."""
         await super().score(trace, runtime)
         if REWARD not in trace.rewards:
             raise vf.HarnessError(f"verifiers ended the rollout ({trace.stop_condition}) before it was scored")

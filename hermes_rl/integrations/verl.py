@@ -1,7 +1,8 @@
-"""Door to verl: a spec as the agent loop of its rollout workers, `VerlAgentLoop`.
+"""Integrate with verl: offer a spec as the agent loop of its rollout workers, `VerlAgentLoop`.
 
-Owns how a rollout looks to verl, and which members of a group are played together. verl's own servers sample. A rollout
-without a score raises: verl's v1 trainer then leaves its group out and draws another, the older one stops.
+This module converts rollouts to verl's output and gathers the members of a group that rewards compare. verl's own
+servers sample. A rollout without a score raises: verl's v1 trainer then drops the group and samples another; the older
+trainer stops.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.pull import BatchPlace, Pull, own_settings, parameters, require_score, row_named
 
 GATHERING = 60.0
-"""Seconds within which verl has to begin all members of a group that are compared; it begins them at once."""
+"""Seconds within which verl must start all members of a compared group; verl normally starts them together."""
 
 
 class VerlAgentLoop:
-    """Plays one rollout; verl makes one of these for each, by the lines of `agent_loop_config_path`.
+    """Agent loop of one rollout; verl creates one per rollout from the entry in `agent_loop_config_path`.
 
     Args:
-        trainer_config, server_manager, tokenizer: verl's own, as all that is not named below.
+        trainer_config, server_manager, tokenizer: passed by verl, as are all arguments that are not listed below.
         spec: a path, or the name of a shipped spec.
         renderer, sampling, replays, allow_inexact: as for `Pull`.
     """
 
     _workers: ClassVar[dict[tuple[Any, ...], _Worker]] = {}
-    """By server manager and settings: what a process of verl's shares between its rollouts."""
+    """Resources that the rollouts of a verl process share, by event loop, server manager and settings."""
 
     def __init__(
         self,
@@ -57,11 +58,13 @@ class VerlAgentLoop:
         self._settings: dict[str, Any] = {"sampling": own, "replays": replays, "allow_inexact": allow_inexact}
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
-        """Play the row that a sample names: an AgentLoopOutput, or a list of them where verl says `session_id` (v1).
+        """Run the row that a sample names, and return an AgentLoopOutput.
+
+        If verl passes `session_id` (its v1 trainer), return a list with one AgentLoopOutput per sequence.
 
         Raises:
             RunError: the rollout has no score.
-            UserError: settings exclude each other, or the rollout is none that verl can take.
+            UserError: settings conflict, or verl cannot represent the rollout.
         """
         try:
             from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -76,7 +79,7 @@ class VerlAgentLoop:
         timings = {"generate_sequences": "generation", "tool_calls": "tools", "compute_score": "rewards"}
         metrics = AgentLoopMetrics(**{theirs: rollout.timings.get(ours, 0.0) for theirs, ours in timings.items()})
         values = {name: reward.value for name, reward in rollout.rewards.items()}
-        # verl wants the same names from every rollout.
+        # verl requires the same names from every rollout, so a reward without a value is NaN.
         rewards = {name: math.nan if values.get(name) is None else values[name] for name in worker.env.spec.rewards}
         outputs = [
             AgentLoopOutput(
@@ -126,14 +129,14 @@ class VerlAgentLoop:
 
     @classmethod
     async def close(cls) -> None:
-        """End what is played in this process and release everything."""
+        """Cancel the rollouts of this process and release all resources."""
         opened, cls._workers = cls._workers, {}
         for worker in opened.values():
             await worker.close()
 
 
 class _Worker(Pull):
-    """What the rollouts of one process share: the environment, the policy, and groups whose members still arrive."""
+    """Resources that the rollouts of one process share: environment, policy, and groups whose members are awaited."""
 
     def __init__(
         self, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any, settings: Mapping[str, Any]
@@ -160,7 +163,12 @@ class _Worker(Pull):
         self._waiting: Counter[asyncio.Task[hermes_rl.Group]] = Counter()
 
     async def together(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Rollout:
-        """Play a group once verl has begun all of its members, and return one of them."""
+        """Run a group after verl has started all of its members, and return the requested member.
+
+        Raises:
+            RunError: the group was dropped, or verl did not start all members in time.
+            UserError: the member index is out of range.
+        """
         if not 0 <= place.member < place.size:
             raise UserError(f"a group of {place.size} has members from 0 to {place.size - 1}, not {place.member}")
         uid = str(place.group)
@@ -173,7 +181,7 @@ class _Worker(Pull):
         arrived.put_nowait(place.member)
         self._waiting[playing] += 1
         try:
-            group = await asyncio.shield(playing)  # one that verl cancels leaves the others their group
+            group = await asyncio.shield(playing)  # if verl cancels one member, the others still need the group
         finally:
             self._waiting[playing] -= 1
             if not self._waiting[playing]:
@@ -200,7 +208,7 @@ class _Worker(Pull):
 
 
 def _require(config: Any) -> None:
-    """Refuse settings of verl's rollouts with which tokens and log-probabilities would not belong together."""
+    """Raise `UserError` for rollout settings of verl with which log-probabilities do not match the sampled tokens."""
     if not config.calculate_log_probs:
         raise UserError("set actor_rollout_ref.rollout.calculate_log_probs=true: log-probabilities are what is sampled")
     if config.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":

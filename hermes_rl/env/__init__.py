@@ -1,5 +1,8 @@
-"""The door for environments written by hand, and what a spec compiles to. Its modules alone import atroposlib."""
+"""Atropos environments: the base class for hand-written ones, and the class that a spec compiles to.
+
+Only modules of this package import atroposlib.
+"""
 
 from hermes_rl.tokens.hub import auto_tokenizer
 
-auto_tokenizer()  # atroposlib imports it too, and would import torch and hear that models need it
+auto_tokenizer()  # import it before atroposlib does: that would import torch, or warn that models need it

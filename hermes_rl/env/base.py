@@ -1,8 +1,9 @@
-"""`HermesAgentBaseEnv`: an Atropos environment whose rollouts are played by our core.
+"""Base class of Atropos environments whose rollouts hermes-rl runs: `HermesAgentBaseEnv`.
 
-Subclass it by hand with `setup`, `get_next_item`, `format_prompt` (or `format_messages`), `compute_reward` and
-`evaluate`; `SpecEnv` is the subclass that a spec compiles to. Whatever atroposlib 0.4.0 gets wrong is overridden here
-at its public hooks; nothing in the installed package is changed."""
+A hand-written subclass defines `setup`, `get_next_item`, `format_prompt` (or `format_messages`), `compute_reward` and
+`evaluate`; `SpecEnv` is the subclass that a spec compiles to. The class works around defects of atroposlib 0.4.0 by
+overriding its public hooks; it does not patch the installed package.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +54,14 @@ from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import drawable, resolve_toolsets, sample_distribution, toolkit_of
 from hermes_rl.tools.context import ToolContext
 
-# ------------------ A hand-written environment as the core sees it: its hooks behind the `Environment` interface
+# ------------------ Adapting a hand-written environment's hooks to the `Environment` interface
 
 REWARD = "reward"
-"""Name under which the value of `compute_reward` is recorded."""
+"""Reward name under which the value of `compute_reward` is recorded."""
 
 
 def sandbox_config(config: Any) -> SandboxConfig:
-    """Return the sandbox that the configuration's terminal_* fields describe."""
+    """Return the sandbox that the configuration's `terminal_*` fields describe."""
     backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
     network = config.terminal_network
     if network is None:
@@ -77,11 +78,11 @@ def sandbox_config(config: Any) -> SandboxConfig:
 
 
 class HandWritten:
-    """Answers the core with `format_prompt`, `compute_reward` and the configuration of an environment."""
+    """Adapter that implements `Environment` with a hand-written environment's hooks and configuration."""
 
     has_group_rewards = False
     teacher = None
-    """Only a spec names a teacher."""
+    """Teacher, which only a spec can have."""
 
     def __init__(self, env: HermesAgentBaseEnv) -> None:
         self._env = env
@@ -93,10 +94,10 @@ class HandWritten:
         return self._env.server
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
-        """Nobody answers; an environment that has somebody plays its own conversation."""
+        """Return None: there is no simulated user; an environment with one runs the conversation in its own code."""
 
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Any) -> None:
-        """Return none: the loop plays, or the environment's own code."""
+        """Return None: there is no agent program, since the built-in loop or the environment's own code runs."""
 
     def options(self, split: str) -> LoopOptions:
         config = self._env.config
@@ -126,7 +127,7 @@ class HandWritten:
         with authored(self._env.sandbox_for):
             sandbox = self._env.sandbox_for(key.row.columns)
         require_by_hand(sandbox.backend, self.name)
-        # Two items may be equal and in flight together, so the row's key is not enough.
+        # Two equal items may run at the same time, so the row's key is not unique.
         name = f"{key.id}-{uuid.uuid4().hex[:8]}"
         async with ToolRuntime(sandbox, task_id=name, toolkit=toolkit, run=True) as runtime:
             yield runtime
@@ -148,7 +149,7 @@ class HandWritten:
         rollout.rewards[REWARD] = interpret(REWARD, returned, seconds, turns)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
-        """Do nothing: a hand-written environment compares rollouts in `postprocess_histories`."""
+        """Do nothing: hand-written environments compare rollouts in `postprocess_histories`."""
 
     def score(self, rollout: Rollout) -> float:
         value = rollout.rewards[REWARD].value
@@ -164,7 +165,7 @@ class HandWritten:
 
 
 def _is_message(message: object) -> bool:
-    """Whether it has a role, and content that is a text, parts, or nothing where there are calls."""
+    """Return True if an object is a message: it has a role, and text, content parts or tool calls."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
     return isinstance(message.get("content"), str | list) or bool(message.get("tool_calls"))
@@ -175,7 +176,7 @@ def _is_message(message: object) -> bool:
 logger = logging.getLogger(__name__)
 
 GROUPS = 1024
-"""Groups whose tools are kept, so that members which begin later have the same."""
+"""Number of groups whose tools are cached, so that members that start later get the same tools."""
 
 _NEVER_CALLED = {
     "add_train_workers": "a group begins as soon as the trainer, the servers and the machine have room for it",
@@ -186,24 +187,29 @@ _NEVER_CALLED = {
     "handle_send_to_api": "override postprocess_histories, which has the last word on a group",
     "register_env": "override setup",
 }
-"""Methods of BaseEnv's loops that nothing calls here, and what to do instead."""
+"""Methods of BaseEnv's loops that are never called here, each with the alternative."""
 
 
 class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
-    """An agent environment for Atropos: tools, a sandbox per rollout, a reward.
+    """Agent environment for Atropos, with tools, one sandbox per rollout, and a reward.
 
     Args:
         config: the environment's configuration.
-        server_configs: one per policy server.
+        server_configs: the configurations of the policy's servers; a bare `ServerBaseline` means atroposlib's local
+            ports 9004 to 9007.
+        slurm, testing: not supported.
+
+    Raises:
+        UserError: the class or the configuration cannot work here.
     """
 
     name: str | None = None
     env_config_cls: Any = HermesAgentEnvConfig
     server_cls: Any = HermesServer
     default_toolsets: ClassVar[list[str] | None] = None
-    """Toolsets where the configuration names none."""
+    """Toolsets to use if the configuration names none."""
     _mode: ClassVar[Mode | None] = None
-    """What a spec is run for; None for code of the user's own, which does not say."""
+    """Mode in which a spec runs; None for hand-written environments, whose mode is not known here."""
 
     def __init__(
         self,
@@ -215,13 +221,13 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         if slurm or testing:
             raise UserError("slurm and testing are not supported: name the servers; a scripted policy plays offline")
         configs = _configs(server_configs)
-        config = config.model_copy()  # what is set below is this environment's alone
+        config = config.model_copy()  # do not change the caller's configuration
         if config.wandb_name is None:
-            config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
+            config.wandb_name = self.name or type(self).__name__  # run-api rejects an environment without a name
         if config.group_size == 1:
-            config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
+            config.ensure_scores_are_not_same = False  # a group of one is always uniform, and would never be sent
         require_not_overridden(type(self), BaseEnv, _NEVER_CALLED)
-        if self._mode != "evaluate":  # of a spec: rewards of other code may look into any sandbox
+        if self._mode != "evaluate":  # only a spec has this mode; rewards of user code may access any sandbox
             require_by_hand(config.terminal_backend, type(self).__name__)
         require_lines_that_work(type(self), HermesAgentBaseEnv, config.terminal_backend)
         self.config = config
@@ -234,7 +240,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         self._resolved = lru_cache(GROUPS)(self._resolve_for)
 
     def _environment(self) -> Environment:
-        """Return the environment as a run conducts it: with the code of a subclass where there is any."""
+        """Return the environment for a run, including the user code of a subclass."""
         cls, core = type(self), self._core
         own = (HermesAgentBaseEnv.collect_trajectory, HermesAgentBaseEnv.collect_trajectories)
         if (cls.collect_trajectory, cls.collect_trajectories) != own:
@@ -244,9 +250,10 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return core
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
-        """Run BaseEnv's constructor, kept from opening the output file and from a tokenizer that cannot be had.
+        """Run BaseEnv's constructor with temporary values for the output file and for an unavailable tokenizer.
 
-        It renames an existing output, which our loops go on with; and it fails where a hub is out of reach.
+        The constructor would rename an existing output file, to which hermes-rl appends, and would fail if a hub is
+        unreachable.
         """
         attributes = {
             "data_path_to_save_groups": config.data_path_to_save_groups,
@@ -257,26 +264,26 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             config.tokenizer_name = str(small_tokenizer_path())
         super().__init__(config, configs)
         if self._encoder.tokenizer is None:
-            self.tokenizer = None  # better none than another model's
+            self.tokenizer = None  # better no tokenizer than that of another model
         for name, value in attributes.items():
             setattr(config, name, value)
 
-    # ------------------------------------------------------------------ hooks of an environment
+    # ------------------------------------------------------------------ hooks of a hand-written environment
 
     @abstractmethod
     async def setup(self) -> None:
-        """Load what the environment needs, before anything else is called."""
+        """Load the environment's data; called before all other hooks."""
 
     @abstractmethod
     async def get_next_item(self) -> Any:
-        """Return the next item to play; None pauses (serve) or ends (process)."""
+        """Return the next item to run; None pauses (serve mode) or ends (process mode) the run."""
 
     def format_prompt(self, item: Any) -> str:
         """Return the first user message for an item."""
         raise UserError(f"{type(self).__name__} defines neither format_prompt nor format_messages")
 
     def format_messages(self, item: Any) -> list[Message]:
-        """Return the messages that a rollout begins with: the configured system prompt and `format_prompt`."""
+        """Return the first messages of a rollout: the configured system prompt and the text of `format_prompt`."""
         system = self.config.system_prompt
         first = [{"role": "system", "content": system}] if system else []
         with authored(self.format_prompt):
@@ -286,25 +293,26 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return [*first, {"role": "user", "content": prompt}]
 
     def sandbox_for(self, item: Any) -> SandboxConfig:
-        """Return the sandbox that an item is played in: what the terminal_* fields of the configuration describe.
+        """Return the sandbox of an item: by default as the configuration's `terminal_*` fields describe it.
 
-        Override it where items have an image, files, variables or a working directory of their own:
+        Override this method if items have their own image, files, variables or working directory:
         ``dataclasses.replace(super().sandbox_for(item), image=item["docker_image"])``.
         """
         return sandbox_config(self.config)
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any:
-        """Return the reward of a rollout, on the loop of `setup`; `ctx` is used without await, and holds up nobody.
+        """Return the reward of a rollout, on the event loop of `setup`.
 
-        What else takes time without await (a computation, `requests`) holds up everybody: define it without async, and
-        it runs in a worker thread. Raise to say that it could not be told: the rollout is played anew, never scored 0.
+        Calls of `ctx` need no await and do not block other rollouts. Other work without await (a computation,
+        `requests`) blocks all rollouts: define the method without async, so that it runs in a worker thread. Raise an
+        exception if the reward cannot be determined: the rollout is then retried, and never scored 0.
         """
         raise UserError(f"{type(self).__name__} does not define compute_reward")
 
-    # ------------------------------------------------------------------ parts that a subclass may replace
+    # ------------------------------------------------------------------ parts that a subclass may override
 
     def _make_server(self, configs: list[APIServerConfig]) -> Any:
-        """Return the object behind `self.server`."""
+        """Return the object for `self.server`."""
         return HermesServerManager(
             configs,
             server_class=self.server_cls,
@@ -314,15 +322,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         )
 
     def _make_core(self) -> Environment:
-        """Return the environment as the core sees it."""
+        """Return the implementation of `Environment` that runs use."""
         return HandWritten(self)
 
     def _use_managed_server(self) -> bool:
-        """Whether the servers say which tokens they sampled, so that a managed server can be had."""
+        """Return True if the servers report the tokens that they sampled, as a managed server requires."""
         return bool(self.server.token_level)
 
     def _resolve_tools_for_group(self) -> GroupTools:
-        """Tool schemas and valid names for one group: that which is played, else another one at each call."""
+        """Return tool schemas and valid tool names for the current group, or for a new group outside a run."""
         toolkit = self._toolkit_for(GROUP_ID.get() or f"group-{next(self._group_numbers)}")
         return toolkit.schemas, set(toolkit.names)
 
@@ -332,13 +340,13 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return toolkit_of(schemas, names, self._toolkit_for(group))
 
     def _tools_of_group(self, group: str) -> Toolkit:
-        """Return what `_resolve_tools_for_group` has for a group, which is asked once for all of its members."""
+        """Return the tools of a group; `_resolve_tools_for_group` is called once for all of its members."""
         if not self._current_group_tools:
             return self._resolved(group)
         return toolkit_of(*self._current_group_tools, self._toolkit_for(group))
 
     def _toolkit_for(self, group: str) -> Toolkit:
-        """Return the tools of a group: the same for all its members, drawn from the seed and the group's id."""
+        """Return the tools of a group; a distribution is sampled with the seed and the group's id, once per group."""
         config = self.config
         enabled = config.enabled_toolsets if config.enabled_toolsets is not None else self.default_toolsets
         if config.distribution is not None:
@@ -348,9 +356,9 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
 
     def _require_toolsets(self) -> None:
-        """Raise `UserError` where a toolset that the configuration names is not there, or lacks a key or a program.
+        """Raise `UserError` if a configured toolset does not exist, or lacks a key or a program.
 
-        Of a distribution these are all that a group may draw: a rare one would end the program hours later.
+        Check every toolset of a distribution, since a rarely drawn one would otherwise fail after hours.
         """
         config = self.config
         named = config.enabled_toolsets if config.distribution is None else drawable(config.distribution)
@@ -358,21 +366,21 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             resolve_toolsets(named, config.disabled_toolsets or ())
 
     def _state_at_step(self) -> Any:
-        """Return what is to be restored with the trainer's step, as JSON."""
+        """Return the state to restore when a trainer resumes at the current step, as JSON, or None."""
         return None
 
     def _restore_state(self, state: Any) -> None:
-        """Take up what `_state_at_step` gave."""
+        """Restore the state that `_state_at_step` returned."""
 
     def _note_step(self) -> None:
-        """Take note that the trainer is at another step."""
+        """Update records after the trainer's step has changed; by default do nothing."""
 
-    # ------------------------------------------------------------------ what is logged
+    # ------------------------------------------------------------------ logging
 
     _format_trajectory_for_display = staticmethod(readable)
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
-        """Keep readable text of a few rollouts of each group."""
+        """Save readable text of the first rollouts of a group for the next wandb log."""
         keep = self.config.num_rollouts_per_group_for_logging
         count = len(scored_data["scores"]) if keep == -1 else keep
         messages = scored_data.get("messages") or [[]] * count
@@ -383,11 +391,11 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             self.rollouts_for_wandb.pop(0)
 
     async def evaluate_log(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As BaseEnv's, with metrics by the columns of `eval_by`; see `metrics_by_column`.
+        """Log an evaluation as BaseEnv does, with metrics by the columns of `eval_by`; see `metrics_by_column`.
 
-        While a trainer is served, each step's evaluation has a folder of its own.
+        In serve mode, the evaluation of each step has its own directory.
         """
-        samples = args[5] if len(args) > 5 else kwargs.get("samples")  # by its place in BaseEnv's signature
+        samples = args[5] if len(args) > 5 else kwargs.get("samples")  # the position in BaseEnv's signature
         metrics = {**metrics, **metrics_by_column(samples or (), self.config.eval_by)}
         folder = self.config.data_dir_to_save_evals
         if folder is not None and hasattr(self, "env_id"):
@@ -400,12 +408,12 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     # ------------------------------------------------------------------ modes
 
     async def env_manager(self) -> None:
-        """Serve until the trainer has its steps; releases everything, also when cancelled."""
+        """Serve until the trainer has finished its steps; release all resources, also if cancelled."""
         async with self._set_up():
             await serve_environment(self)
 
     async def process_manager(self) -> None:
-        """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
+        """Write groups, several concurrently, until the file has `total_steps`; a failed group does not end the run."""
         async with self._set_up():
             self._begin_tracking()
             await process_by_hand(self)
@@ -418,7 +426,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     @asynccontextmanager
     async def _set_up(self) -> AsyncIterator[None]:
-        """Set the environment up for the block, and warn meanwhile of methods that hold up the event loop."""
+        """Set up the environment for the block, and warn of methods that block the event loop."""
         self._require_toolsets()
         with Watchman(type(self)):
             try:
@@ -428,18 +436,18 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
                 await self.shut_down()
 
     async def shut_down(self) -> None:
-        """Close the servers, and finish what is logged."""
+        """Close the servers and finish the wandb run."""
         await self.server.close()
         await self._end_tracking()
 
     @classmethod
     def cli(cls) -> None:
-        """Run the environment as a program: serve, process or evaluate, with --env.* and --openai.*."""
+        """Run the environment as a program: serve, process or evaluate mode, with --env.* and --openai.* flags."""
         main(cls)
 
     @classmethod
     async def _run_program(cls, mode: str, flags: list[str]) -> None:
-        """Make the environment with the flags of a command line, and run one of its modes."""
+        """Create the environment with the flags of a command line, and run one of its modes."""
         config, servers = configured(cls, flags)
         if mode == "process":
             config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
@@ -451,12 +459,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
 
 _SCORES = ("score", "reward", "passed")
-"""Keys under which an evaluation written by hand may have put what a sample is worth."""
+"""Keys that a hand-written evaluation may use for the score of a sample."""
 
 
 def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, float]:
-    """Return the mean score, its error and the count of the samples of each value of each column; raises `UserError`
-    where the samples lack a column, or a score."""
+    """Return the mean score, its standard error and the number of scored samples for each value of each column.
+
+    Raises:
+        UserError: the samples lack a column, or a score.
+    """
     metrics: dict[str, float] = {}
     known = sorted({name for sample in samples for name in sample})
     score = next((name for name in _SCORES if name in known), None)
@@ -479,7 +490,7 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
 
 
 def _configs(servers: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
-    """Return a list in any case: atroposlib takes anything else for its local ports 9004 to 9007 with the key "x"."""
+    """Return the servers as a list; anything else atroposlib reads as its local ports 9004 to 9007 with the key "x"."""
     if isinstance(servers, APIServerConfig):
         return [servers]
     if isinstance(servers, ServerBaseline):

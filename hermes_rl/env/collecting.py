@@ -1,4 +1,8 @@
-"""Collecting rollouts and groups for Atropos' hooks, and for whoever asks without a trainer: whole groups or none."""
+"""Collect rollouts and complete groups for Atropos' hooks, and for callers without a trainer.
+
+This module also adapts an environment's own code to a run: its items become rows, its collected groups and its changed
+records become groups.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +36,20 @@ from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
 from hermes_rl.trainers.checks import Checks, completed
 
-# --------------------------- Putting the rollouts of a group together for Atropos: whole, aligned, or not at all
-# atroposlib's own `collect_trajectories` drops the logprobs and misaligns optional lists; this keeps every list either
-# as long as the group or None.
+# --------------------------- Assembling the rollouts of a group for Atropos
+# atroposlib's own `collect_trajectories` drops the logprobs and misaligns optional lists; here every list is as long as
+# the group, or None.
 
 FURTHER = "further"
-"""Key of an item under which its rollout's other sequences lie, as items."""
+"""Key of an item that contains the other sequences of its rollout, as items."""
 _OPTIONAL = ("advantages", "ref_logprobs", "messages", "inference_logprobs", "overrides", "images",
              "distill_token_ids", "distill_logprobs")  # fmt: skip
 
 
 def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """ScoredDataItems of `collect_trajectory` as one ScoredDataGroup.
+    """Return ScoredDataItems of `collect_trajectory` as one ScoredDataGroup.
 
-    An optional field is kept where every item has it.
+    An optional field is included only if every item has it.
     """
     group: dict[str, Any] = {
         "tokens": [item["tokens"] for item in items],
@@ -64,7 +68,7 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the items of each layer, one for each member; a member without a further sequence gets a filler."""
+    """Return the items of each layer: layer k has the k-th sequence of each member, or a filler if it has fewer."""
     deepest = max(len(item.get(FURTHER) or ()) for item in items)
     further = [[_further(item, number) for item in items] for number in range(deepest)]
     return [list(items), *further]
@@ -80,8 +84,12 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def checked(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item; raises `ValueError` where it lacks tokens, masks or a score, or its score is not finite, which
-    makes a whole batch fail."""
+    """Return a copy of an item of `collect_trajectory`.
+
+    Raises:
+        ValueError: the item lacks tokens, masks or a score, or its score is not finite, which would make a trainer's
+            batch fail.
+    """
     missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
     if missing:
         raise ValueError(f"collect_trajectory returned an item without {missing[0]!r}")
@@ -90,31 +98,31 @@ def checked(item: Mapping[str, Any]) -> dict[str, Any]:
     return dict(item)
 
 
-# An environment's own code as the conductor meets it: its items as rows, its collected groups, its changed lines
+# Adapting an environment's own code to a run: its items, its collected groups, its changed records
 
 logger = logging.getLogger(__name__)
 
 PAUSE = 0.2
-"""Seconds until `get_next_item` is asked again after it gave None, where that pauses."""
+"""Seconds until `get_next_item` is called again after it returned None, in modes in which None is a pause."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 GroupTools = tuple[list[dict[str, Any]], set[str]]
-"""Schemas of the tools of a group, and the names of those that may be called."""
+"""Tool schemas of a group, and the names of the tools that may be called."""
 
 GROUP_ID: ContextVar[str | None] = ContextVar("GROUP_ID", default=None)
-"""The id of the group that the environment's own code is collecting; None outside of a run."""
+"""Id of the group that the environment's own code is collecting; None outside a run."""
 _group_tools: ContextVar[GroupTools | None] = ContextVar("group_tools", default=None)
 
 
 @dataclass(frozen=True)
 class ItemRow(Row):
-    """A row that stands for an item, which is its `columns`."""
+    """Row that wraps an item of `get_next_item` in `columns`."""
 
 
 @contextmanager
 def collecting(group: str) -> Iterator[None]:
-    """Say that the environment's own code collects this group, within the block."""
+    """Set `GROUP_ID` to this group within the block, in which the environment's own code runs."""
     before = GROUP_ID.set(group)
     try:
         yield
@@ -123,20 +131,20 @@ def collecting(group: str) -> Iterator[None]:
 
 
 def row_of(item: Any, index: int = 0) -> Row:
-    """Return an item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
+    """Return an item of `get_next_item`, which may be any object, as a row whose key is a hash of the item's `repr`."""
     if isinstance(item, Row):
         return item
-    printed = _ADDRESS.sub("", repr(item))  # an address in memory is another one in the next process
+    printed = _ADDRESS.sub("", repr(item))  # memory addresses differ between processes
     digest = hashlib.sha256(printed.encode("utf-8", "surrogatepass")).hexdigest()
     return ItemRow(key=digest[:16], columns=item, index=index, digest=digest)
 
 
 async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
-    """Yield the items of an environment, as it hands them out; those that its code gave back come first.
+    """Yield the items of an environment as rows; items that its code returned to the backlog come first.
 
     Args:
         env: the environment.
-        pauses: None from `get_next_item` means that there is nothing now; otherwise that there is nothing more.
+        pauses: if True, None from `get_next_item` is a pause; if False, it ends the items.
     """
     number = 0
     while True:
@@ -153,7 +161,7 @@ async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
 def run_of(
     env: ConductedEnv, *, pauses: bool, budget: RunBudget, progress: Progress, drop_uniform: bool = False
 ) -> Run:
-    """Return the run that plays the items of an environment, once each; `pauses` as for `items_of`."""
+    """Return a run that processes each item of an environment once; `pauses` is as for `items_of`."""
     plan = Plan(
         size=int(env.config.group_size),
         repeat=False,
@@ -166,27 +174,31 @@ def run_of(
 
 
 class WithOwnCode:
-    """An environment whose `postprocess_histories` has the last word on the lines of a group."""
+    """Environment whose own `postprocess_histories` processes the records of each group last."""
 
     def __init__(self, env: ConductedEnv, environment: Environment) -> None:
         self._env, self._environment = env, environment
         self._checks = Checks(group_size=int(env.config.group_size), tokens=False)
         self._proven: set[str] = set()
-        """Methods that have made a group that can be used."""
+        """Names of the methods that have returned a usable group."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
     async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the lines after `postprocess_histories`; none where it gives nothing, or what cannot be used."""
+        """Return the records after `postprocess_histories`; empty if it returns nothing or an unusable group."""
         argument: Any = lines if len(lines) > 1 else lines[0]
         processed = await call(self._env.postprocess_histories, argument)
         named = {"group": group.id, "row_key": group.row.key}
         return [{**line, **named} for line in self._usable(group, self._env.postprocess_histories, processed)]
 
     def _usable(self, group: Group, method: Callable[..., Any], returned: Any) -> list[dict[str, Any]]:
-        """Return what a method has made of a group; where it cannot be used, none, and the group is dropped, or
-        `UserError` where the method has never made one that can."""
+        """Return the records that a method returned for a group, or drop the group if they are unusable.
+
+        Raises:
+            UserError: the records are unusable and the method has never returned usable ones; a score that is not
+                finite only drops the group.
+        """
         lines = [line for line in (returned if isinstance(returned, list) else [returned]) if line]
         try:
             usable = self._checks.usable(lines, None)
@@ -202,10 +214,14 @@ class WithOwnCode:
 
 
 class CollectsByHand(WithOwnCode):
-    """An environment that overrides `collect_trajectory` or `collect_trajectories`."""
+    """Environment that overrides `collect_trajectory` or `collect_trajectories`."""
 
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
-        """Return the group that its code collected, as dropped where that raised or gave nothing."""
+        """Return the group that the environment's code collects; dropped if the code raises or returns nothing.
+
+        Raises:
+            HermesRLError: the code raised it.
+        """
         GROUP_ID.set(group)
         played = Group(group, row, [], epoch)
         env: Any = self._env
@@ -232,9 +248,9 @@ class CollectsByHand(WithOwnCode):
 
 
 class Collecting:
-    """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv collects trajectories.
+    """Mixin of `HermesAgentBaseEnv` that replaces BaseEnv's collection of trajectories.
 
-    atroposlib's own drops the logprobs, misaligns optional lists, and lets one failed rollout end the group.
+    BaseEnv drops the logprobs, misaligns optional lists, and lets one failed rollout end the group.
     """
 
     config: Any
@@ -242,7 +258,7 @@ class Collecting:
     _encoder: Encoder
     max_num_workers: int
     _rollout_store: Recorded = Unrecorded()
-    """The record of rollouts, where the environment keeps one."""
+    """Store of the environment's rollouts; by default nothing is stored."""
     _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
     _resolve_tools_for_group: Callable[[], GroupTools]
@@ -251,11 +267,11 @@ class Collecting:
     async def groups(
         self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
     ) -> AsyncGenerator[Group, None]:
-        """Yield groups of rollouts with their tokens, without any trainer.
+        """Yield groups of rollouts with their tokens, without a trainer.
 
         Args:
-            rows: items to play, once each; None: those of `get_next_item` until it returns None.
-            policy: another policy than the environment's own.
+            rows: the items to run, once each; None: the items of `get_next_item` until it returns None.
+            policy: a policy that replaces the environment's own.
         """
         env: Any = self
         items = items_of(env, pauses=False) if rows is None else [row_of(item, n) for n, item in enumerate(rows)]
@@ -267,17 +283,20 @@ class Collecting:
 
     @property
     def _rollouts_in_flight(self) -> int:
-        """Rollouts that `groups` and `process` play at a time."""
+        """Number of concurrent rollouts of `groups` and process mode."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
     def _named(self, item: Any) -> tuple[Row, str]:
-        """Return an item as a row, with the id of its group: that of the run that asks for it, else one of its own."""
+        """Return an item as a row, and the id of its group: the run's current group, or a new one outside a run."""
         number = next(self._group_numbers)
         row = row_of(item, number)
         return row, GROUP_ID.get() or f"{row.key}:{number}"
 
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
+        """Run and grade one rollout; return it as a ScoredDataItem with an empty backlog.
+
+        The item is None if an infrastructure failure persists after all retries.
+        """
         row, group = self._named(item)
         runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
         rollout = await runner.member(RolloutKey(row, group, 0, 1))
@@ -291,7 +310,7 @@ class Collecting:
 
     @property
     def _current_group_tools(self) -> GroupTools | None:
-        """The tools of the group that is played; of several at a time each has its own."""
+        """Tools of the group that the current task runs, or None; concurrent groups have separate values."""
         return _group_tools.get()
 
     @_current_group_tools.setter
@@ -299,7 +318,10 @@ class Collecting:
         _group_tools.set(tools)
 
     async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
-        """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
+        """Run a group; return it as a ScoredDataGroup, or a list with one per layer, and the backlog.
+
+        The group is None if it is incomplete. An overridden `collect_trajectory` is called once per member.
+        """
         before = _group_tools.set(self._resolve_tools_for_group())
         try:
             if type(self).collect_trajectory is not Collecting.collect_trajectory:
@@ -331,29 +353,29 @@ class Collecting:
         return layers if len(layers) > 1 else layers[0], backlog
 
     async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """One overridden `collect_trajectory`, repeated where it raises or gives nothing."""
+        """Call an overridden `collect_trajectory`, and retry if it raises or returns no item."""
         for attempt in range(REPLAYS + 1):
             try:
                 scored, backlog = await self.collect_trajectory(item)
                 if scored is not None:
                     return checked(scored), list(backlog)
-            except Exception:  # a user's code may raise anything, and costs its own group at most; the log says what
+            except Exception:  # user code may raise anything; only its group fails, and the log has the traceback
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []
 
     def _layers_of(self, group: Group) -> list[dict[str, Any]]:
-        """Return the group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
+        """Return the group as Atropos' ScoredDataGroups, one per layer; one in all if each rollout has one sequence."""
         return group_lines(group, self._generation_params())
 
     def _generation_params(self) -> dict[str, Any]:
-        """How the policy samples in training, for the lines of groups."""
+        """Return the policy's temperature and top_p in training, for the records of groups."""
         options = self._core.options("train")
         params = {"temperature": options.temperature, "top_p": options.top_p}
         return {name: value for name, value in params.items() if value is not None}
 
 
 class _Tracked:
-    """The environment's record of rollouts, which counts those that have ended for its metrics."""
+    """Wrapper of the environment's store that counts finished rollouts for the metrics."""
 
     def __init__(self, env: Collecting) -> None:
         self._env, self._store = env, env._rollout_store
@@ -372,6 +394,6 @@ class _Tracked:
 
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group of one as a ScoredDataItem."""
+    """Return a group with one member as a ScoredDataItem."""
     lists = {"tokens", "masks", "scores", *_OPTIONAL}
     return {key: (next(iter(value or ()), None) if key in lists else value) for key, value in group.items()}

@@ -1,6 +1,6 @@
-"""The configuration class of agent environments: atroposlib's, with the agent's own fields.
+"""Configuration class of agent environments: atroposlib's class, plus fields for the agent.
 
-The names are those that users of the reference design know. A spec sets the same things under its own keys.
+The reference design has the same field names. A spec sets these options under its own keys.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hermes_rl.tools.base import RESULT_LIMIT
 
 
 class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
-    """Atropos' BaseEnvConfig plus tools, prompt, agent and sandbox. Unknown fields are refused."""
+    """Atropos' BaseEnvConfig, plus fields for tools, prompt, agent and sandbox. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
-    # What atroposlib takes without a look, and fails of later.
+    # atroposlib does not validate these two, and fails later.
     group_size: int = Field(default=4, ge=1, description="How many responses are grouped together for scoring")
     max_token_length: int = Field(default=2048, ge=1, description="Maximum token length used in generations")
-    # What atroposlib defaults to would poll a trainer, log to wandb, and cancel rollouts during evaluations.
+    # atroposlib's defaults would log to wandb and cancel rollouts, during evaluations or after a timeout.
     use_wandb: bool = Field(default=False, description="Log to Weights & Biases.")
     eval_handling: EvalHandlingEnum = Field(
         default=EvalHandlingEnum.LIMIT_TRAIN,
@@ -83,7 +83,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     seed: int = Field(default=0, ge=0, description="Feeds distributions and the sampling seed of each rollout.")
 
     def build_budget_config(self) -> ResultBudget:
-        """Return the bounds on tool results, for the `budget_config` of an agent loop; rollouts have them anyway."""
+        """Return the limits on tool results, for `budget_config` of an agent loop; rollouts apply them anyway."""
         return ResultBudget(
             default_result_size=self.default_result_size_chars,
             turn_budget=self.turn_budget_chars,

@@ -1,8 +1,8 @@
-"""What the modes call on an environment, whether a person wrote it or a spec compiled to it.
+"""Declare the members of an environment that the modes use, and report mistakes in user-written methods.
 
-Owns the list of these members, so that serve and process need not know the class, and how the mistakes of their authors
-are told. `HermesAgentBaseEnv` has all of them: some are ours, the others come from atroposlib's `BaseEnv`, and a
-subclass may override the public ones.
+The protocol keeps serve and process mode independent of the class, hand-written or compiled from a spec.
+`HermesAgentBaseEnv` implements it: some members are its own, the others come from atroposlib's `BaseEnv`. Subclasses
+may override the public ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hermes_rl.runs.training import TrainingMetrics
 
 
 class ConductedEnv(Protocol):
-    """An environment as serve and process mode use it."""
+    """Environment as serve and process mode use it."""
 
     config: Any
     name: str | None
@@ -58,21 +58,25 @@ class ConductedEnv(Protocol):
     def load_checkpoint(self) -> None: ...
 
 
-# ----------------------------------------------------------------------------------- The mistakes of a method's author
+# ----------------------------------------------------------------------------------- Mistakes in user-written methods
 
 LIBRARIES = ("hermes_rl", "atroposlib", "abc", "typing", "builtins")
-"""Packages of what an environment's author has not written."""
+"""Packages whose code the environment's author has not written."""
 
 
 def require_not_overridden(cls: type, base: type, instead: Mapping[str, str]) -> None:
-    """Raise `UserError` where a class overrides methods of `base` that nothing calls, with what to do instead."""
+    """Raise `UserError` if a class overrides methods of `base` that are never called.
+
+    Args:
+        instead: the methods by name, each with the alternative that the message suggests.
+    """
     for name, way in instead.items():
         if getattr(cls, name) is not getattr(base, name):
             raise UserError(f"{cls.__name__}.{name} is never called: {way}")
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method that an author may have written, with async or without; see `authored`."""
+    """Call a user-written method, async or not, and return its result; errors are reported as in `authored`."""
     with authored(method):
         returned = method(*arguments)
         return await returned if inspect.isawaitable(returned) else returned
@@ -80,8 +84,10 @@ async def call(method: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def authored(method: Callable[..., Any]) -> Iterator[None]:
-    """Turn what an author's method raises in the block into a `UserError` of one sentence, with the line that it comes
-    from. A bug of a library stays what it is."""
+    """Turn an exception of a user-written method in the block into a one-sentence `UserError` with the failing line.
+
+    Errors of hermes-rl, and exceptions of methods that a library defines, pass unchanged.
+    """
     try:
         yield
     except Exception as error:
@@ -91,7 +97,7 @@ def authored(method: Callable[..., Any]) -> Iterator[None]:
 
 
 def mistake(method: Callable[..., Any], what: str) -> UserError:
-    """Return the error that says what is wrong with an author's method, and where that is."""
+    """Return a `UserError` with the method's name, `what` is wrong, and the location of the method."""
     code = inspect.unwrap(method).__code__
     return UserError(f"{_name(method)} {what} ({code.co_filename}:{code.co_firstlineno})")
 

@@ -1,4 +1,7 @@
-"""Process mode of hand-written environments: their groups into a file, by the one conductor."""
+"""Process mode of hand-written environments: write their groups to a file.
+
+`runs.process` runs the groups; this module configures it from the environment and calls the environment's hooks.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,16 @@ from hermes_rl.runs.run import RunBudget
 
 
 async def process_by_hand(env: ConductedEnv) -> int:
-    """Write `total_steps` groups to `data_path_to_save_groups`, going on from those that are there.
+    """Write groups to `data_path_to_save_groups` until the file has `total_steps` groups.
 
-    A group is all that one item gave, however many lines it takes; an item is known again by what it prints as. Returns
-    how many groups were written by this call.
+    A group is everything that one item produced, which may take several records. An item is recognized by its `repr`.
+
+    Returns:
+        The number of groups that this call wrote.
 
     Raises:
-        RunError: more groups failed than were asked for.
-        UserError: none are asked for, or nothing was made of any.
+        RunError: more groups failed than were requested (and more than 10), or items were quarantined.
+        UserError: `total_steps` is less than 1, or `postprocess_histories` returned nothing for every group.
     """
     target = int(env.config.total_steps)
     if target < 1:
@@ -52,13 +57,13 @@ async def process_by_hand(env: ConductedEnv) -> int:
 
 
 class EnvLog:
-    """Counts groups for an environment, and calls its hooks for each that is written."""
+    """Listener that counts groups for an environment, and calls the environment's hooks for each written group."""
 
     def __init__(self, env: ConductedEnv) -> None:
         self._env = env
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
-        """Note a group that has ended; it was the n-th that was `written`, or was left out."""
+        """Count a finished group; `written` is its number in the file, or None if it was dropped or excluded."""
         self._env._training_counts.add_group(group)
         await call(self._env.cleanup)
         if written is None:

@@ -1,7 +1,7 @@
-"""`HermesAgentBaseEnv.cli()`: an environment as a program, with the flags that Atropos' users know.
+"""Run an environment as a program with Atropos' flags: the implementation of `HermesAgentBaseEnv.cli()`.
 
-atroposlib's own parser reads ``-1`` as True, cannot take lists, ignores typos, and prints API keys; this one is strict
-and prints none. Precedence: command line > --config file > `config_init`.
+atroposlib's own parser reads ``-1`` as True, does not accept lists, ignores typos, and prints API keys. This one is
+strict and prints no keys. Precedence: command line > --config file > `config_init`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ MODES = ("serve", "process", "evaluate")
 
 
 def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
-    """Run an environment class, a `HermesAgentBaseEnv`, and end the process.
+    """Run an environment class, a `HermesAgentBaseEnv`, as a program; exit the process if it fails.
 
-    Its status is 0 when the mode is done, 1 when it failed, 2 for wrong input, and 130 after Ctrl-C.
+    The exit status is 0 on success, 1 if the mode failed, 2 for wrong input, and 130 after Ctrl-C.
+
+    Args:
+        arguments: the command line without the program's name; default: the arguments of this process.
     """
     try:
         run(cls, list(sys.argv[1:] if arguments is None else arguments))
@@ -40,7 +43,7 @@ def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
 
 
 def run(cls: Any, arguments: list[str]) -> None:
-    """Parse the arguments, which may be wrong (`UserError`), make the environment, and run a mode."""
+    """Parse the arguments, create the environment, and run a mode; raise `UserError` for wrong arguments."""
     usage = f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(f"{usage}\n\n{_help(cls)}")
@@ -52,8 +55,11 @@ def run(cls: Any, arguments: list[str]) -> None:
 
 
 def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
-    """Return the configuration and the servers of `config_init`, changed by the flags of a command line; raises
-    `UserError` where a flag is unknown, or its value does not fit."""
+    """Return the configuration and the servers of `config_init`, changed by the flags of a command line.
+
+    Raises:
+        UserError: a flag is unknown or its value is invalid, or `config_init` raised.
+    """
     with authored(cls.config_init):
         config, servers = cls.config_init()
     settings = _settings(flags)
@@ -61,7 +67,7 @@ def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
 
 
 def _help(cls: Any) -> str:
-    """Every field of the configuration and of a server, with its description."""
+    """Return the help text: every field of the configuration and of a server, with its description."""
     lines = [
         f"--{space}.{name}\n    {field.description or 'See atroposlib.'}\n"
         for space, model in (("env", cls.env_config_cls), ("openai", APIServerConfig))
@@ -71,7 +77,7 @@ def _help(cls: Any) -> str:
 
 
 def _settings(flags: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the flags and the --config file as {env: …, openai: …}."""
+    """Return the values of the flags and of the --config file as {env: …, openai: …}."""
     values: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     later: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     for name, text in _pairs(flags):
@@ -122,9 +128,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
-    """Return a copy of a pydantic object with other values, validated as a whole.
+    """Return a copy of a pydantic object with other values, fully validated.
 
-    A field that nobody has set stays unset, so that what follows from others, such as the tool parser, is detected.
+    Unset fields stay unset, so that values derived from other fields, such as the tool parser, are still detected.
     """
     for name in changes:
         if name not in type(config).model_fields:
@@ -138,7 +144,7 @@ def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
 
 
 def _servers(values: Any, changes: Any) -> Any:
-    """Return the servers with `--openai.*` applied to each; a list in the --config file replaces them."""
+    """Return the servers with the values of `openai` applied to each; a list in the --config file replaces them."""
     if isinstance(changes, list):
         return [_changed(APIServerConfig(), entry, "openai") for entry in changes]
     if not changes:

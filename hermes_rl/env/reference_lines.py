@@ -1,7 +1,7 @@
-"""Lines of environments of the reference design that cannot work here, told before anything is played.
+"""Find lines in reference-design environments that cannot work here, before any rollout runs.
 
-Owns reading the source of an environment's class. Such lines often stand inside a method, at the end of an evaluation
-of hours, or in a `try` whose `except` takes every error for a wrong answer, so that nobody would hear of them.
+This module reads the source of an environment's class. Such lines are often inside a method that runs after hours of
+evaluation, or in a `try` whose `except` counts every error as a wrong answer, so that they would go unnoticed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODULES = frozenset(
         "toolset_distributions",
     }
 )
-"""Modules of the reference design whose names an environment uses."""
+"""Modules of the reference design from which environments import."""
 _INSTEAD = {
     "_tool_executor": "leave it out with what follows from it: tools need no pool of threads",
     "resize_tool_pool": "leave it out: tools need no pool of threads",
@@ -40,18 +40,18 @@ _INSTEAD = {
     "sample_toolsets_from_distribution": "set `distribution` in the configuration",
     "BudgetConfig": "use self.config.build_budget_config()",
 }
-"""What of these modules has no namesake here, and what to do instead."""
+"""Names of these modules that do not exist here, each with the alternative."""
 _OF_THE_RUNNER = ("TERMINAL_", "HERMES_", "HF_", "TOKENIZERS_", "WANDB_", "CUDA_")
-"""Beginnings of variables that are meant for this process, or that the configuration has in their place."""
+"""Prefixes of variables that are meant for this process, or that the configuration replaces."""
 
 
 def require_lines_that_work(cls: type, base: type, backend: str) -> None:
-    """Raise `UserError` where an environment's class has lines that cannot work here, with each and the way out.
+    """Raise `UserError` if an environment's class has lines that cannot work here; list each line with its fix.
 
     Args:
-        cls: the class.
-        base: where its own code ends.
-        backend: of its sandboxes, as its configuration names it.
+        cls: the environment's class.
+        base: the base class; only the sources of its subclasses are read.
+        backend: the backend of the environment's sandboxes, as the configuration names it.
     """
     problems = [
         f"{path.name}:{line}: {problem}"
@@ -69,7 +69,7 @@ def _sources(cls: type, base: type) -> Iterator[Path]:
         try:
             path = inspect.getsourcefile(ancestor)
         except (TypeError, OSError):
-            continue  # typed at a prompt
+            continue  # a class typed at a prompt has no source file
         if path is not None and Path(path).is_file():
             yield Path(path)
 
@@ -96,17 +96,17 @@ def _import(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
 
 
 def _handed_on(module: str, name: str) -> bool:
-    """Whether a module of the author's own has the name: one that stands between the environment and hermes_rl."""
+    """Return True if the author's own adapter module between the environment and hermes_rl provides the name."""
     try:
         there = vars(import_module(module))
-    except Exception:  # noqa: BLE001 - there is none, or it fails here as it would where it is used
+    except Exception:  # noqa: BLE001 - the module does not exist, or its import fails here as in the environment
         return False
     ours = (there[own] is getattr(hermes_rl, own) for own in hermes_rl.__all__ if own in there)
     return name in there and any(ours)
 
 
 def _variables(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -> Iterator[tuple[int, str]]:
-    """Variables that are set for the commands of an agent, which run where this process' environment is not."""
+    """Yield assignments to `os.environ` that are meant for an agent's commands, whose sandbox does not inherit them."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     named = {name for call in calls if (name := _called(call)) is not None}
     if "HermesAgentLoop" not in named or any(_gives_variables(call) for call in calls):

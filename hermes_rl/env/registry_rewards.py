@@ -1,7 +1,7 @@
-"""Rewards of atroposlib's registry: ``fn: atropos:NAME``.
+"""Load rewards of atroposlib's registry: ``fn: atropos:NAME``.
 
-They judge a list of completions at once, so each is a group-level reward here. The registry's own wrapper turns
-every exception into a score of 0; theirs are failures here, like those of any reward.
+They grade a list of completions at once, so each is a group-level reward here. The registry's own wrapper turns
+every exception into a score of 0; here an exception is a failed reward, as for any other reward.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from hermes_rl.plugins import did_you_mean
 
 
 def named(name: str) -> Callable[..., list[float]]:
-    """Return the reward that atroposlib calls `name`; what it takes, as `args`, is described there. Raises `UserError`
-    where there is none, or it needs a package that is not installed (some need torch)."""
+    """Return atroposlib's reward `name`, whose arguments (`args` in a spec) atroposlib documents.
+
+    Raises:
+        UserError: the reward does not exist, or needs a package that is not installed (some need torch).
+    """
     from atroposlib.envs.reward_fns import registry
 
     try:

@@ -1,4 +1,4 @@
-"""Serve mode: an environment feeds a trainer, and its hooks are called on the way."""
+"""Serve mode: send an environment's groups to a trainer, and call the environment's hooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -> None:
-    """Serve an environment that was set up; what is sent is recorded where `data_path_to_save_groups` says."""
+    """Serve an environment, on which `setup` was called, until the trainer has finished its steps.
+
+    Sent groups are recorded in `data_path_to_save_groups`, if it is set.
+
+    Args:
+        trainer: the trainer; default: the trajectory API that the configuration names.
+    """
     config = env.config
     trainer = trainer or atropos_trainer(config, Progress())
     path = config.data_path_to_save_groups
@@ -54,7 +60,7 @@ async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -
 
 
 def atropos_trainer(config: Any, progress: Progress) -> AtroposTrainer:
-    """Return the client of the trajectory API that the configuration names."""
+    """Return a client of the trajectory API that the configuration names; `progress` shows its messages."""
     return AtroposTrainer(
         url=config.rollout_server_url,
         total_steps=int(config.total_steps),
@@ -77,7 +83,7 @@ def registration(env: ConductedEnv) -> Registration:
 
 
 class EnvHooks(Hooks):
-    """Calls the hooks of an environment while it serves: `evaluate`, `wandb_log`, `save_checkpoint` and the like."""
+    """Adapter that calls an environment's hooks while it serves, such as `evaluate`, `wandb_log`, `save_checkpoint`."""
 
     def __init__(self, env: ConductedEnv) -> None:
         self._env = env
@@ -113,7 +119,7 @@ class EnvHooks(Hooks):
             await call(self._env.evaluate)
         except HermesRLError as error:
             logger.error("the evaluation at step %d failed: %s", step, error)
-        except Exception:  # training goes on without this evaluation
+        except Exception:  # training continues without this evaluation
             logger.exception("the evaluation at step %d failed", step)
 
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
@@ -143,9 +149,10 @@ class EnvHooks(Hooks):
 
 
 def require_exact(spec: Spec) -> None:
-    """Refuse a policy whose sampled tokens are not known, unless the spec accepts that.
+    """Raise `UserError` if the policy's sampled tokens are unknown and the spec does not allow that.
 
-    What a token-level or scripted server sampled is certified for each group.
+    Also raise it if `max_staleness` is set and a server does not report the version of its weights. The token
+    provenance of token-level and scripted servers is checked later, for each group.
     """
     policy, staleness = spec.servers["policy"], spec.serve.max_staleness
     if staleness is not None and any(

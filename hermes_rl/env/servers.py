@@ -1,7 +1,7 @@
-"""Atropos' server objects over our transport: one retry policy, no billed health polls, several servers balanced.
+"""Implement Atropos' server objects with hermes-rl's model client: shared retries, load balancing, no health polls.
 
-`HermesServer` sits on atroposlib's `server_cls` hook; `HermesServerManager` keeps the interface of its ServerManager
-(`servers`, `chat_completion`, `update_weight`) and answers every call through one `ModelClient`.
+atroposlib creates `HermesServer` through its `server_cls` hook. `HermesServerManager` has the interface of its
+ServerManager (`servers`, `chat_completion`, `update_weight`) and sends every call through one `ModelClient`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _REQUEST_FIELDS = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop"
 
 
 def server_config(config: APIServerConfig, tool_parser: str | None = None) -> ServerConfig:
-    """Atropos' description of a server as ours; an empty key, or atroposlib's placeholder "x", is no key."""
+    """Return Atropos' configuration of a server as a `ServerConfig`.
+
+    An empty key and atroposlib's placeholder "x" count as no key. `tool_parser` names the format of tool calls.
+    """
     key = config.api_key if config.api_key not in (None, "", "x") else None
     return ServerConfig(
         type=config.server_type,
@@ -45,7 +48,7 @@ def server_config(config: APIServerConfig, tool_parser: str | None = None) -> Se
 
 
 def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> ChatRequest:
-    """OpenAI-style keyword arguments as a request; what neither side knows goes into the body as it is."""
+    """Return OpenAI-style keyword arguments as a request; unknown arguments are sent unchanged in its body."""
     fields = {name: kwargs[name] for name in _REQUEST_FIELDS if kwargs.get(name) is not None}
     skip = kwargs.get("skip_reasoning", False)
     thinking = None
@@ -59,7 +62,7 @@ def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> Cha
 
 
 def completion_of(replies: list[ChatReply]) -> ChatCompletion:
-    """Return replies as one OpenAI ChatCompletion with a choice each."""
+    """Return replies as one OpenAI ChatCompletion with one choice per reply."""
     usage = {
         key: sum(int(reply.usage.get(key) or 0) for reply in replies)
         for key in ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -72,7 +75,7 @@ def completion_of(replies: list[ChatReply]) -> ChatCompletion:
 
 
 def text_completion_of(replies: list[ChatReply]) -> Completion:
-    """Return replies as one OpenAI Completion with a choice each."""
+    """Return replies as one OpenAI Completion with one choice per reply."""
     choices = [
         {
             "text": reply.message.get("content") or "",
@@ -84,7 +87,7 @@ def text_completion_of(replies: list[ChatReply]) -> Completion:
 
 
 def _answer(kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what both kinds of answer have."""
+    """Return the fields that both kinds of completion have in common."""
     return {
         "id": f"{'chatcmpl' if kind == 'chat.completion' else 'cmpl'}-{id(choices):x}",
         "object": kind,
@@ -99,14 +102,14 @@ def _count(kwargs: dict[str, Any]) -> int:
 
 
 class HermesServer(APIServer):  # type: ignore[misc]
-    """One server for atroposlib's `server_cls` hook; never polls, and is healthy until a call says otherwise."""
+    """Server for atroposlib's `server_cls` hook, which is never polled and always counts as healthy."""
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
         super().__init__(config, reasoning_config=reasoning_config)
         self.initialized = True
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
-        """No health polls: a dead server shows in the calls, which are retried elsewhere."""
+        """Do nothing: calls to a dead server fail and are retried at other servers, so no health polls are needed."""
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         raise NotYetAvailable("call env.server.chat_completion(...)")
@@ -119,13 +122,16 @@ class HermesServer(APIServer):  # type: ignore[misc]
 
 
 class HermesServerManager(ServerManager):  # type: ignore[misc]
-    """Atropos' ServerManager with every chat completion answered through a `ModelClient`.
+    """Atropos' ServerManager, which sends every call through a `ModelClient`.
 
     Args:
-        configs: one per server; atroposlib's bare `ServerBaseline` stands for its local ports 9004 to 9007.
-        role: a role that exists already; None makes one from `configs`.
-        tool_parser: the format of tool calls on token-level servers; None: the one that the template writes.
-        sandbox: tells what an agent loop that is given this object plays in, such as one of a hand-written `evaluate`.
+        configs: the configurations of the servers.
+        server_class: the class of the objects in `servers`.
+        sandbox: a function that returns the sandbox of agent loops that use this object as their server, such as those
+            of a hand-written `evaluate`.
+        reasoning_config: the reasoning settings of chat completions.
+        role: an existing client; None: create one from `configs`.
+        tool_parser: the format of tool calls on token-level servers; None: the format of the chat template.
     """
 
     def __init__(
@@ -145,15 +151,15 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
 
     @property
     def sandbox(self) -> SandboxConfig:
-        """What an agent loop that is given this object plays in, by the configuration as it is now."""
+        """Sandbox of agent loops that use this object as their server, by the current configuration."""
         return self._sandbox()
 
     def loop_failed(self, error: HermesRLError) -> None:
-        """Note that an agent loop that was given this object ended without an answer of the policy."""
+        """Record an error that ended an agent loop and that the policy did not cause."""
         self._failed_loops.append(error)
 
     def require_no_failed_loops(self) -> None:
-        """Raise what an `evaluate` written by hand may have caught and counted as an answer of the policy.
+        """Raise an error if an agent loop failed, since a hand-written `evaluate` may have counted it as wrong.
 
         Raises:
             UserError: the environment is wrong.
@@ -169,26 +175,35 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         raise UserError(message) if wrong is not None else RunError(message)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Answer a call of an agent loop."""
+        """Return the reply to a call of an agent loop."""
         return await self.role.chat(request)
 
     @property
     def token_level(self) -> bool:
-        """Whether every server says which tokens it sampled."""
+        """True if every server reports the tokens that it sampled."""
         return all(config.kind.exact for config in self.role.configs)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """OpenAI-style: messages, n, temperature, max_tokens, tools, … → ChatCompletion with n choices; raises
-        `ServerFailure` where no server gave a usable answer after all retries."""
+        """Return a ChatCompletion with `n` choices.
+
+        Args:
+            kwargs: OpenAI's arguments: messages, n, temperature, max_tokens, tools, and so on.
+
+        Raises:
+            ServerFailure: no server gave a usable response after all retries.
+        """
         request = request_of(kwargs, self.reasoning_config)
         return completion_of(await self._several(request, kwargs))
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """OpenAI-style: a text as `prompt` (or ids as `input_ids`), n, max_tokens, … → Completion with n choices.
+        """Return a Completion with `n` choices.
+
+        Args:
+            kwargs: OpenAI's arguments: a text as `prompt` (or token ids as `input_ids`), n, max_tokens, and so on.
 
         Raises:
-            NotImplementedError: the servers are chat servers, which take no bare text.
-            ServerFailure: no server gave a usable answer after all retries.
+            NotImplementedError: the servers are chat servers, which do not accept plain text.
+            ServerFailure: no server gave a usable response after all retries.
         """
         replies = await self._several(self._bare(kwargs), kwargs)
         return text_completion_of(replies)
@@ -196,7 +211,11 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     async def tokens_and_logprobs_completion(
         self, **kwargs: Any
     ) -> tuple[list[int], list[list[int]], list[list[float]], list[str]]:
-        """As `completion`, in tokens: of the prompt, of each choice, their log-probabilities, and why each ended."""
+        """Return the choices of `completion` as tokens; it has the same arguments and errors.
+
+        Returns:
+            The token ids of the prompt, then for each choice its token ids, log-probabilities and finish reason.
+        """
         request = self._bare(kwargs)
         transcripts = [Transcript() for _ in range(_count(kwargs))]
         replies = await self._several(request, kwargs, transcripts)
@@ -210,15 +229,20 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         )
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """Return how likely the tokens of a prompt are: `input_ids`, `prompt` or `messages`, and `top_k` of each place.
+        """Return the log-probabilities of a prompt's tokens, and the `top_k` most likely tokens at each position.
+
+        Args:
+            kwargs: the prompt as `input_ids`, `prompt` or `messages`, and `top_k` (or `top_logprobs`, default 1).
 
         Returns:
-            `prompt_tokens`, and for each of them `prompt_topk_token_ids` with `prompt_topk_logprobs`: the token itself,
-            then the likeliest others. Both are empty for the first token, which nothing comes before.
+            `prompt_tokens`, and for each of them a list in `prompt_topk_token_ids` and one in `prompt_topk_logprobs`:
+            first the token itself, then the most likely others. Both lists are empty for the first token, which has no
+            context.
 
         Raises:
-            NotImplementedError: the servers do not know tokens, or are scripted.
-            ServerFailure: no server gave a usable answer after all retries.
+            NotImplementedError: the servers do not report tokens, or are scripted.
+            UserError: there is no prompt.
+            ServerFailure: no server gave a usable response after all retries.
         """
         self._require_tokens()
         if any(config.type == "scripted" for config in self.role.configs):
@@ -250,11 +274,13 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     async def managed_server(
         self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
     ) -> AsyncIterator[ManagedServer]:
-        """Open a server that remembers what it samples, as ``get_state()["nodes"]``; for one rollout or one group.
+        """Open a server that records the sampled tokens, in ``get_state()["nodes"]``, for one rollout or one group.
 
-        The arguments are accepted for compatibility: the tokenizer is that of the servers' configuration, calls stay
-        with one server by themselves, and thinking is kept as the chat template has it. Raises `NotImplementedError`
-        for chat servers, which do not say which tokens they sampled.
+        The arguments are ignored; they exist for compatibility. The servers' configuration names the tokenizer, the
+        client keeps a conversation at one server, and the chat template decides whether thinking is retained.
+
+        Raises:
+            NotImplementedError: the servers are chat servers, which do not report the sampled tokens.
         """
         self._require_tokens()
         yield ManagedServer(self)
@@ -274,7 +300,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     async def _several(
         self, request: ChatRequest, kwargs: dict[str, Any], transcripts: Sequence[Transcript] | None = None
     ) -> list[ChatReply]:
-        """As many answers as `n` asks for, each with noise of its own; the first that fails ends the others."""
+        """Return `n` replies, each sampled with its own seed; the first failure cancels the others and is raised."""
         calls = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -282,7 +308,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
                     seed = drawn_seed(request.seed, "choice", number) if number else request.seed
                     transcript = transcripts[number] if transcripts is not None else request.transcript
                     calls.append(group.create_task(self.role.chat(replace(request, seed=seed, transcript=transcript))))
-        except BaseExceptionGroup as errors:  # not `except*`: some versions of Python raise a group out of it again
+        except BaseExceptionGroup as errors:  # not `except*`: some versions of Python raise a group from it
             failures, others = errors.split(HermesRLError)
             if failures is None or others is not None:
                 raise
@@ -290,15 +316,15 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         return [call.result() for call in calls]
 
     async def close(self) -> None:
-        """Release the connections."""
+        """Close all connections."""
         await self.role.close()
 
 
 class ManagedServer:
-    """Calls whose tokens are remembered: what Atropos' environments get of `server.managed_server()`.
+    """Server that records the tokens of its calls; Atropos' environments get it from `server.managed_server()`.
 
-    Completions of one conversation extend one sequence; each of several choices has one of its own. An agent loop
-    takes it as its server.
+    Single completions extend one sequence; if a call has several choices, each starts its own sequence. An agent loop
+    may use this object as its server.
     """
 
     def __init__(self, manager: HermesServerManager) -> None:
@@ -307,15 +333,15 @@ class ManagedServer:
 
     @property
     def sandbox(self) -> SandboxConfig:
-        """What an agent loop plays in."""
+        """Sandbox of agent loops that use this object as their server."""
         return self._manager.sandbox
 
     def loop_failed(self, error: HermesRLError) -> None:
-        """See `HermesServerManager.loop_failed`."""
+        """Record an error of an agent loop; see `HermesServerManager.loop_failed`."""
         self._manager.loop_failed(error)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Answer a call of an agent loop, and remember the transcript that the loop keeps itself."""
+        """Return the reply to a call of an agent loop, and add the loop's own transcript to the recorded ones."""
         if request.transcript is not None and not any(
             transcript is request.transcript for transcript in self._transcripts
         ):
@@ -323,21 +349,21 @@ class ManagedServer:
         return await self._manager.role.chat(request)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """As `HermesServerManager.chat_completion`."""
+        """Return a ChatCompletion, as `HermesServerManager.chat_completion` does, and record its tokens."""
         request = request_of(kwargs, self._manager.reasoning_config)
         return completion_of(await self._manager._several(request, kwargs, self._for(kwargs)))
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """As `HermesServerManager.completion`."""
+        """Return a Completion, as `HermesServerManager.completion` does, and record its tokens."""
         request = self._manager._bare(kwargs)
         return text_completion_of(await self._manager._several(request, kwargs, self._for(kwargs)))
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """As `HermesServerManager.get_logprobs`."""
+        """Return log-probabilities of a prompt, as `HermesServerManager.get_logprobs` does; nothing is recorded."""
         return await self._manager.get_logprobs(**kwargs)
 
     def _for(self, kwargs: dict[str, Any]) -> list[Transcript]:
-        """Return the transcripts of the choices: one choice goes on with the conversation, several begin their own."""
+        """Return one transcript per choice: a single choice continues the last one, several choices start new ones."""
         count = _count(kwargs)
         if count == 1 and self._transcripts:
             return self._transcripts[-1:]
@@ -346,7 +372,7 @@ class ManagedServer:
         return transcripts
 
     def get_state(self) -> dict[str, Any]:
-        """``{"nodes": […]}``: every sequence so far, with tokens, masked_tokens and logprobs."""
+        """Return ``{"nodes": […]}``: every sequence so far, with tokens, masked_tokens and logprobs."""
         return {
             "nodes": [
                 node
@@ -357,5 +383,5 @@ class ManagedServer:
         }
 
     def reset(self) -> None:
-        """Forget what was sampled."""
+        """Delete all recorded tokens."""
         self._transcripts = []

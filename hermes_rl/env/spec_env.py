@@ -1,4 +1,7 @@
-"""`SpecEnv`: the environment that a spec compiles to."""
+"""Compile a spec to an Atropos environment, `SpecEnv`, and run it as a program or in serve mode.
+
+`runs` owns process and evaluate mode of plain specs; this module runs them only for subclasses with their own code.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +71,11 @@ _ANSWERED_BY_THE_SPEC = {
         "sandbox_for": "sandbox",
     }.items()
 }
-"""Hooks of environments without a spec, and what to do instead."""
+"""Hooks that only environments without a spec may override, each with the alternative."""
 
 
 class SpecEnv(HermesAgentBaseEnv):
-    """A spec as an Atropos environment. Make a subclass with `compile_spec`."""
+    """Atropos environment of a spec; create a subclass with `compile_spec`."""
 
     spec: ClassVar[Spec]
     environ: ClassVar[Mapping[str, str] | None] = None
@@ -82,12 +85,12 @@ class SpecEnv(HermesAgentBaseEnv):
         require_not_overridden(type(self), SpecEnv, _ANSWERED_BY_THE_SPEC)
         self._compiled = CompiledSpec(self.spec, self.environ)
         self._own_servers = False
-        """Whether the policy's servers are others than those of the spec."""
+        """True if the policy's servers differ from the spec's servers."""
         self._wandb_mode = mode_of(self.spec.wandb) if self.spec.wandb else None
         super().__init__(config, server_configs, slurm, testing)
         self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
         self._opened: SpecRun | None = None
-        """The run that the environment is part of, where there is one."""
+        """Run that the environment is part of, or None."""
         self._training_rows: AsyncIterator[Row] | None = None
         self._evaluation_rows: Rows | None = None
 
@@ -96,7 +99,7 @@ class SpecEnv(HermesAgentBaseEnv):
         return env_config(cls.spec, cls._mode), server_configs(cls.spec)
 
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
-        """Return the spec's own policy; other servers given to the constructor take its place."""
+        """Return the manager of the spec's policy, or of other servers if the constructor got any."""
         self._own_servers = configs != server_configs(self.spec)
         if self._own_servers:
             self._compiled.roles[POLICY] = create_client(POLICY, [server_config(config) for config in configs])
@@ -111,7 +114,7 @@ class SpecEnv(HermesAgentBaseEnv):
         return self._compiled
 
     def _own_code(self) -> OwnCode:
-        """Return the environment for a run, with the code of a subclass where there is any."""
+        """Return the environment for a run, including the user code of a subclass."""
         if self._mode == "evaluate":
             return OwnCode(self._compiled, self._compiled, servers=self._own_servers)
         items = RowSource(items_of(self, pauses=self._mode == "serve"))
@@ -119,17 +122,21 @@ class SpecEnv(HermesAgentBaseEnv):
         return OwnCode(self._compiled, self._environment(), items if own_items else None, self._own_servers)
 
     def _use(self, opened: SpecRun) -> None:
-        """Become part of a run, whose record of rollouts is then the environment's too."""
+        """Make the environment part of a run, and use the run's store of rollouts."""
         self._opened = opened
         self._wandb_folder = opened.directory.path
         self._rollout_store = opened.store
 
     def _toolkit_for(self, group: str) -> Toolkit:
-        """Return the spec's tools, its own Python tools included; those of a state object belong to a rollout."""
+        """Return the spec's tools, including its own Python tools; tools of a state object belong to a rollout."""
         return self._compiled.tooling.shared(group)
 
     async def setup(self) -> None:
-        """Load the rows of training and evaluation; may wait for a hub."""
+        """Load the training and evaluation rows, which may download them.
+
+        Raises:
+            UserError: the spec has no training rows, or asks for workers outside `hermes-rl run`.
+        """
         if self._opened is None and workers_of(self.spec, self._mode) != 1:
             raise UserError(
                 f"{self._mode}.workers: only `hermes-rl run` starts workers; leave it out in a program of your own"
@@ -142,18 +149,21 @@ class SpecEnv(HermesAgentBaseEnv):
             self._evaluation_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
 
     async def get_next_item(self) -> Row | None:
-        """Return the next row of the training split, over and over; None where there is none."""
+        """Return the next row of the training split, which repeats without end, or None if it has no rows."""
         if self._training_rows is None:
             await self.setup()
         assert self._training_rows is not None
         return await anext(self._training_rows, None)
 
     def curriculum_state(self) -> Any:
-        """Return the curriculum's part of what a trainer's step restores, as JSON; a subclass may have its own."""
+        """Return the curriculum's state as JSON, or None outside a run.
+
+        Serve mode saves it at each step of the trainer. A subclass may override it for its own curriculum.
+        """
         return self._opened.run.curriculum.state() if self._opened is not None else None
 
     def restore_curriculum(self, state: Any) -> None:
-        """Take up what `curriculum_state` gave at the step at which the trainer goes on."""
+        """Restore the state that `curriculum_state` returned at the step from which the trainer resumes."""
         if self._opened is not None:
             self._opened.run.curriculum = Curriculum(self.spec.dataset.sampling == "differing", state)
 
@@ -169,7 +179,11 @@ class SpecEnv(HermesAgentBaseEnv):
             self._opened.directory.add_images(self._compiled.images)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Evaluate on the evaluation split; the numbers go to wandb and to `eval/step-<N>` of the run directory."""
+        """Evaluate on the evaluation split; write the metrics to wandb and to `eval/step-<N>` of the run directory.
+
+        Raises:
+            RunError: in evaluate mode, too many rollouts failed for a reliable result.
+        """
         if self._evaluation_rows is None:
             logger.warning("no evaluation: the spec keeps no rows for it (dataset.eval)")
             return
@@ -179,7 +193,7 @@ class SpecEnv(HermesAgentBaseEnv):
                 evaluation = await evaluate(self._opened.run, EvaluatePlan.of(self.spec))
                 directory = evaluation_directory(self.spec, self._opened.directory)
             else:
-                # Anew: the weights of an earlier run at this step may be others.
+                # Discard earlier rollouts: the weights of an earlier run may differ at this step.
                 parent = self._opened.directory.path if self._opened is not None else None
                 folder = parent / "eval" / f"step-{step}" if parent else Path(stack.enter_context(TemporaryDirectory()))
                 directory, plan = RunDirectory(folder), plan_of(self.spec, "evaluate")
@@ -200,7 +214,7 @@ class SpecEnv(HermesAgentBaseEnv):
             self._opened.progress.note(f"step {step}: evaluation, mean reward {mean:.3f}")
 
     def load_checkpoint(self) -> None:
-        """As BaseEnv's, where the record of the run does not know better."""
+        """Load BaseEnv's checkpoint, but not in a run, whose own records replace it."""
         if self._opened is None:
             super().load_checkpoint()
 
@@ -210,9 +224,13 @@ class SpecEnv(HermesAgentBaseEnv):
 
     @classmethod
     async def _run_program(cls, mode: str, flags: list[str]) -> None:
-        """Read the spec again with the flags, which mean what they mean to `hermes-rl run`, and run it.
+        """Load the spec again with the flags, which have the same meaning as for `hermes-rl run`, and run it.
 
-        What a subclass of the compiled spec overrides is called in every mode.
+        Methods that a subclass of the compiled spec overrides are called in every mode.
+
+        Raises:
+            UserError: a flag is unknown or has no effect in this mode, or the spec is wrong.
+            RunError: the run failed, or a budget ended it early.
         """
         chosen, spec = cast(Mode, mode), cls.spec
         require_effect(flags, chosen)
@@ -247,8 +265,8 @@ async def _repeated(source: RowSource) -> AsyncIterator[Row]:
 def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[SpecEnv]:
     """Return the environment class of a spec, a subclass of `atroposlib.envs.base.BaseEnv`.
 
-    Make an instance with ``cls(*cls.config_init())``; ``cls.cli()`` is an Atropos environment program. Keys of servers
-    are looked up in `environ` (default: the process's environment) when an instance is made.
+    Create an instance with ``cls(*cls.config_init())``; ``cls.cli()`` is an Atropos environment program. An instance
+    reads the keys of servers from `environ` (default: the process's environment) when it is created.
     """
     namespace = {"spec": spec, "environ": environ, "name": spec.name, "__doc__": spec.description}
     return type("SpecEnv", (SpecEnv,), namespace)
@@ -257,13 +275,13 @@ def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[S
 # ----------------------------------------------------------------- From a spec to Atropos' configuration classes
 
 CONCURRENCY = 64
-"""Rollouts at a time where the spec does not say and Atropos' own loops, which do not measure, play them."""
+"""Number of concurrent rollouts if the spec sets none, for Atropos' own loops, which do not adapt it."""
 MAX_TOKEN_LENGTH = 32768
-"""Tokens of a sequence where neither the spec nor the trainer bounds it."""
+"""Maximum number of tokens of a sequence if the spec sets none."""
 
 
 def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
-    """Return the configuration for a mode; what has no key of its own in a spec comes from `env:`."""
+    """Return the configuration for a mode; fields without an own key in a spec come from the spec's `env:`."""
     serve, agent, toolsets = spec.serve, spec.agent_for(mode), spec.toolsets
     playing = spec.process if mode == "process" else serve
     fields: dict[str, Any] = {
@@ -295,7 +313,7 @@ def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
 
 
 def server_configs(spec: Spec) -> list[APIServerConfig]:
-    """One per policy server, without keys: those stay with the role that sends them."""
+    """Return one configuration per policy server, without API keys, which only the model client has."""
     return [
         APIServerConfig(
             model_name=server.model or "default",
@@ -310,29 +328,29 @@ def server_configs(spec: Spec) -> list[APIServerConfig]:
     ]
 
 
-# --------------------- A subclass of a compiled spec as a program: what it overrides is what runs, in every mode
+# --------------------- Subclasses of a compiled spec as programs: their overrides apply in every mode
 
 _NOT_HOOKS = {"spec", "environ", "name"}
-"""What `compile_spec` itself defines."""
+"""Attributes that `compile_spec` itself defines."""
 
 
 def overridden(cls: type[SpecEnv]) -> list[str]:
-    """Return the names of our environment, or of Atropos', that a subclass of a compiled spec defines itself."""
+    """Return the members of `SpecEnv` or its base classes that a subclass of a compiled spec overrides, sorted."""
     own = cls.__mro__[: cls.__mro__.index(SpecEnv)]
     names = {name for cls in own for name in vars(cls) if not name.startswith("_") or name == "__init__"}
     return sorted(name for name in names - _NOT_HOOKS if hasattr(SpecEnv, name))
 
 
 def with_spec(cls: type[SpecEnv], spec: Spec, mode: Mode) -> type[SpecEnv]:
-    """Return the same class for another spec, which may be its own with the flags of the command line."""
+    """Return a subclass of `cls` for another spec and mode, such as its own spec changed by command-line flags."""
     return type(cls.__name__, (cls,), {"spec": spec, "_mode": mode, "__module__": cls.__module__})
 
 
 async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
-    """Process or evaluate with the hooks of the class, into the spec's run directory.
+    """Run process or evaluate mode with the hooks of the class, and return the run directory.
 
     Raises:
-        UserError: the spec asks for something that the class' own code cannot give.
+        UserError: the spec requires something that the class's own code cannot provide.
         RunError: the run failed.
     """
     env: Any = cls(*cls.config_init())
@@ -360,7 +378,7 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
 
 
 class Served(NamedTuple):
-    """What came of serving: the run directory, and the budget that ended it before the trainer had had its steps."""
+    """Result of serve mode: the run directory, and the budget that ended it early, or None if the trainer finished."""
 
     directory: RunDirectory
     stopped: str | None
@@ -374,18 +392,18 @@ async def run_serve(
     together: Together | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> Served:
-    """Play until the trainer that the spec names has had its steps.
+    """Serve a spec until the trainer that it names has finished its steps.
 
     Args:
-        spec: what is served.
-        launch: where the run lies.
-        cls: the environment class of the spec, where it is a subclass.
-        together: the environments of this process that feed the trainer; None: it is the only one.
-        begin: awaited when all is open, before the trainer hears of the environment.
+        spec: the spec to serve.
+        launch: the options of the run.
+        cls: the spec's environment class; default: `compile_spec` creates it.
+        together: the environments of this process that serve the same trainer; None: it is the only one.
+        begin: a function awaited after everything is open, before the environment registers with the trainer.
 
     Raises:
-        UserError: the spec cannot serve, or there is no trajectory API at its address.
-        RunError: the trainer was lost.
+        UserError: the spec cannot be served, or no trajectory API responds at its address.
+        RunError: the trainer stopped responding.
     """
     require_exact(spec)
     trainer: Trainer | None = own_trainer(spec)

@@ -1,4 +1,4 @@
-"""Several specs that feed one trainer from one process: each a run of its own, and all begin and end together."""
+"""Serve several specs to one trainer from one process: each has its own run, and all start and stop together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hermes_rl.trainers.serving import Together
 
 
 class _Environment:
-    """One of the specs; `opened` is set when nothing keeps it from beginning."""
+    """One of the specs, served in its own task; `opened` is set when it is ready to start, or has failed."""
 
     def __init__(self, spec: Spec, launch: Launch, together: Together, go: asyncio.Event) -> None:
         self.name, self.opened, self._go = spec.name, asyncio.Event(), go
@@ -41,25 +41,25 @@ class _Environment:
 
     @property
     def problem(self) -> BaseException | None:
-        """What has ended it before its time."""
+        """Exception that ended its task, or None if it is running, finished or cancelled."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
 async def serve_together(served: Sequence[tuple[Spec, Launch]], note: Callable[[str], None]) -> list[Served]:
-    """Play until the trainer has had its steps, with specs of different names that have the same trainer.
+    """Serve several specs of different names until their common trainer has finished its steps.
 
-    All are opened before one of them registers with the trainer, and where one of them fails all end.
+    All specs are opened before any of them registers with the trainer. If one fails, all stop.
 
     Args:
-        served: the specs, with what was asked for; the Ray cluster is the same for all.
-        note: where the user is told what is of no single environment.
+        served: the specs and their launch options; all use the Ray cluster of the first one.
+        note: a function that shows the user messages that concern no single environment.
 
     Returns:
-        What came of each, in the same order.
+        The result of each spec, in the same order.
 
     Raises:
-        UserError: what is wrong with any of the specs, with its name; nothing was played.
-        RunError: one of them failed, by its name, or the trainer was lost.
+        UserError: a spec, which the message names, is wrong, or the trajectory API does not respond.
+        RunError: a spec, which the message names, failed, or the trainer stopped responding.
     """
     trainers = {(spec.serve.trainer, spec.serve.api_url) for spec, _ in served}
     for trainer, url in trainers:
@@ -76,7 +76,8 @@ async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
     together, go, beside = Together(len(served)), asyncio.Event(), list[Run]()
     logger = logging.getLogger("hermes_rl")
     level = logger.level
-    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))  # the first run.log that closes would set it back
+    # Set the level here, since the first run.log to close would restore the old level for all.
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
     environments = [_Environment(spec, replace(launch, beside=beside), together, go) for spec, launch in served]
     tasks = [environment.task for environment in environments]
     try:
@@ -93,7 +94,7 @@ async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
 
 
 def _raise(environments: Sequence[_Environment]) -> None:
-    """Raise what has gone wrong, with the names of those that it happened to."""
+    """Raise the problems of the environments, if any, with the environments' names."""
     problems = {
         environment.name: environment.problem for environment in environments if environment.problem is not None
     }

@@ -1,7 +1,7 @@
-"""The reference design's pool of threads for tools, under the names that its environments use.
+"""Provide the names of the reference design's thread pool for tools.
 
-Tools need no such pool here. Environments resize it, shut it down at the end of an evaluation, or run code of their own
-in it: with these names they do so after a change of their imports alone, and no tool is affected.
+Tools do not need a pool here. Environments of the reference design resize it, shut it down after an evaluation, or run
+their own code in it. With these names they need to change only their imports; tools are not affected.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class ToolPool(ThreadPoolExecutor):
-    """Threads for an environment's own code; they start when something is submitted, and end with the process."""
+    """Threads for an environment's own code; they start when work is submitted, and end with the process."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept the call: the environment's next evaluation in this process may submit again."""
+        """Ignore the call: the environment's next evaluation in this process may submit work again."""
 
 
 _tool_executor = ToolPool()
 
 
 def resize_tool_pool(max_workers: int) -> None:
-    """Accept the call: there is no pool of threads that tools have to share."""
+    """Ignore the call: tools do not share a thread pool here."""
 
 
 def apply_patches() -> None:
-    """Accept the call: nothing has to be patched."""
+    """Ignore the call: no patches are needed here."""

@@ -1,7 +1,6 @@
-"""What an environment counts while it trains, and how it reaches wandb.
+"""Count metrics while an environment trains, and log them to wandb if `use_wandb` is set.
 
-Only training is counted here: an evaluation's numbers are logged beside them and change none of them. wandb is used
-where it was asked for.
+Only training is counted: metrics of an evaluation are logged with the next step, and do not affect training metrics.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from hermes_rl.runs.training import TrainingMetrics
 
 
 class Tracking:
-    """Mixin of `HermesAgentBaseEnv`: training metrics, and a wandb run of the environment's own.
+    """Mixin of `HermesAgentBaseEnv`: training metrics, and a separate wandb run for the environment.
 
-    Like all of our classes around an environment it keeps its own state under private names, since a subclass may call
-    its own attributes whatever it likes.
+    Its state is in private attributes, as in all base classes of environments, since a subclass may choose any public
+    name for its own attributes.
     """
 
-    # BaseEnv's own
+    # Attributes of BaseEnv
     config: Any
     curr_step: int
     wandb_project: str | None
@@ -34,20 +33,20 @@ class Tracking:
     max_token_len: int
 
     _wandb_mode: Literal["online", "offline", "disabled"] | None = None
-    """None leaves it to wandb, which looks at WANDB_MODE."""
+    """Mode of wandb; None: wandb reads WANDB_MODE."""
     _wandb_folder: Path | None = None
-    """Where wandb keeps its files; None: below the working directory."""
+    """Directory of wandb's files; None: a directory in the working directory."""
     _wandb_run: Tracker | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pending_metrics: dict[str, Any] = {}
-        """Logged with the next step: what an evaluation found."""
+        """Metrics of an evaluation, logged with the next step."""
         self._training_counts = TrainingMetrics()
         super().__init__(*args, **kwargs)
 
     @property
     def _tool_error_buffer(self) -> list[dict[str, Any]]:
-        """Tool errors of training since the last log, under the name that people know."""
+        """Tool errors in training since the last log, under the reference design's name."""
         return self._training_counts.tool_errors
 
     @_tool_error_buffer.setter
@@ -55,7 +54,7 @@ class Tracking:
         self._training_counts.tool_errors = errors
 
     def _begin_tracking(self) -> None:
-        """Begin a wandb run where `use_wandb` asks for it; without a trainer, in a project named as the environment."""
+        """Start a wandb run if `use_wandb` is set; without a project, the environment's `wandb_name` is the project."""
         if not self.config.use_wandb or self._wandb_run is not None:
             return
         self._wandb_run = Tracker(
@@ -71,22 +70,22 @@ class Tracking:
         """Finish the wandb run, if there is one."""
         if self._wandb_run is not None:
             tracker, self._wandb_run = self._wandb_run, None
-            # The evaluation after the last step found them, and no other log follows.
+            # The evaluation after the last step may have left metrics, and no other log follows.
             tracker.log(self._with_prefix(self._pending_metrics), step=self.curr_step)
             await asyncio.to_thread(tracker.close)
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
-        """Add the kept rollouts as readable text."""
+        """Return the metrics with a table of the saved rollouts as readable text."""
         rows = [row for group in self.rollouts_for_wandb for row in group]
         if rows and self._wandb_run is not None:
             wandb_metrics["train/rollouts"] = self._wandb_run.table(rows)
         return wandb_metrics
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log the given metrics with those of training; call `super().wandb_log(metrics)` from a subclass.
+        """Log the given metrics together with the training metrics; call `super().wandb_log(metrics)` in a subclass.
 
-        In serve each name begins with the environment's, as in BaseEnv. Goes to this environment's own run, while
-        BaseEnv's goes to whichever run began first in the process.
+        In serve mode each name starts with the environment's name, as in BaseEnv. The metrics go to this environment's
+        own wandb run, whereas BaseEnv logs to the run that started first in the process.
         """
         metrics = {**self._pending_metrics, **self._training_counts.take(), **(wandb_metrics or {})}
         metrics |= _lengths(self.completion_lengths, self.max_token_len)
@@ -101,7 +100,10 @@ class Tracking:
 
 
 def _lengths(lengths: list[int], longest: int) -> dict[str, float]:
-    """BaseEnv's metrics of trained tokens per sequence; its p95 is the share beyond 95 % of the longest allowed."""
+    """Return BaseEnv's metrics of trained tokens per sequence.
+
+    As in BaseEnv, `…_p95` is the fraction of sequences longer than 95 % of `longest`.
+    """
     if not lengths:
         return {}
     metrics = {

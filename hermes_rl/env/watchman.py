@@ -1,7 +1,7 @@
-"""Who says which method of a hand-written environment holds up the event loop, that all rollouts share.
+"""Report the method of a hand-written environment that blocks the event loop, which all rollouts share.
 
-A method that computes, or waits without await, stops every rollout, and nothing tells which one it was. A thread asks
-the loop for a sign of life; where none comes, it looks at what the loop's thread is in the middle of.
+A method that computes, or waits without await, stops every rollout, and no error names it. A watchdog thread pings the
+loop; if the loop does not respond, the thread inspects the stack of the loop's thread.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from hermes_rl.threads import stepping
 logger = logging.getLogger(__name__)
 
 HELD = 0.5
-"""Seconds without a sign of life after which it is said who holds the loop."""
+"""Seconds without a response of the loop after which the blocking method is logged."""
 LOOKS = 0.1
-"""Seconds between two signs of life that are asked for."""
+"""Seconds between a response of the loop and the next ping."""
 
 
 @dataclass
 class _Holding:
-    """How often and how long a method has held the loop."""
+    """Count and total duration of the blocks that a method caused."""
 
     times: int = 0
     seconds: float = 0.0
     next_line: int = 1
-    """It is said at the first time, the tenth, the hundredth, and so on."""
+    """Count at which the next warning is logged: 1, 10, 100, and so on."""
 
 
 class Watchman:
-    """A context that watches the running loop, and names methods of a class that hold it: those of its author."""
+    """Context manager that watches the running loop, and warns of the class's user-written methods that block it."""
 
     def __init__(self, cls: type) -> None:
         self._methods = {
@@ -79,7 +79,7 @@ class Watchman:
                     self._holdings[place[0]].seconds += time.monotonic() - since
 
     def _place(self, thread: int) -> tuple[str, str] | None:
-        """Return which method the loop is in the middle of, and where in its file; None where it is in none."""
+        """Return the user-written method that the loop is running, and its current line, or None if it runs none."""
         frame = sys._current_frames().get(stepping.get(thread, thread))
         frames = [inner for inner, _ in traceback.walk_stack(frame)] if frame is not None else []
         method = next((frame.f_code for frame in reversed(frames) if frame.f_code in self._methods), None)
@@ -103,7 +103,7 @@ class Watchman:
 
 
 def _code(member: object) -> CodeType | None:
-    """Return the code of a method, decorated or not; None of anything else."""
+    """Return the code of a method or property, decorated or not, or None for any other member."""
     if isinstance(member, staticmethod | classmethod):
         member = member.__func__
     elif isinstance(member, property):

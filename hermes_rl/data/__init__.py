@@ -1,1 +1,1 @@
-"""Load rows: sources, derived columns, keys, the split between training and evaluation, order."""
+"""Load rows: read sources, derive columns and keys, split training from evaluation rows, and sort."""

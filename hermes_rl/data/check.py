@@ -1,7 +1,7 @@
-"""Check a spec together with its data: local rows are read, and every template is rendered with some of them.
+"""Check a spec together with its data: read local rows, and render every template with some of them.
 
-Nothing is fetched: for a dataset on a hub, the rows of the spec's fallback are checked, if it has one. A generator is
-code, so it is not run.
+Nothing is downloaded: for a dataset on a hub, the rows of the spec's fallback are checked, if it has one. A generator
+is code, so it runs only if the caller requests a number of rows. `spec.check` owns the checks without data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.nodes import NodePath
 
 SAMPLES = 100
-"""Rows that templates are rendered with, and maximum rows that are read from a stream; otherwise all rows are read."""
+"""Number of rows with which templates are rendered, and maximum rows read from a stream; other sources are read in
+full.
+"""
 
 
 READING_SECONDS, ROW_SECONDS = 10.0, 0.01
@@ -37,11 +39,15 @@ def check_spec(
     count: RowCount | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Return problems and warnings of a spec, its code files and its local data; see `hermes_rl.spec.check.check_spec`.
+    """Return the problems and the warnings of a spec, its code files and its local data.
 
-    Without `has_rows` the dataset is not the user's, so that templates cannot be rendered. `count` is the number of
-    rows that templates are rendered with, including rows of a generator; None: a sample, and no generator is run.
-    `notify` is called with the number of rows read so far, if that takes long.
+    Args:
+        spec: the spec.
+        known_toolsets, known_distributions: as for `hermes_rl.spec.check.check_spec`.
+        has_rows: False if the dataset is only a placeholder, so that no templates can be rendered.
+        count: the number of rows with which templates are rendered, including rows of a generator; None: a sample, and
+            no generator runs.
+        notify: called with the number of rows read so far, if reading takes long.
     """
     findings = Findings(spec)
     rows = _checked_rows(spec, findings, count, notify) if has_rows else []
@@ -102,7 +108,7 @@ def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:
 
 
 def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterator[Row]:
-    """Yield the rows of a split, until their templates take too long."""
+    """Yield the rows of a split; warn and stop if reading them takes too much processor time."""
     began = time.process_time()
     for number, row in enumerate(rows, start=1):
         yield row
@@ -116,19 +122,19 @@ def _opened(spec: Spec, source: Source, split: str, findings: Findings, notify: 
     if source.harbor is None:
         return open_source(source, split, spec.seed, notify)
     tasks = tasks_of(spec)
-    # They concern the directory and not the spec's line, of which only one would be shown.
+    # The notes concern the directory, not a line of the spec, of which only one note would be shown.
     findings.extend([], [Problem(source.harbor, None, None, note.removeprefix("WARNING: ")) for note in tasks.notes])
     return Opened(lambda: iter(tasks.rows), finite=True)
 
 
 def _undivided(spec: Spec, rows: list[Row]) -> bool:
-    """Return True if all rows stay on one side of `eval: {fraction}`, as rows of the same content do."""
+    """Return True if all rows stay on one side of `eval: {fraction}`, because their contents are equal."""
     rule = spec.dataset.eval
     return rule is not None and rule.fraction is not None and len({row.digest for row in rows}) == 1
 
 
 def _local(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None, NodePath]:
-    """Return the source whose rows can be read locally; with `run` a generator too."""
+    """Return the source whose rows can be read locally, or None, and its path in the spec; `run` allows a generator."""
     dataset = spec.dataset
     if dataset.generator is not None and not run:
         findings.warning(("dataset", "generator"), "the rows of a generator were not checked")

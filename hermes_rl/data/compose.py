@@ -1,8 +1,7 @@
-"""Read a Compose file of a task directory: the settings of the sandbox, `main`, and its other services as
-`sandbox.services`.
+"""Read a Compose file of a task directory: its service `main` becomes sandbox settings, the others `sandbox.services`.
 
-This module owns the supported subset of the format, and reports the line of each unsupported part. No variable of this
-machine is used. Source of the keys: the Compose specification.
+This module owns the supported subset of the format, and reports the line of each unsupported part. It never uses
+variables of the host. Source of the keys: the Compose specification.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ NOT_USED = (
     "expose ports restart networks container_name hostname init stop_grace_period stop_signal pull_policy platform "
     "labels logging deploy mem_limit cpus stdin_open tty"
 )
-"""Keys of a service that have no effect here: it has the limits of the sandbox, and its network."""
+"""Keys of a service that have no effect here: a service has the limits and the network of the sandbox."""
 TOP = ("services", "version", "name", "volumes", "networks")
 IDLE = re.compile(r"(sleep (infinity|\d+)|tail -f /dev/null)\W*$")
-"""Commands by which a container only waits, as every sandbox does."""
+"""Commands with which a container only waits, as every sandbox does."""
 DEFAULTED = re.compile(r"(?<!\$)((?:\$\$)*)\$\{\w+:?-([^${}]*)\}")
 VARIABLES = "takes variables of this machine, which are not handed over: write the value there, or ${NAME:-VALUE}"
 VARIABLE = re.compile(r"(?<!\$)(\$\$)*\$(?!\$)")
@@ -37,9 +36,12 @@ Value = tuple[str, Any]
 
 
 class ComposeFile:
-    """One Compose file; `files_of` makes files of a sandbox from (path in it, file or directory here).
+    """One Compose file.
 
-    `built` names the image that is built from a directory.
+    Args:
+        path: the file.
+        files_of: returns the sandbox's files for a path in the sandbox and a file or directory on the host.
+        built: returns the name of the image that is built from a directory.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class ComposeFile:
         self.notes: list[str] = []
         self._folder, self._files_of, self._built = path.parent, files_of, built
         self._volumes: dict[str, str] = {}
-        """Named volumes, and the service that has each."""
+        """Service that mounts each named volume, by volume."""
         root, problems = read_bytes(read_file(path), SourceText(str(path), path.resolve().parent))
         self.problems += [(problem.line or 1, problem.message) for problem in problems]
         if isinstance(root, MappingNode) and not problems:
@@ -78,7 +80,7 @@ class ComposeFile:
             else:
                 self.services[name] = values
                 has = isinstance(entry.value, MappingNode) and {"image", "build"} & entry.value.entries.keys()
-                if not has:  # else there is a problem already if it has none
+                if not has:  # an unsupported `image` or `build` is reported already
                     self.problems.append((entry.key.line, f"`{name}` has no `image` and no `build`"))
         self._put_in_order(services)
 
@@ -98,7 +100,7 @@ class ComposeFile:
             self.problems.append((1, "its services depend on each other in a circle"))
 
     def _values(self, name: str, service: MappingNode) -> Iterator[tuple[str, Any]]:
-        """Yield the supported values of a service; the rest is a problem, or noted."""
+        """Yield the supported values of a service; add the other keys to `problems` or `notes`."""
         for key, (mark, node) in service.entries.items():
             try:
                 if key in NOT_USED.split():
@@ -182,7 +184,7 @@ class ComposeFile:
             parts = (volume.get("source", ""), volume.get("target")) if named else str(volume).split(":")[:2]
             source, target = parts if len(parts) == 2 else ("", parts[0])
             if name == MAIN and "$" in str(source):
-                continue  # a directory of its runner, for collected files
+                continue  # a directory of Harbor's runner, for collected files
             source, target = _own(source), _own(target)
             if not source.startswith((".", "/")):
                 if source and self._volumes.setdefault(source, name) != name:
@@ -203,7 +205,7 @@ READ: Mapping[str, Callable[[ComposeFile, str, Node], Value]] = {
     "healthcheck": ComposeFile._healthcheck,
     "volumes": ComposeFile._volumes_of,
 }
-"""Key of a service → the method that reads it."""
+"""Method that reads each key of a service, by key."""
 
 
 def _words(node: Node) -> str:
@@ -212,12 +214,12 @@ def _words(node: Node) -> str:
 
 
 def defaulted(text: str) -> str:
-    """Return a text in which variables have their defaults, independent of this machine."""
+    """Return a text in which variables are replaced by their defaults, independent of the host."""
     return DEFAULTED.sub(r"\1\2", text)
 
 
 def _own(value: Any) -> str:
-    """Return a text of the file; raises ValueError if it uses a variable of this machine."""
+    """Return a value of the file as text; raise ValueError if it uses a variable of the host."""
     text = defaulted(str(value).lower() if isinstance(value, bool) else str(value))
     if VARIABLE.search(text):
         raise ValueError(VARIABLES)

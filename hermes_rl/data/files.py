@@ -41,15 +41,22 @@ LONGEST_WHOLE = 1000
 
 
 LEAST_UNPACKED, MOST_RATIO = 1 << 30, 100
-"""Bytes up to which any compressed file may unpack, and the maximum ratio to its size beyond that."""
+"""Unpacked size in bytes that any compressed file may have, and the maximum ratio of unpacked to packed size beyond
+it.
+"""
 MOST_ENTRIES, DEEPEST = 200_000, 50
-"""Maximum files and directories that a pattern may visit, and levels of directories below its first part."""
+"""Maximum number of files and directories that a pattern may visit, and maximum depth of directories under `**`."""
 
 
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
     """Return the rows of all files, in order.
 
-    Raises `UserError` if a file is missing or cannot be read; the message names file and line.
+    Args:
+        kind: the format, "json" (also for jsonl) or "csv".
+        patterns: file names or glob patterns.
+
+    Raises:
+        UserError: a file is missing or cannot be read; the message names file and line.
     """
     read = _read_json if kind == "json" else _read_csv
     rows = [row for pattern in patterns for path in _matching(pattern) for row in read(path)]
@@ -76,7 +83,7 @@ def require_bounded(pattern: str) -> None:
     if not glob.has_magic(pattern):
         return
     first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    exact = parts.index("**") if "**" in parts else len(parts)  # up to there each name must match its part
+    exact = parts.index("**") if "**" in parts else len(parts)  # before it, each name must match its part
     depth = len(parts) if "**" not in parts else exact + DEEPEST
     top, seen = Path(*parts[:first]), 0
     waiting = [(str(top), first)]
@@ -98,7 +105,8 @@ def require_bounded(pattern: str) -> None:
 def _unpacked(path: Path) -> bytes:
     """Return the bytes of a file, unpacked if its suffix requires it.
 
-    Raises `UserError` if a small file becomes huge then.
+    Raises:
+        UserError: the unpacked file is much larger than the packed one.
     """
     if path.suffix not in _OPENERS:
         return path.read_bytes()
@@ -178,7 +186,7 @@ def _read_csv(path: Path) -> list[Record]:
 
 
 def _distinct(header: list[str]) -> list[str]:
-    """Return the names of columns: an empty name is replaced by a number, and a duplicate gets a suffix."""
+    """Return the names of columns as pandas does: `Unnamed: N` for an empty name, and a suffix for a duplicate."""
     names: list[str] = []
     for index, name in enumerate(header):
         name, count = name or f"Unnamed: {index}", 0
@@ -191,10 +199,11 @@ def _distinct(header: list[str]) -> list[str]:
 
 
 def _typed(values: list[str | None]) -> list[Any]:
-    """Return a column with the type that all of its values have: whole numbers, numbers, booleans or text.
+    """Return a column converted to the type of all of its values: int, float, bool or str.
 
-    It follows pandas, with which `datasets` reads CSV: a column of whole numbers with one missing is floats, and one of
-    numbers that 64 bits cannot hold is text. A value that would become infinite is text too, since it is an identifier.
+    The conversion follows pandas, with which `datasets` reads CSV: whole numbers with a missing value become floats,
+    and whole numbers that 64 bits cannot hold stay texts. A column with a number that would become infinite stays text
+    too, since such a number is an identifier.
     """
     given = [value for value in values if value is not None and value not in _MISSING]
     bare = [value.strip(_BLANKS) for value in given]
@@ -216,6 +225,6 @@ def _typed(values: list[str | None]) -> list[Any]:
 
 
 def _in_place(values: list[str | None], given: Iterable[Any]) -> list[Any]:
-    """Return a column in which the existing values are replaced by the given ones, in order."""
+    """Return a column in which `given` replaces the values that are not missing, in order; missing ones are None."""
     rest = iter(given)
     return [None if value is None or value in _MISSING else next(rest) for value in values]

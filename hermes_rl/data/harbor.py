@@ -36,15 +36,15 @@ from hermes_rl.values import is_number
 TASK = "task.toml"
 LONGEST_TOML = 1 << 20
 MANY_NAMES = re.compile(r"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){50}""")
-"""A key of that many names that the parser would need the square of their number in memory."""
+"""Keys with at least 50 names, for which the TOML parser would need memory quadratic in their number."""
 MOST_STEPS = 100
 LARGEST_TASK = 256 << 20
-"""Maximum bytes of the files of one task that a row holds; a file shared by several steps counts each time."""
+"""Maximum size in bytes of the files of one task that a row contains; a file of several steps counts for each step."""
 VERIFIER_SECONDS = 600.0
 PLAIN = re.compile(
     r"((docker\.io|public\.ecr\.aws/docker)/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
 )
-"""Images that the default sandbox can replace, which has this machine's programs."""
+"""Images that the default sandbox, which has the host's programs, can replace."""
 INSTALLS = re.compile(
     r"\b(apt|apt-get|apk|yum|dnf|pip3?|uv|uvx|npm|npx|yarn|conda|cargo|gem|go|curl|wget|git\s+clone|useradd|adduser)\b"
 )
@@ -54,7 +54,7 @@ IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (in the place of --demo)
 """Options to run a task's solution if only Docker can."""
 APT = re.compile(r"(DEBIAN_FRONTEND=\w+ +)?apt(-get)? +(-\S+ +)*(?P<what>update|clean|install)(?P<rest>( +\S+)*) *")
 PIP = re.compile(r"(python3? +-m +)?pip3? +install(?P<rest>( +\S+)*) *")
-"""Commands that a sandbox with this machine's programs need not run, if it has the packages anyway."""
+"""Commands that a sandbox with the host's programs need not run if the host already has the packages."""
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.+:=~<>,\[\]-]*")
 HARMLESS = (
     "--no-cache-dir",
@@ -77,9 +77,11 @@ ENTRYPOINT = (
     "({command} sh -c 'touch {begun}; exec sleep infinity') </dev/null >/dev/null 2>&1 &\n"
     "for _ in $(seq 100); do [ -e {begun} ] && break; sleep 0.1; done; rm -f {begun}"
 )
-"""Starts the entry point of an image; continues when that starts the command that it is given, or after ten seconds."""
+"""Command that starts the entry point of an image; it returns when the entry point starts its command, or after ten
+seconds.
+"""
 READY = "sleep 2"
-"""Wait for its background processes, if no health check shows when they are ready."""
+"""Command that waits for the entry point's background processes, if no health check shows when they are ready."""
 UNCHECKED = (
     "nothing says when what `ENTRYPOINT` starts is ready, and the agent begins two seconds later: "
     "[environment.healthcheck] of task.toml would"
@@ -97,7 +99,7 @@ REFUSED: Mapping[str, str] = {
 """Keys of task.toml that are not supported, and why; keys of `agent` and `verifier` also apply to a step."""
 STEPS = 'the loop plays steps, by `user: {says: "{{ steps }}"}` and a reward with `steps`, as the shipped spec does'
 STRATEGIES = {"mean": "mean", "final": "last"}
-"""Value of `multi_step_reward_strategy` → value of a reward's `steps`."""
+"""Value of a reward's `steps` for each value of `multi_step_reward_strategy`."""
 UNUSED: Mapping[str, str] = {
     "artifacts": "is not collected; `artifacts` of the spec names what is",
     "environment.build_timeout_sec": "is of no effect: a build may take an hour",
@@ -118,16 +120,16 @@ KEYS: Mapping[str, frozenset[str]] = {
         "steps": "name agent verifier min_reward healthcheck artifacts",
     }.items()
 }
-"""Tables of task.toml and their keys; `task` and `metadata` describe the task, with any keys."""
+"""Supported keys of each table of task.toml; `task` and `metadata` describe the task and may have any keys."""
 HEALTHY = (
     "end=$(($(date +%s) + {start_period_sec:.0f})); failed=0; until timeout {timeout_sec} bash -c {command}; do "
     "if [ $(date +%s) -lt $end ]; then sleep {start_interval_sec}; continue; fi; failed=$((failed + 1)); "
     "[ $failed -lt {retries:.0f} ] || {{ echo the health check fails >&2; exit 1; }}; sleep {interval_sec}; done"
 )
-"""A health check as a command that returns as soon as it passes, and fails if it did so too often."""
+"""Command that runs a health check until it passes, and fails after too many failed checks."""
 HEALTH = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
 BRIDGED = {"streamable-http": "streamablehttp", "http": "streamablehttp", "sse": "sse"}
-"""Transport of a tool server at an address, and its name for the program that bridges it to stdio."""
+"""Name that the bridge program to stdio uses for each transport of a tool server at an address."""
 COMPOSE = "docker-compose.yaml"
 """File name by which a Compose file is recognized."""
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
@@ -136,12 +138,12 @@ STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "READM
 COPIED = ("tests", "solution", "workdir")
 """Directories of a task, or of a step, that are copied into the sandbox."""
 NAMED = 3
-"""Maximum tasks that a note names; of more it gives the number."""
+"""Maximum number of tasks that a note names; for more tasks it contains their number."""
 
 
 @dataclass
 class Tasks:
-    """Content of a directory of tasks: a row for each supported one, and notes for the user."""
+    """Content of a directory of tasks: one row per supported task, and notes for the user."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -288,7 +290,7 @@ class _Task:
         """Return the task as a row, or None if it cannot be read. `problems` contain the unsupported parts."""
         try:
             return self._row()
-        except Exception as error:  # noqa: BLE001 - whatever a stranger has put there costs that task alone
+        except Exception as error:  # noqa: BLE001 - unexpected content excludes only this task
             known = isinstance(error, UserError | OSError | ValueError)
             line = re.search(r"line (\d+)", str(error))
             why = str(error) if known else f"{type(error).__name__}: {error}"
@@ -934,7 +936,7 @@ def _installed(status: Path) -> frozenset[str]:
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """Yield the instructions of a Dockerfile."""
+    """Yield the instructions of a Dockerfile's text."""
     pending, began = "", 0
     for number, written in enumerate(text.splitlines(), 1):
         line = written.strip()

@@ -1,7 +1,6 @@
-"""Load datasets through `datasets.load_dataset`: the hub, local directories, and formats that are not read directly.
+"""Load datasets through `datasets.load_dataset`: from the hub, local directories, and formats that `files` lacks.
 
-Owns distinguishing an unreachable hub (where a fallback helps) from a dataset that does not exist (where the spec is
-wrong).
+This module distinguishes an unreachable hub (a fallback helps) from a dataset that does not exist (the spec is wrong).
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ _OUT_OF_REACH = (
     "NetworkError", "SSLError", "gaierror", "RemoteProtocolError", "ChunkedEncodingError", "IncompleteRead",
     "ClientPayloadError", "ServerDisconnectedError",
 )  # fmt: skip
-"""Names of exceptions, since several HTTP libraries can be used."""
+"""Names of exceptions that show an unreachable hub; names, since `datasets` may use several HTTP libraries."""
 TOO_MANY_REQUESTS = 429
 
 
 class HubOutOfReachError(UserError):
-    """The hub did not respond; a fallback may replace it."""
+    """The hub did not respond; a fallback may replace the dataset."""
 
 
 def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
-    """Return the rows of a split; can be iterated repeatedly.
+    """Return the rows of a split, as an iterable that can be iterated repeatedly.
 
-    Raises `HubOutOfReachError` if the hub does not respond; `UserError` if there is no such dataset, configuration,
-    split or file.
+    Raises:
+        HubOutOfReachError: the hub does not respond.
+        UserError: the dataset, configuration, split or file does not exist.
     """
     import datasets
 
@@ -65,7 +65,7 @@ def hub_trouble(error: BaseException) -> BaseException | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and its causes."""
+    """Yield an error, then its chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -78,6 +78,6 @@ def _is_passing_error(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's class and the first line of its message, which is bounded."""
+    """Return an error's class and the first line of its message, at most 300 characters."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}"[:300]

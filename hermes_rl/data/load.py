@@ -1,8 +1,7 @@
-"""`load_rows`: load the rows of a spec for training or evaluation.
+"""Load the rows of a spec for training or evaluation, with `load_rows`.
 
 This module owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. The split and the
-shuffle depend on the seed and on the rows alone. Everything is synchronous code; callers with an event loop run it in a
-thread.
+shuffle depend only on the seed and the rows. The code is synchronous; callers with an event loop run it in a thread.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hermes_rl.spec.suggest import did_you_mean
 
 NO_ORDER = "dataset.order needs rows that are all there; a streamed or endless dataset has an order of its own"
 WINDOW = 1000
-"""Size of the window in which endless data is shuffled."""
+"""Number of rows in the window in which endless data is shuffled."""
 
 
 def shuffled(rows: Iterable[Row], seed: int) -> list[Row]:
@@ -35,9 +34,10 @@ def shuffled(rows: Iterable[Row], seed: int) -> list[Row]:
 
 
 def ordered(rows: Iterable[Row], by: str) -> list[Row]:
-    """Return finite rows sorted by a column, smallest first, or largest first with ``-`` in front; the sort is stable.
+    """Return finite rows sorted by a column: smallest first, or largest first with the prefix ``-``; stable.
 
-    Raises `UserError` if a row has no such column, or values that cannot be compared.
+    Raises:
+        UserError: a row lacks the column, or its values cannot be compared.
     """
     column, largest_first = by.removeprefix("-"), by.startswith("-")
     rows = list(rows)
@@ -53,7 +53,7 @@ def ordered(rows: Iterable[Row], by: str) -> list[Row]:
 
 
 def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
-    """Yield endless rows, shuffled within a moving window."""
+    """Yield endless rows, shuffled within a moving window of `WINDOW` rows."""
     random = Random(seed)
     waiting: list[Row] = []
     for row in rows:
@@ -71,17 +71,18 @@ def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
 
 
 def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[str]:
-    """Return the contents for evaluation, of finite data.
+    """Return the digests of the contents that are for evaluation, in finite data.
 
-    Contents are ranked by a hash of seed and content; the first `max(1, round(fraction · rows))` rows are for
-    evaluation, rounded up to complete contents, since duplicates stay together. At least one content stays.
+    Contents are ranked by a hash of seed and content. The first `max(1, round(fraction · rows))` rows are for
+    evaluation, rounded up to complete contents, since duplicates stay together. At least one content remains for
+    training.
     """
     counts = Counter(row.digest for row in rows)
     ranked = sorted(counts, key=lambda content: (seeded(seed, content), content))
     wanted = max(1, round(fraction * counts.total()))
     chosen: set[str] = set()
     rows_chosen = 0
-    for content in ranked[:-1]:  # the last one stays, for any fraction
+    for content in ranked[:-1]:  # the last one remains for training, for any fraction
         if rows_chosen >= wanted:
             break
         chosen.add(content)
@@ -90,7 +91,7 @@ def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[s
 
 
 def is_eval(row: Row, fraction: float, seed: int) -> bool:
-    """Return True if a row is for evaluation, in data of unknown length: the same hash is compared with a threshold."""
+    """Return True if a row of data of unknown length is for evaluation: compare the same hash with the fraction."""
     return fraction_of(seeded(seed, row.digest)) < fraction
 
 
@@ -106,22 +107,26 @@ def split_of(mode: Mode) -> Split:
 
 Notify = Callable[[str], None]
 FALLBACK_FRACTION = 0.25
-"""Share of a fallback's rows for evaluation if the spec names a split that the fallback does not have."""
+"""Fraction of a fallback's rows for evaluation if the spec names a split that the fallback does not have."""
 _SAMPLE = 100
-"""Rows of endless data from which its fingerprint is made."""
+"""Number of rows of endless data from which its fingerprint is computed."""
 
 RowCount = int | Literal["all"]
 """Number of rows to check."""
 ENDLESS = 100_000
-"""Rows after which a source that has not ended counts as endless, if all are requested."""
+"""Number of rows after which a source that has not ended counts as endless, if all rows are requested."""
 ENDLESS_SECONDS = 60.0
-"""Seconds after which it also counts as endless: rows of a simulator may take long."""
+"""Seconds after which such a source also counts as endless, since rows of a simulator may take long."""
 
 __all__ = ["RowCount", "Rows", "Split", "counted_rows", "load_rows", "split_of"]
 
 
 def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bool) -> list[Row]:
-    """Return the first rows, or all of them. Raises `UserError` if all are requested and they may be endless."""
+    """Return the first `count` rows, or all of them.
+
+    Raises:
+        UserError: all rows are requested and they may be endless.
+    """
     if count != "all":
         return list(islice(rows, count))
     found: list[Row] = []
@@ -144,9 +149,9 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False)
 
     Args:
         spec: the spec.
-        split: train, or eval.
-        notify: called if the fallback replaces the dataset, rows are excluded, or reading takes long.
-        lazily: rows are made on request, if their order is the order of the source; their number is then not known.
+        split: "train" or "eval".
+        notify: called with a message if the fallback replaces the dataset, rows are excluded, or reading takes long.
+        lazily: load rows on request if they keep the order of the source; their number is then unknown.
 
     Raises:
         SpecError: a column or the filter does not work for a row.
@@ -193,12 +198,12 @@ class _Side:
         self.split: Split = split
         self.fallback = source is not spec.dataset
         rule = spec.dataset.eval
-        # For a fallback without splits, a share of the rows is for evaluation.
+        # If a fallback has no splits, a fraction of its rows is for evaluation.
         has_splits = not self.fallback or isinstance(source.data_files, dict)
         self.named = rule.split if rule is not None and has_splits else None
-        """The split for evaluation rows."""
+        """Name of the source's split with the evaluation rows, or None."""
         self.fraction: float | None = None
-        """Share of the rows for evaluation."""
+        """Fraction of the rows for evaluation, or None."""
         if rule is not None and not rule.only:
             self.fraction = FALLBACK_FRACTION if rule.split is not None and not has_splits else rule.fraction
 
@@ -215,7 +220,7 @@ class _Side:
         return self._endless(opened)
 
     def _in_order(self) -> bool:
-        """Return True if the first rows are the first rows of the source, whatever the others are."""
+        """Return True if the rows keep the order of the source, so that the first ones do not depend on the others."""
         dataset = self.spec.dataset
         if self.split == "train":
             compared = dataset.eval is not None and dataset.eval.split is not None
@@ -237,7 +242,7 @@ class _Side:
         return Rows.of(rows, fingerprint=fingerprint, fallback=self.fallback)
 
     def _without_eval_split(self, rows: list[Row]) -> list[Row]:
-        """Return the rows without the ones that are also in the evaluation split."""
+        """Return the rows whose contents are not in the evaluation split."""
         rule = self.spec.dataset.eval
         if rule is None or rule.split is None:
             return rows
@@ -259,7 +264,7 @@ class _Side:
             return self.spec.dataset.limit
         rule = self.spec.dataset.eval
         limits = [self.spec.evaluate.limit, rule.limit if rule else None]
-        if rule is not None and rule.only:  # then there are no training rows to which `limit` could apply
+        if rule is not None and rule.only:  # there are no training rows to which `limit` could apply
             limits.append(self.spec.dataset.limit)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -285,4 +290,4 @@ class _Side:
                 continue
             others += 1
             if bound is not None and others >= bound:
-                return  # the evaluation rows between the used training rows, as many as there are
+                return  # evaluation uses only the rows between the first `limit` training rows

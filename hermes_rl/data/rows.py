@@ -34,27 +34,28 @@ from hermes_rl.values import whole_text, write_message
 def digest(columns: Mapping[str, Any]) -> str:
     """Return 64 hex digits that identify a row's content; the order of its columns does not matter.
 
-    Raises `UserError` if a value is of a kind that has no stable form.
+    Raises:
+        UserError: a value has a type without a stable form.
     """
     try:
         text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits, or endless nesting
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or too deep nesting
         raise UserError(f"a row holds what cannot be kept: {error}") from None
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def seeded(seed: int, text: str) -> str:
-    """Return 64 hex digits that put rows in a random order, the same for the same seed."""
+    """Return 64 hex digits of a hash of seed and text, by which rows are put in a random but reproducible order."""
     return hashlib.sha256(f"{seed}:{text}".encode()).hexdigest()
 
 
 def fraction_of(digits: str) -> float:
-    """Return a hash as a number from 0 to 1 (1 excluded)."""
+    """Return a hash, given as hex digits, as a number from 0 (included) to 1 (excluded)."""
     return int(digits[:13], 16) / 16**13
 
 
 def combined(parts: Iterable[str]) -> str:
-    """Return one hash of many."""
+    """Return one hash of several texts, as 64 hex digits."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part.encode() + b"\n")
@@ -91,14 +92,14 @@ def _canonical_other(value: Any) -> Any:
 # ------------------------------------------------------------------------------------- Readable form of a row
 
 LONGEST = 1 << 16
-"""Maximum characters of one text of a row in the form for people."""
+"""Maximum number of characters of a text in the readable form of a row."""
 
 
 def readable_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's values in JSON, for people: long texts are cut, and other values are described."""
+    """Return a row's values as JSON values for display: cut long texts, and describe values that JSON lacks."""
     with suppress(TypeError):
         text = write_message(columns)
-        # Nearly all rows consist of JSON values and are short. A value that JSON does not have is written as null.
+        # Nearly all rows are short and consist of JSON values. Values that JSON lacks, such as NaN, become null.
         if len(text) <= LONGEST and b"null" not in text:
             return dict(columns)
     return {str(name): _readable(value) for name, value in columns.items()}
@@ -109,7 +110,7 @@ def _readable(value: Any) -> Any:
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}… ({len(value)} characters)"
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    # Rows may have thousands of values: checking each against an abstract class takes longer than all the rest.
+    # Test the concrete types first: rows may have thousands of values, and tests of abstract classes are slow.
     if isinstance(value, (dict, Mapping)):
         return {str(key): _readable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -142,7 +143,7 @@ class Row:
 
 
 class Rows:
-    """Rows in the order in which they are used; every iteration starts again from the first.
+    """Rows in the order in which they are used; every iteration starts at the first row.
 
     Attributes:
         length: number of rows, or None if it is unknown or infinite.
@@ -157,7 +158,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, fingerprint: str, fallback: bool = False) -> Rows:
-        """Return rows from a complete sequence."""
+        """Return `Rows` of a complete sequence."""
         return cls(lambda: iter(rows), length=len(rows), fingerprint=fingerprint, fallback=fallback)
 
     def __iter__(self) -> Iterator[Row]:
@@ -195,17 +196,22 @@ class Rows:
 
 
 PATIENCE = 2.0
-"""Seconds of reading rows between reports of the progress."""
+"""Seconds between progress reports while rows are read."""
 LOOKED_AFTER = 10_000
-"""Rows after which the clock is checked."""
+"""Number of rows after which the clock is checked."""
 
 
 def derive(spec: Spec, raw: Iterable[Mapping[str, Any]], notify: Callable[[str], None] | None = None) -> Iterator[Row]:
     """Yield the rows that pass the filter, each with its derived columns and its key.
 
-    Raises `SpecError` if a column or the filter does not work for a row; the location is the template's. Raises
-    `UserError` if the key column is missing, empty or not unique. `notify` is called with the number of rows read so
-    far, if that takes long.
+    Args:
+        spec: the spec.
+        raw: the records of the source.
+        notify: called with the number of rows read so far, if reading takes long.
+
+    Raises:
+        SpecError: a column or the filter does not work for a row; the error has the template's location.
+        UserError: the key column is missing, empty or not unique.
     """
     seen: Counter[str] = Counter()
     told = clock.monotonic()

@@ -1,6 +1,6 @@
 """Open the source of raw rows: items in the spec, a generator, local files, or `datasets`.
 
-Owns opening one split of a source so that it can be read repeatedly.
+An opened split of a source can be read repeatedly. `files` and `hub` read the formats.
 """
 
 from __future__ import annotations
@@ -21,30 +21,38 @@ Raw = Mapping[str, Any]
 READABLE = ("json", "csv")
 """Formats in `dataset.path` that are read without the `datasets` package."""
 PROBE = 1000
-"""Rows of a generator that are read to see if it ends: one that does is finite like a file."""
+"""Number of rows of a generator that are read to find out if it ends; one that ends counts as finite, like a file."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 class Opened(NamedTuple):
-    """One split of a source; `finite` is True if all of it can be read before a row is used."""
+    """One split of a source; `finite` is True if all rows can be read before the first one is used."""
 
     read: Callable[[], Iterator[Raw]]
     finite: bool
 
 
 def is_on_hub(source: Source) -> bool:
-    """Return True if rows are only available over the network (or from its cache)."""
+    """Return True if rows are only available over the network, or from the cache of an earlier download."""
     return source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
 
 
 LARGE = 50 << 20
-"""Bytes of a file from which reading it is reported."""
+"""Size in bytes from which reading a file is reported."""
 
 
 def open_source(source: Source, split: str, seed: int, notify: Callable[[str], None] | None = None) -> Opened:
-    """Return one split of a source; `notify` is called when a large file is read.
+    """Return one split of a source.
 
-    Raises `HubOutOfReachError` if the hub does not respond, `UserError` if the source is wrong.
+    Args:
+        source: the dataset of a spec, or its fallback.
+        split: the name of the split.
+        seed: the seed for a generator.
+        notify: called with a message before a large file is read.
+
+    Raises:
+        HubOutOfReachError: the hub does not respond.
+        UserError: the source is wrong.
     """
     if source.items is not None:
         items = [thaw(item) for item in source.items]
@@ -74,7 +82,7 @@ def open_source(source: Source, split: str, seed: int, notify: Callable[[str], N
 
 
 def taken_for_local(spec: Spec) -> str | None:
-    """Return a warning if `dataset.path` may be a name on the hub, and a file next to the spec has it too."""
+    """Return a warning if `dataset.path` may be a name on the hub but a directory next to the spec has this name."""
     written, path = spec.written_at(("dataset", "path")), spec.dataset.path or ""
     if written is None or not may_mean_hub(written) or not (path.startswith("/") and Path(path).is_dir()):
         return None
@@ -82,7 +90,7 @@ def taken_for_local(spec: Spec) -> str | None:
 
 
 def _require_readable(path: str) -> None:
-    """Refuse a path of this machine that `datasets` would not understand."""
+    """Raise `UserError` for a local path that `datasets` would not understand."""
     if path in FILE_FORMATS or Path(path).is_dir():
         return
     if not Path(path).exists():
@@ -107,7 +115,8 @@ def _patterns(source: Source) -> list[str]:
 def local_files(source: Source, split: str) -> list[str] | None:
     """Return the files of a split that are read without `datasets`, or None if that package must read them.
 
-    Raises `UserError` if the source has no files for that split.
+    Raises:
+        UserError: the source has no files for the split.
     """
     if source.path not in READABLE or source.data_files is None or "[" in split or "+" in split:
         return None

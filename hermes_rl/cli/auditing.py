@@ -16,7 +16,7 @@ from hermes_rl.reading.record import RunRecord
 from hermes_rl.visible import counted
 
 SHOWN = 8
-"""Listed reasons per rollout."""
+"""Maximum number of reasons listed per rollout."""
 
 
 def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:

@@ -1,6 +1,8 @@
-"""Define the commands of `hermes-rl` and their arguments. Each command loads the module that implements it when called.
+"""Define the commands of `hermes-rl` and their arguments.
 
-Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
+Each command imports the module that implements it when it is called, so that `--help` starts fast. For the same reason
+annotations are not postponed: Typer would evaluate the text of each one several times at every start. The docstrings of
+commands are their help.
 """
 
 import glob
@@ -70,14 +72,14 @@ app = typer.Typer(
 
 
 def _shipped(incomplete: str) -> list[str]:
-    """Return the completions of a spec for a shell: first matching local files, then shipped specs.
+    """Return a shell's completions of a spec: first matching local files, then shipped specs.
 
-    A shell completes files by itself only if this list is empty, so that a shipped spec would hide them.
+    Local files are included because a shell completes them itself only if this list is empty.
     """
     from hermes_rl.spec.load import shipped_specs
 
     begun = glob.escape(incomplete)
-    # A path would lose the `./` that was typed.
+    # A Path would drop a leading `./`.
     files, in_folders = glob.glob(f"{begun}*.yaml"), glob.glob(f"{begun}*/*.yaml")  # noqa: PTH207
     here = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
     return [*sorted(here), *(name for name in shipped_specs() if name.startswith(incomplete))]
@@ -87,7 +89,7 @@ SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped
 
 
 def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the specs, and after the first one the modes, which come last on the command line."""
+    """Return a shell's completions of specs and, after the first spec, of the mode, which is the last argument."""
     words = context.params.get("words") or []
     modes = get_args(Mode)
     if any(word in modes for word in words):
@@ -96,8 +98,10 @@ def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _at_hand(specs: list[str], trust: bool) -> list[str]:
-    """Return the specs with each repository as a commit that is fetched and may run; see
-    `hermes_rl.cli.repositories`.
+    """Return the specs with each repository replaced by a fetched and accepted commit of it.
+
+    Raises:
+        UserError: as for `hermes_rl.cli.repositories.at_hand`.
     """
     from hermes_rl.spec.load import repository_of
 
@@ -154,7 +158,7 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
-    """Play rollouts: serve a trainer, write files, evaluate a model."""
+    """Run rollouts: serve a trainer, write files, evaluate a model."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
     from hermes_rl.errors import UserError
@@ -194,7 +198,7 @@ def validate(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Check specs, with the code and data that they name; no network."""
+    """Check specs with their code and data, without network access."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.validating import row_count, validate_specs
 
@@ -209,7 +213,7 @@ def list_things(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: JsonOption = False,
 ) -> None:
-    """List what a spec may name."""
+    """List the names that a spec may use."""
     from hermes_rl.cli.listing import listed
 
     entries = listed(kind)
@@ -244,7 +248,7 @@ def doctor(
     trust: TrustOption = False,
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
 ) -> None:
-    """Say what works on this machine: sandbox, tokenizer, servers."""
+    """Check the sandbox, tokenizer and servers on this machine."""
     from hermes_rl.cli.examining import examine, examine_security, print_checks
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.errors import UserError
@@ -267,7 +271,7 @@ def init(
     name: Annotated[str, typer.Argument(help="Of the environment, and of the new folder.")],
     kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
 ) -> None:
-    """Make an environment to start from: spec, rewards, test, rows."""
+    """Create a starter environment: spec, rewards, test and rows."""
     from hermes_rl.cli.starting import start
 
     for line in start(name, kind, Path()):
@@ -281,7 +285,7 @@ def regrade(
     env_file: EnvFileOption = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that the run's spec names, unasked.")] = False,
 ) -> None:
-    """Score what was recorded by other rewards; nothing is played."""
+    """Grade recorded rollouts with changed rewards; no rollout runs."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.repositories import agree_to_grade
     from hermes_rl.cli.running import regrade_run
@@ -304,7 +308,7 @@ def grade(
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Grade trajectories of other agents; nothing is played."""
+    """Grade trajectories of other agents; no rollout runs."""
     from hermes_rl.cli.grading import grade_files
     from hermes_rl.cli.options import Options
 
@@ -315,7 +319,7 @@ def grade(
 
 @app.command()
 def report(run_directory: RunArgument) -> None:
-    """Write the report.html of a run anew, one page that can be sent."""
+    """Rebuild a run's report.html, a single page that you can share."""
     from hermes_rl.reading.report import write_report
 
     echo(str(write_report(run_directory, partial(echo, err=True))))
@@ -327,7 +331,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder for a file per rollout.")],
     form: Annotated[Literal["atif"], typer.Option("--format", help="atif: trajectories as Harbor has them.")] = "atif",
 ) -> None:
-    """Write a run's rollouts in a format of others."""
+    """Write a run's rollouts in the format of another tool."""
     from hermes_rl.reading.atif import export_atif
     from hermes_rl.visible import counted
 
@@ -362,7 +366,7 @@ def view(
     ] = None,
     listen: ListenOption = "127.0.0.1:0",
 ) -> None:
-    """Look at runs in a browser, also while they go on."""
+    """View runs in a browser, also while they are running."""
     import asyncio
 
     from hermes_rl.errors import UserError
@@ -390,7 +394,7 @@ def render(
     trust: TrustOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Show exactly what the model is sent for a row; none is asked."""
+    """Show the model's exact input for a row; no model is called."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.rendering import RenderRequest, render_spec
 
@@ -412,7 +416,7 @@ def play(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Play one rollout and see it as it goes; nothing is recorded."""
+    """Run one rollout and show it live; nothing is recorded."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.playing import PlayRequest, play_spec
 
@@ -454,7 +458,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, and all of them.")] = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """List rollouts that reach for their tests instead of the task."""
+    """List rollouts that may have tampered with their tests."""
     from hermes_rl.cli.auditing import audit_run
 
     raise typer.Exit(audit_run(run_directory, as_json=as_json, limit=limit, pager=not no_pager))
@@ -484,7 +488,7 @@ def compare(
     as_json: JsonOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Compare runs row by row: what is better, and what is chance."""
+    """Compare runs row by row, and test differences for chance."""
     from hermes_rl.cli.comparing import CompareRequest, compare_paths
 
     request = CompareRequest(runs, success, families, seat, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
@@ -558,7 +562,7 @@ def openenv(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Serve a spec to OpenEnv's clients, which reset and step it."""
+    """Serve a spec to OpenEnv clients, which reset and step it."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.serving import serve_openenv
 
@@ -572,7 +576,7 @@ def version(
     context: typer.Context,
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Nothing but --version."""
+    """Print the version if `--version` is given."""
     if show:
         echo(__version__)
         raise typer.Exit

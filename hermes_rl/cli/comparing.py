@@ -1,6 +1,4 @@
-"""`hermes-rl compare`: compare two or more runs, in text and tables; the statistics belong to
-`hermes_rl.reading.compare`.
-"""
+"""`hermes-rl compare`: print the comparison of two or more runs; `hermes_rl.reading.compare` has the statistics."""
 
 from __future__ import annotations
 

@@ -51,8 +51,14 @@ class Check:
 def examine(source: str | None, options: Options, *, sampling: bool = False) -> list[Check]:
     """Check the sandbox, and the requirements of a spec with these options.
 
-    `sampling` draws thousands of tokens from the policy's servers, and compares them with their log-probabilities.
-    Raises `UserError` if the spec or an option is wrong.
+    Args:
+        source: the spec; None: check only the sandbox.
+        options: changes of the spec.
+        sampling: also sample thousands of tokens from the policy's servers, and compare their frequencies with the
+            log-probabilities.
+
+    Raises:
+        UserError: the spec or an option is wrong.
     """
     environ = options.environ()
     spec = options.load(source) if source is not None else None
@@ -72,7 +78,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
 
 
 def examine_security() -> list[Check]:
-    """Run a short version of the attacks in the default sandbox, as `hermes-rl doctor --security` does."""
+    """Run a short version of the attacks in the default sandbox, for `hermes-rl doctor --security`."""
     from hermes_rl.sandbox.trial import trials
 
     remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
@@ -84,7 +90,7 @@ def examine_security() -> list[Check]:
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
-    """Print the results; return status 1 if something does not work."""
+    """Print the results; return the exit status, which is 1 if a needed feature does not work."""
     if as_json:
         echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
     else:
@@ -96,7 +102,7 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
 
 
 async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
-    """Check every backend; the requested one must work."""
+    """Check every backend; only the requested one must work."""
     checks = {"bubblewrap": _ability(probe()), "docker": await _docker()}
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
@@ -130,7 +136,7 @@ def _tokenizer(name: str | None) -> Check:
 
 
 def _packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tuple[str, ...]) -> list[Check]:
-    """Check if the packages of the sandbox are available; this installs them."""
+    """Check that the packages of the sandbox are available, by installing them."""
     if not packages:
         return []
     try:
@@ -149,7 +155,7 @@ def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
 
 
 def _tokens(spec: Spec) -> list[Check]:
-    """Check if conversations of this spec become exact tokens with its tokenizer."""
+    """Check that the spec's tokenizer renders its conversations to token-exact sequences."""
     if not spec.servers["policy"][0].kind.exact:
         return [Check("tokens", True, "a chat server does not say what it sampled: serve needs allow_inexact")]
     try:
@@ -169,7 +175,7 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
         try:
             findings = {"exactness": await examine_server(examined, agent.temperature, agent.top_p)}
             if sampling:
-                # With the spec's settings and, if these change the distribution, without them.
+                # Check with the spec's settings and, if they change the distribution, also without them.
                 findings["sampling"] = await measure(examined, agent.temperature, agent.top_p)
                 if in_words(agent.temperature, agent.top_p):
                     findings["sampling"] += await measure(examined, 1.0, None)
@@ -197,7 +203,7 @@ async def _server_checks(spec: Spec, environ: Mapping[str, str], sampling: bool)
 
 
 async def _server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:
-    """Request the list of models, with the key for calls; it costs nothing."""
+    """Check a server by requesting its list of models, with the key for calls; the request is free."""
     title = f"server {role} ({server.type})"
     if server.kind.embedded:
         return Check(title, True, "built in")

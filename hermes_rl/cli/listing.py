@@ -6,7 +6,7 @@ import ast
 
 
 def listed(kind: str) -> list[dict[str, str]]:
-    """Return entries of {name, description}, sorted by name if their order has no meaning."""
+    """Return the entries of a kind as {name, description}, sorted by name if their order has no meaning."""
     entries = {
         "specs": _specs,
         "toolsets": _toolsets,

@@ -1,8 +1,8 @@
-"""Live panel of a run on a terminal: its progress, the phases of its rollouts, scores, failures, and keys to steer.
+"""Show a live panel of a run on a terminal: progress, phases of rollouts, scores, failures, and keys to steer the run.
 
-Owns the drawing, in a separate thread, so that a terminal that has stopped (Ctrl-S, a slow connection) never blocks the
-run; and the keyboard, whose keys arrive one by one while the panel is shown. The content comes from
-`hermes_rl.runs.progress.Watched`. If stderr is not a terminal, `hermes_rl.runs.progress.Progress` writes lines.
+This module draws in a separate thread, so that a stopped terminal (Ctrl-S, a slow connection) never blocks the run. It
+reads single keys while the panel is shown. The content comes from `hermes_rl.runs.progress.Watched`. If stderr is not a
+terminal, `hermes_rl.runs.progress.Progress` writes lines instead.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hermes_rl.visible import visible
 EVERY = 0.5
 """Seconds between two drawings."""
 KEPT = 2000
-"""Latest values of each reward in its histogram."""
+"""Number of latest values of each reward that its histogram shows."""
 RATE = 60.0
 """Seconds over which the rate is measured."""
 BARS = "▁▂▃▄▅▆▇█"
 BINS = 10
 LAST = 2.0
-"""Maximum seconds for the last drawing when the run ends; a terminal that has stopped is ignored after that."""
+"""Maximum seconds for the last drawing when the run ends, so that a stopped terminal does not block the end."""
 NAMES = 4
-"""Maximum rewards with a line; further ones are only in the files."""
+"""Maximum number of rewards that the panel shows; the run's files have the others."""
 KEYS = "p pause · f finish early · + and - how many at a time · Ctrl-C stop"
 STEP = 0.25
 """Fraction by which + and - change the number of rollouts in flight."""
@@ -63,7 +63,7 @@ class LivePanel(Progress):
         self._watched: list[tuple[LivePanel, Watched]] = []
         """Runs that are drawn and steered."""
         self._open = ExitStack()
-        """Resources that are released with the last of them."""
+        """Resources that are released when the last watched run ends."""
         self.values: dict[str, deque[float]] = {"score": deque(maxlen=KEPT)}
         """Latest values by name of the reward, the score first."""
         self.done = 0
@@ -72,7 +72,7 @@ class LivePanel(Progress):
         self._status: RunStatus | None = None
         self._started = time.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
-        """Times at which groups ended, and the number of ended groups at that time."""
+        """Pairs of a time at which a group ended, and the number of ended groups at that time."""
         self._notes: deque[str] = deque()
         self._stop: threading.Event | None = None
         self._drawing: threading.Thread | None = None
@@ -90,7 +90,7 @@ class LivePanel(Progress):
 
     @contextmanager
     def _with(self, part: LivePanel, watched: Watched, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Draw and steer one more run, from the first one that is open until the last has ended."""
+        """Add a run to the panel within the block; the first run starts the drawing, and the last one ends it."""
         if not self._watched:
             self._open.enter_context(self._keyboard(loop))
             self._open.callback(self.end)
@@ -158,7 +158,7 @@ class LivePanel(Progress):
     # ------------------------------------------------------------------ drawing
 
     def _draw(self, stop: threading.Event) -> None:
-        """Draw until `stop` is set; an error of the panel itself is reported once, and blocks no note."""
+        """Draw until `stop` is set; report an error of the panel itself once, and still print notes."""
         reported = False
         with suppress(OSError), Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
@@ -294,7 +294,7 @@ class LivePanel(Progress):
 
 NAMES_OF_PHASES = {"model": "waiting for the model", "tools": "in tools", "rewards": "in rewards"}
 _restore: Callable[[], None] | None = None
-"""Restores the terminal's settings; None if they are unchanged."""
+"""Function that restores the terminal's settings; None if they are unchanged."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Run the command line: `hermes-rl run | validate | list | schema | doctor | regrade | report | view | rollouts`.
+"""Run the command line and end the process with its exit status; `commands` defines the commands.
 
-Owns the process and its exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress
-and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does. Functions called
-by commands return this status, or raise UserError for wrong input and RunError for failures.
+The status is 0 on success, 1 if the run failed, 2 for wrong input, and 130 after Ctrl-C. Progress and messages go to
+stderr, results to stdout. Wrong input never shows a traceback; a bug always does. Functions called by commands return
+this status, or raise UserError for wrong input and RunError for failures.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ if TYPE_CHECKING:  # Ctrl-C ends a program without a traceback from `main` on, s
     from typing import Any
 
 STARTING = 100_000
-"""New objects after which Python collects garbage. Imports and validators create fewer, and all of them stay; checking
-them repeatedly, as with Python's default of 700, takes a tenth of the time of a short command.
+"""Number of new objects after which Python collects garbage.
+
+Imports and validators create fewer objects, which all stay alive. Checking them repeatedly, as with Python's default of
+700, would take a tenth of the time of a short command.
 """
 NO_TEMPORARY = "No usable temporary directory"
-"""Message of `tempfile`, from any caller."""
+"""Start of the message of `tempfile` if it finds no directory, whichever code called it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,10 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
         words = sys.argv[1:] if arguments is None else arguments
         code = final_status(status(words), next(iter(words), ""), output)
         errors.flush()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is done: another one has nothing to interrupt
-        gc.freeze()  # at its end Python would check everything once more, although all of it is freed
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all work is done, so nothing is left to interrupt
+        gc.freeze()  # at exit Python would check all objects once more, although the process frees them anyway
     except (KeyboardInterrupt, Exception) as error:
-        # Libraries in Rust convert it to an error of theirs, whose text contains its name.
+        # Libraries in Rust convert a KeyboardInterrupt to their own error, whose text contains its name.
         if isinstance(error, Exception) and "KeyboardInterrupt" not in str(error):
             raise
         sys.stderr.write("interrupted\n")
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Interrupt the program once more if a finalizer has swallowed Ctrl-C, which Python would only print."""
+    """Interrupt the program again if a finalizer has swallowed Ctrl-C, which Python would only print."""
     import signal
     from threading import Event, Thread, current_thread, get_ident, main_thread
 
@@ -64,13 +66,13 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     main, hook, heard = get_ident(), sys._getframe(), Event()
 
     def hear(number: int, frame: FrameType | None) -> None:
-        if hook not in _frames(frame):  # an exception within this hook would be swallowed too
+        if hook not in _frames(frame):  # an exception inside this hook would be swallowed too
             heard.set()
             signal.signal(signal.SIGINT, handler)
             handler(number, frame)
 
     def interrupt() -> None:
-        # A signal just before the main thread starts to wait does not end the wait.
+        # Repeat it, since a signal that arrives just before the main thread starts to wait does not end the wait.
         while not heard.wait(0.05):
             signal.pthread_kill(main, signal.SIGINT)
 
@@ -79,7 +81,7 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that called it."""
+    """Yield a frame and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -98,12 +100,12 @@ def status(arguments: list[str] | None = None) -> int:
     from hermes_rl.cli.echo import echo
     from hermes_rl.errors import HermesRLError, UserError
 
-    # Some versions of Typer bundle click, so the class is found through Typer.
+    # Some versions of Typer bundle click, so get the exception class from Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
         result: Any = program()(with_address(words), standalone_mode=False)
     except click_exception as error:
-        error.message = error.message.replace("Value error, ", "")  # the prefix describes Typer's validation alone
+        error.message = error.message.replace("Value error, ", "")  # this prefix only concerns Typer's validation
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):

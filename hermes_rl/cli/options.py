@@ -1,7 +1,6 @@
-"""Changes of a spec by the command line, for every command that reads one: `--set`, Atropos' flags, `--env-file`.
+"""Apply the command line's changes to a spec, for all commands that load one: `--set`, Atropos' flags, `--env-file`.
 
-If the spec names no policy, the policy is the one of the environment, or the one that the user picks; it is never
-guessed.
+If the spec names no policy, environment variables name it or the user picks it; it is never guessed.
 """
 
 from __future__ import annotations
@@ -31,26 +30,29 @@ class Options(NamedTuple):
     env_file: Path | None = None
 
     def overrides(self, *more: str) -> Overrides:
-        """Return the changes, with `more` as values of `--set`; raises SpecError with every wrong one."""
+        """Return the changes, with `more` as further values of `--set`.
+
+        Raises:
+            SpecError: at least one change is wrong; the error lists all wrong ones.
+        """
         return parse_extra_args(self.flags, [*self.sets, *more])
 
     def load(self, source: str, *more: str, demo: bool = False, mode: Mode | None = None) -> Spec:
-        """Return a spec with the changes, and with `more` as values of `--set`."""
+        """Load a spec with the changes, and with `more` as further values of `--set`."""
         overrides = self.overrides(*more)
         return load_spec(source, overrides=overrides, demo=demo, environ=self.environ(), mode=mode)
 
     def environ(self) -> dict[str, str]:
-        """Return the process's environment, which takes precedence, with the lines of `env_file`.
+        """Return the variables of `env_file` and of the process, which take precedence.
 
-        Raises as `read_env_file`.
+        Raises:
+            UserError: as for `read_env_file`.
         """
         return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the specs, and the flags with their values: Typer returns both as one list if it does not know the
-    flags.
-    """
+    """Return the specs, and the flags with their values; Typer puts unknown flags and specs into one list."""
     specs: list[str] = []
     flags: list[str] = []
     rest = list(words)
@@ -65,7 +67,7 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return specs, tuple(flags)
 
 
-# ------------------------------------------------------------------------- The policy, if the spec names none
+# ------------------------------------------------------------------------- Choosing a policy if the spec names none
 
 
 class _Choice(NamedTuple):
@@ -95,8 +97,12 @@ HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with 
 def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     """Load the spec with a policy: the spec's, the environment's, or, on a terminal, the one that the user picks.
 
-    `load` takes it as the value of a `--set`, and loads the unchanged spec without one. Raises `UserError` if there is
-    none, with the flags for each way to name one.
+    Args:
+        load: loads the spec; its optional argument names the policy, as a value of `--set`.
+        environ: the environment variables.
+
+    Raises:
+        UserError: there is no policy; the message lists the flags that name one.
     """
     spec = load()
     if "policy" in spec.servers:

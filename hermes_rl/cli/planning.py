@@ -9,7 +9,7 @@ from hermes_rl.reading.dry_run import DryRun, MeasuredRole
 from hermes_rl.visible import counted
 
 SHOWN = 400
-"""Maximum characters of a prompt."""
+"""Maximum number of characters shown of a prompt."""
 
 
 def plan_lines(plan: DryRun) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _too_long(plan: DryRun) -> Iterator[str]:
     if plan.mode != "serve" or most is None:
         return
     policy = None if plan.measured is None else plan.measured.roles["policy"]
-    if policy is not None and plan.measured is not None:  # the last call of a rollout is longer than its mean call
+    if policy is not None and plan.measured is not None:  # a rollout's last call is longer than its mean call
         size = (policy.prompt_tokens + policy.completion_tokens) / max(1.0, plan.measured.turns)
         what = f"rollouts have {size:.0f} tokens and more"
     else:

@@ -1,7 +1,7 @@
-"""`hermes-rl play`: run one rollout and show it in progress; a person may replace the model. Nothing is recorded.
+"""`hermes-rl play`: run one rollout and show it live; a person may replace the model. Nothing is recorded.
 
-The rollout runs with the same runner as in a run. A wrapper around the policy shows each message before it passes the
-request on, so that a person sees exactly the model's input.
+The same runner as in a run runs the rollout. A wrapper around the policy shows each message before it passes on the
+request, so that a person sees exactly the model's input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HELP = """You are the model. A line is your answer, which ends the rollout unles
   /NAME {"argument": …}   call a tool; several of these lines, then an empty one, call several at once
   /tools                  see the tools        Ctrl-D  end"""
 LONGEST = 4_000
-"""Maximum characters of a message."""
+"""Maximum number of characters shown of a message."""
 NOBODY = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "you"}'
 """Placeholder for the policy if the spec names none and a person replies."""
 
@@ -91,7 +91,10 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
 
 
 class _OneRollout(RolloutRunner):
-    """Runs once, and shows the messages; `shell` opens the sandbox before the rewards look at it."""
+    """Runner of a single attempt that shows its messages.
+
+    With `shell`, a person may run commands in the sandbox before the rewards grade it.
+    """
 
     def __init__(self, compiled: CompiledSpec, policy: ChatServer, split: Split, *, shell: bool) -> None:
         super().__init__(compiled, split=split, policy=_Shown(policy), replays=0)
@@ -106,7 +109,7 @@ class _OneRollout(RolloutRunner):
 
 
 class _Shown:
-    """Shows new messages of a conversation, before each call of the policy and after its reply."""
+    """Wrapper of the policy that shows new messages of the conversation before each call and the reply after it."""
 
     def __init__(self, policy: ChatServer) -> None:
         self._policy, self._seen, self._turn = policy, 0, 0
@@ -124,7 +127,7 @@ class _Shown:
         await self._policy.close()
 
     def show_new(self, messages: Sequence[Message]) -> None:
-        """Show the messages that were not shown before."""
+        """Show the messages that were not shown yet."""
         for message in messages[self._seen :]:
             show(_message(message, self._turn))
         self._seen = max(self._seen, len(messages))
@@ -142,7 +145,7 @@ class Person:
         self._asked = True
         message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
         finish = "tool_calls" if message.get("tool_calls") else "stop"
-        # The time that a person takes to think is not working time of the agent.
+        # Report no duration: a person's thinking time does not count as the agent's working time.
         return ChatReply(message, finish, {}, "you", CALLABLE, timing=Timing())
 
     async def close(self) -> None:
@@ -184,7 +187,7 @@ def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _line(prompt: str) -> str | None:
-    """Return the line that a person types, and None at the end of the input."""
+    """Return the line that a person types, or None at the end of the input."""
     try:
         return input(prompt).strip()
     except EOFError:

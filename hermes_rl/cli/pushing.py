@@ -1,4 +1,4 @@
-"""`hermes-rl push`: print its messages; the selection and the upload belong to `hermes_rl.reading.push`."""
+"""`hermes-rl push`: publish a run and print messages; `hermes_rl.reading.push` selects and uploads the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hermes-rl render`: print exactly the first input of the model, for a row of a spec; no model is called."""
+"""`hermes-rl render`: print the model's exact first input for a row of a spec; no model is called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RenderRequest:
 
 
 def render_spec(request: RenderRequest) -> int:
-    """Render a row's first request; return the exit status."""
+    """Print the first request for a row; return the exit status."""
     load = partial(request.options.load, request.spec, demo=request.demo)
     spec = load()
     if "policy" not in spec.servers:

@@ -1,6 +1,6 @@
-"""Resolve a SPEC that is a repository: its commit, its content, and the permission to run it here.
+"""Resolve a SPEC that is a repository: fetch its commit, show its content, and ask for permission to run it.
 
-The location and the stored data of content belong to `hermes_rl.repositories`.
+`hermes_rl.repositories` owns fetching, and the list of accepted contents.
 """
 
 from __future__ import annotations
@@ -23,17 +23,23 @@ from hermes_rl.spec.load import repository_of, spec_of
 from hermes_rl.visible import counted, visible
 
 SHOWN = 60
-"""Maximum files listed by name."""
+"""Maximum number of files listed by name."""
 _READ = (".py", ".yaml", ".yml", ".sh")
 """Suffixes of files that decide which code runs; they are listed first."""
 
 
 def at_hand(source: str, *, trust: bool) -> str:
-    """Return the spec that an argument names; for a repository with its current commit.
+    """Return the spec that an argument names; for a repository, with the commit of its revision.
 
-    A repository is fetched if it is not here yet. Its files are shown and must be accepted before any code of it runs,
-    once for each content; `trust` accepts without asking. Raises `UserError` if a repository is not available, has no
-    spec, or is not accepted.
+    A commit that is not available locally is fetched. Before its code may run, the user is shown its files and must
+    accept them, once for each content.
+
+    Args:
+        source: the argument.
+        trust: accept the content without asking.
+
+    Raises:
+        UserError: the repository is not available, has no spec, or is not accepted.
     """
     address = repository_of(source)
     if address is None:
@@ -57,14 +63,14 @@ def at_hand(source: str, *, trust: bool) -> str:
 
 
 def agree_to_grade(path: Path, *, trust: bool) -> None:
-    """Ask before running code that the spec of a run directory names, unless this user has made or accepted that
-    content.
+    """Ask for permission to run the code of a run directory's spec, unless this user has created or accepted it.
 
-    Raises `UserError` if it is not accepted.
+    Raises:
+        UserError: the user does not accept it.
     """
     run = RunDirectory(path)
     if not (path / "spec.yaml").exists():
-        return  # there is no run, which the command reports
+        return  # there is no run; the command reports that
     digest = run.code_digest()
     if is_trusted(digest):
         return
@@ -84,9 +90,7 @@ def code_of(spec: str) -> list[str]:
 
 
 def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
-    """Yield the description of a repository's content: first the files that decide which code runs, and files next to
-    the spec.
-    """
+    """Yield the lines that describe a repository's content; files that decide which code runs come first."""
     yield f"{fetch.address}"
     yield f"  content: sha256 {fetch.digest}"
     files = sorted(files_of(fetch.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))

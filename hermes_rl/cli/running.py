@@ -1,4 +1,4 @@
-"""`hermes-rl run`: convert the command line to the options of a run, and its result to text."""
+"""`hermes-rl run` and `regrade`: convert the command line to the options of a run, and the result to text."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RunRequest:
 
 
 def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
-    """Return the specs of `hermes-rl run` and the mode, the last argument; raises UserError if one is missing."""
+    """Return the specs of `hermes-rl run` and the mode, its last argument; raise UserError if one is missing."""
     *specs, last = words or [""]
     modes: tuple[Mode, ...] = get_args(Mode)
     named: list[Mode] = [mode for word in words for mode in modes if word == mode]
@@ -139,7 +139,7 @@ def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
 
 @contextmanager
 def logged(say: Callable[[str], None], *, verbose: bool) -> Iterator[None]:
-    """Show the log records of hermes_rl: warnings always, and with `verbose` everything from INFO on."""
+    """Show log records of hermes_rl within the block: warnings, and with `verbose` everything from INFO on."""
     handler = _Saying(say, logging.INFO if verbose else logging.WARNING)
     if verbose:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -164,18 +164,22 @@ class _Saying(logging.Handler):
 
 
 def load_for(request: RunRequest) -> Spec:
-    """Load the spec of a request, with a policy. Raises UserError, SpecError."""
+    """Load the spec of a request, with a policy.
+
+    Raises:
+        SpecError: the spec is wrong.
+        UserError: there is no policy, or an option is wrong.
+    """
     require_effect(request.options.flags, request.mode)
     load = partial(request.options.load, request.spec, demo=request.demo, mode=request.mode)
     return with_policy(load, request.options.environ())
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine like asyncio.run, and end it on Ctrl-C or SIGTERM: work in flight is released before the process
-    ends.
+    """Run a coroutine as asyncio.run does, and return its result; on Ctrl-C or SIGTERM release its work before exiting.
 
-    A second signal ends the process immediately. That loses no more: every line of a file is written completely or
-    removed later, and sandboxes end with their parent.
+    A second signal ends the process immediately. That loses no more data: every record of a file is written completely
+    or removed later, and sandboxes end with their parent process.
     """
 
     async def guarded() -> T:
@@ -196,14 +200,14 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             loop.call_soon_threadsafe(task.cancel)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)  # the loop's handlers are removed when it closes, before the final messages
+            signal.signal(number, end)  # closing the loop removes its handlers before the final messages are printed
         return await work
 
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # everything is done except the final messages
+            signal.signal(number, signal.SIG_IGN)  # only the final messages remain
         raise KeyboardInterrupt from None
 
 
@@ -248,7 +252,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return the result for people: the mean with its interval, then the other values."""
+    """Return the lines that show the result: the mean with its interval, then the other metrics."""
     metrics = evaluation.metrics
     between = "" if evaluation.interval is None else ", 95 % interval {:.4f} to {:.4f}".format(*evaluation.interval)
     lines = [f"mean reward {metrics['eval/mean_reward']:.4f}{between}"]
@@ -282,7 +286,7 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
-    """Print the total cost of the record, if it is known, the paths of the files, and how to view them."""
+    """Print the run's known cost, advice if most rollouts stopped early, the run directory, and the next command."""
     used = directory.described().get("usage") or {}
     for text in cost_lines({role: Usage.of(counts) for role, counts in used.items()}):
         echo(text)
@@ -313,13 +317,14 @@ WAYS_ON = {
     Ending.JUDGE_FAILURE: "see run.log, and ask the judge's server by hand",
     Ending.ROW_FAILURE: "correct the rows; hermes-rl validate SPEC and render SPEC show what they give",
 }
-"""Suggestions if most rollouts have this stop reason."""
+"""Advice by stop reason, for runs in which most rollouts have it."""
 
 
 def most_ended_with(endings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the stop reason of most rollouts and a suggestion, as a message; empty if that is not a problem.
+    """Return a message with the stop reason of most rollouts and advice, or "" if that stop reason is not a problem.
 
-    `endings` is the entry of run.json.
+    Args:
+        endings: the entry of run.json.
     """
     counts = Counter({Ending(name): entry["count"] for name, entry in endings.items() if name in set(Ending)})
     if not counts:

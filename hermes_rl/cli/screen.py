@@ -23,26 +23,30 @@ from hermes_rl.servers.usage import Usage
 from hermes_rl.visible import counted, visible
 
 WIDE = 1_000
-"""Columns for output without an edge: a pipe or a file."""
+"""Width in columns of output that has no edge: a pipe or a file."""
 GOOD, BAD, DIM, HEAD = "green", "red", "dim", "bold"
 """Styles."""
 
 
 def safe(text: object, style: str = "") -> Text:
-    """Return any text so that a terminal only displays it, tabs as spaces."""
+    """Return any text in a form that a terminal only displays, with tabs as spaces."""
     return Text(visible(str(text)).expandtabs(4), style=style)
 
 
 def short(text: object) -> Text:
-    """Return any text as `safe` does, on one line that ends where its column does."""
+    """Return any text as `safe` does, on one line that is cut at the end of its column."""
     made = safe(text)
     made.no_wrap, made.overflow = True, "ellipsis"
     return made
 
 
 def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
-    """Return an empty table without frames; columns in `right` hold numbers; they and the columns in `whole` are not
-    cut.
+    """Return an empty table without frames.
+
+    Args:
+        columns: the headings.
+        right: columns of numbers, which are aligned to the right and never cut.
+        whole: other columns that are never cut.
     """
     numbers, unbroken = set(right), {*right, *whole}
     new = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
@@ -52,7 +56,7 @@ def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -
 
 
 def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
-    """Print texts and tables to stdout; with `pager`, output longer than the terminal goes through the user's."""
+    """Print texts and tables to stdout; with `pager`, show output longer than the terminal in the user's pager."""
     terminal = sys.stdout.isatty()
     console = Console(
         width=None if terminal else WIDE, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
@@ -70,8 +74,9 @@ def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
 
 
 def show_exactly(text: str, *, pager: bool = False) -> None:
-    """Print a text, in a pipe or a file character by character, except characters that a terminal would interpret
-    (`visible`).
+    """Print a text; characters that a terminal would interpret are escaped as in `visible`.
+
+    A pipe or a file gets all other characters unchanged.
     """
     if sys.stdout.isatty():
         show([safe(text)], pager=pager)
@@ -101,7 +106,7 @@ def dollars_by_role(costs: Mapping[str, float]) -> str:
 
 
 def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
-    """Yield what a run has cost, and which calls have no known cost; nothing if no call has one."""
+    """Yield lines with a run's known cost and the number of unpriced calls; none if no call has a price."""
     known = {role: used.known_cost for role, used in usage.items() if used.calls > used.unpriced}
     if not known:
         return
@@ -115,8 +120,8 @@ def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
 def _paged(text: str) -> bool:
     """Show a text in the pager that `PAGER` names, else in `less`; return False if there is none."""
     command = shlex.split(os.environ.get("PAGER", "less")) or ["cat"]
-    environ = {"LESS": "FRX", **os.environ}  # as git does: colours, and no pager for output that fits on the screen
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it is open
+    environ = {"LESS": "FRX", **os.environ}  # as git does: keep colours, and quit if the output fits on the screen
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pager handles Ctrl-C while it is open
     try:
         with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
             try:

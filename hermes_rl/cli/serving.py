@@ -37,7 +37,7 @@ def serve_rollouts(
     raise_descriptor_limit()
     without_advice()
     environ = options.environ()
-    options.overrides()  # errors in them are reported once, and not for each spec
+    options.overrides()  # report errors in them once, not once per spec
     named = load_each(specs, partial(options.load, demo=demo, mode="serve"))
     if problems := [*named.problems, *alike_names(named.specs)]:
         raise SpecError(problems)

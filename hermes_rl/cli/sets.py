@@ -1,6 +1,6 @@
-"""`hermes-rl run SET evaluate`: evaluate every combination of a set as a separate run, and print one table of them.
+"""`hermes-rl run SET evaluate`: evaluate every combination of a set as a separate run, and print a table of all.
 
-The definition of a set belongs to `hermes_rl.spec.sets`, the content of its table to `hermes_rl.reading.sets`.
+`hermes_rl.spec.sets` defines sets, and `hermes_rl.reading.sets` computes the table.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from hermes_rl.threads import rare_full_collections
 from hermes_rl.visible import counted
 
 SHOWN = 30
-"""Maximum values of a column in the table; set.json has all."""
+"""Maximum number of values of a column that its table lists; set.json has all."""
 
 # ------------------------------------------------------------------------------------- Running the combinations
 
 
 @dataclass
 class _Run:
-    """A combination with its spec; `problem` is why it does not count, None if it is complete."""
+    """A combination with its spec; `problem` is the reason why it is not complete, or None if it is."""
 
     combination: Combination
     spec: Spec
@@ -102,7 +102,7 @@ def run_set(request: RunRequest) -> int:
 
 
 def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
-    """Return the specs of all combinations; raises SpecError with all their errors."""
+    """Return the runs of all combinations with their specs; raise SpecError with all errors of the specs."""
     changes = request.options.overrides()
     runs: list[_Run] = []
     problems: list[Problem] = []
@@ -162,15 +162,13 @@ def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress
 
 
 def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
-    """Run the remaining rollouts of a run, and record in it how that ended; an error of one run does not affect
-    others.
-    """
+    """Run the remaining rollouts of a run and set its `problem`; an error of one run does not affect the others."""
     label = run.combination.label
     progress = progress_of(f"{label} · evaluate", quiet=request.quiet)
     launch = _launch(run, request, environ, progress)
 
     async def evaluated() -> Evaluation | None:
-        # A complete run needs no server: it may be gone by now. The run itself repeats its notes.
+        # A complete run needs no server, which may have stopped by now. The run itself repeats its notes.
         unheard = replace(launch, progress=Progress(StringIO()))
         if (run.path / "metrics.json").is_file() and await nothing_left(run.spec, unheard):
             return None

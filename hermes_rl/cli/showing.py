@@ -1,4 +1,4 @@
-"""`hermes-rl show`: show a run, or one of its rollouts, in the terminal; reading belongs to `hermes_rl.reading`."""
+"""`hermes-rl show`: show a run, or one of its rollouts, in the terminal; `hermes_rl.reading` reads the run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from hermes_rl.values import read_json
 from hermes_rl.visible import counted
 
 LONGEST = 2_000
-"""Maximum characters of a text without --full."""
+"""Maximum number of characters shown of a text without --full."""
 ANSWERS = 4
-"""Maximum replies of one conversation of a program without --full."""
+"""Maximum number of replies shown of one conversation of a program without --full."""
 NOTE = "yellow"
 TOOL = "cyan"
 
@@ -80,7 +80,7 @@ def show_run(request: ShowRequest) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------------------------------ A run as a whole
+# ------------------------------------------------------------------------------------------------ Showing a run
 
 
 def _show_run(record: RunRecord, request: ShowRequest) -> int:
@@ -434,7 +434,7 @@ def _arguments(arguments: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the start and the end of a text that is too long, as the important part is often at its end."""
+    """Return a text, cut in the middle if it is longer than `most`, since its end often has the important part."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -475,7 +475,7 @@ def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
 def message_parts(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, missing: str | None = None
 ) -> Iterator[RenderableType]:
-    """Yield messages and tools in the form for a chat server."""
+    """Yield messages and tools in the format for a chat server."""
     if missing:
         yield safe(f"as messages, because there is no text of it: {missing}", NOTE)
     for message in messages:

@@ -17,7 +17,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 
 
 def start(name: str, kind: str, parent: Path) -> list[str]:
-    """Make the directory `name` with the files of this kind and return the messages to print; raises UserError."""
+    """Create the directory `name` in `parent` with the starter files of a kind, and return the messages to print.
+
+    Raises:
+        UserError: the name is invalid, or the directory exists or cannot be written.
+    """
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name: use small letters, digits, - and _, at most 60, such as my-environment")
     folder = parent / name

@@ -1,6 +1,6 @@
-"""Handle standard streams that are closed, full, or without a reader: no command stops halfway because of them.
+"""Handle standard streams that are closed, full, or without a reader, so that no command stops halfway.
 
-Log records without a handler, which Python prints as they are, are made safe for a terminal here too.
+The module also escapes log records without a handler, which Python would print to the terminal unescaped.
 
 A closed descriptor is opened on /dev/null before anything else is opened, so that no file of a run gets its number and
 then the printed output. A stream that can no longer be written to is replaced by /dev/null, for child processes too.
@@ -18,11 +18,11 @@ from typing import Any
 from hermes_rl.visible import visible
 
 KEPT = frozenset({"run", "regrade", "rollouts", "openenv", "view", "push", "init"})
-"""Commands whose results are not their output, so that they are complete without it."""
+"""Commands whose results are not their output, so that they do not fail if the output cannot be printed."""
 
 
 class Output:
-    """Standard output or error; otherwise like the stream that it wraps. `lost` is the reason if text was lost."""
+    """Wrapper of standard output or error that survives failed writes; `lost` is the reason if text was lost."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -62,12 +62,12 @@ def prepare() -> tuple[Output, Output]:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free descriptor, this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a locale without such a character ends no command
+            stream.reconfigure(errors="replace")  # a character that the locale lacks must not end a command
     sys.stdout, sys.stderr = output, errors = Output(sys.stdout), Output(sys.stderr)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Visible())
@@ -75,7 +75,7 @@ def prepare() -> tuple[Output, Output]:
 
 
 def final_status(status: int, command: str, output: Output) -> int:
-    """Return the exit status of a command, after its output, and report output that could not be printed."""
+    """Flush the output, report text that could not be printed, and return the command's exit status."""
     output.flush()
     if output.lost is None:
         return status

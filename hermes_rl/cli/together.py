@@ -73,7 +73,7 @@ def noted(problems: list[Problem], place: str) -> Iterator[None]:
 
 
 def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
-    """Return the specs that have the name of an earlier one."""
+    """Return a problem for each spec that has the name of an earlier one."""
     return [
         Problem(
             sources[-1],
@@ -102,7 +102,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
 
     problems += _wrong(served, [launch(named, Progress(StringIO())) for named in served], out)
     if problems:
-        raise SpecError(dict.fromkeys(problems))  # each spec repeats the errors of the command line
+        raise SpecError(dict.fromkeys(problems))  # without duplicates: each spec repeats errors of the command line
     if request.dry:
         for named in served:
             show([heading(named.spec.name)])
@@ -143,11 +143,11 @@ def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], 
     return 1 if early else 0
 
 
-# ---------------------------------------------------------------------------------- checks before the start
+# ---------------------------------------------------------------------------------- Checks before the start
 
 
 def _require_several(specs: Sequence[str], request: RunRequest) -> None:
-    """Refuse options for one spec alone."""
+    """Raise `UserError` if the request does not serve several specs, or has options for a single spec."""
     if len(specs) == 1:
         raise UserError("--weight is about several specs that feed one trainer: name them, hermes-rl run A B serve")
     if request.mode != "serve":
@@ -199,7 +199,7 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
 
 
 def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | None) -> list[Problem]:
-    """Return the problems that prevent serving the specs, each by itself or together."""
+    """Return the problems that prevent serving the specs, individually or together."""
     from hermes_rl.env.serve import require_exact
 
     problems = list[Problem]()

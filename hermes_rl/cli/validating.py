@@ -23,7 +23,7 @@ from hermes_rl.spec.overrides import Overrides
 from hermes_rl.spec.sets import is_set, load_set
 from hermes_rl.spec.validate import in_order
 
-if TYPE_CHECKING:  # it loads everything that runs rollouts
+if TYPE_CHECKING:  # this module imports everything that runs rollouts
     from hermes_rl.runs.deep_checks import DeepFinding
 
 
@@ -35,11 +35,11 @@ class Verdict:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     tokens: str | None = None
-    """Expected number of sequences of a rollout, if the tokenizer is available locally."""
+    """Expected number of sequences of a rollout, as text, if the tokenizer is available locally."""
     programs: Sequence[str] = ()
     """Agent programs that run, their files, and the packages installed for them."""
     scores: dict[str, float | None] | None = None
-    """Mean score of each kind of answer, if answers were run."""
+    """Mean score of each kind of answer, if `--deep` ran answers."""
     rows: Mapping[str, Any] | None = None
     """Number of rows that were run or rendered with `--rows`, and the findings of `--deep` about them."""
     findings: list[DeepFinding] = field(default_factory=list)
@@ -57,12 +57,15 @@ def validate_specs(
     strict: bool = False,
     rows: RowCount | None = None,
 ) -> int:
-    """Check each spec and print the problems; return status 2 if there are any. Raises UserError for wrong options.
+    """Check each spec and print the problems; return the exit status, which is 2 if there are any.
 
     Args:
         deep: also run right and wrong answers.
-        strict: warnings are errors.
-        rows: how many rows are rendered, and run if `deep`; None: a sample.
+        strict: treat warnings as errors.
+        rows: the number of rows that are rendered and, if `deep`, run; None: a sample.
+
+    Raises:
+        UserError: an option is wrong.
     """
     overrides, environ = options.overrides(), options.environ()
     sets = [spec for spec in specs if is_set(spec)]
@@ -89,7 +92,7 @@ def validate_specs(
 
 
 def row_count(text: str | None) -> RowCount | None:
-    """Read `--rows`; raises UserError if it is neither a number above 0 nor `all`."""
+    """Return the value of `--rows`; raise UserError if it is neither a number above 0 nor `all`."""
     if text is None or text == "all":
         return "all" if text else None
     if not text.isdecimal() or not text.isascii() or int(text) == 0:
@@ -103,7 +106,7 @@ def judge(
     environ: Mapping[str, str] | None = None,
     rows: RowCount | None = None,
 ) -> Verdict:
-    """Load and check one spec; any error becomes a problem, not an exception."""
+    """Load and check one spec; return the verdict, in which errors are problems."""
     verdict = Verdict(source)
     try:
         draft, wrong = load_draft(source, overrides=overrides, environ=environ)
@@ -127,7 +130,7 @@ def judge(
     unsendable, unset = unset_variables(draft.spec, variables)
     problems += [*_unisolated(draft.spec), *refusals(draft.spec), *unsendable]
     verdict.problems = in_order([*wrong, *problems])
-    if not wrong:  # a warning may be about an omitted part
+    if not wrong:  # with errors, parts are omitted, about which warnings would be misleading
         try:
             verdict.tokens = foretold(draft.spec) if not problems else None
         except UserError as error:
@@ -140,7 +143,7 @@ def judge(
 def _unisolated(spec: Spec) -> list[Problem]:
     """Return the parts of a spec that would run without the isolation that they need."""
     if not spec.in_sandboxes and spec.sandbox.backend == "bubblewrap":
-        return []  # most specs load no module of sandboxes
+        return []  # most specs need no import of the sandbox modules
     from hermes_rl.sandbox.isolation import grading_problems, isolation_problems, training_problems
     from hermes_rl.spec.check_code import looking
 
@@ -157,7 +160,7 @@ def _program(spec: Spec, path: tuple[str, ...]) -> str:
 
 
 def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Verdict:
-    """Check each combination of a set; errors of several of them are reported once."""
+    """Check each combination of a set; report an error of several combinations once."""
     from hermes_rl.cli.sets import missing_of
 
     verdict = Verdict(source)
@@ -184,7 +187,7 @@ def _names_toolsets(spec: Spec) -> bool:
 
 
 def _known_tools(spec: Spec) -> tuple[Collection[str], Collection[str]]:
-    """Return the existing toolsets and distributions, if the spec names any: importing their tools takes long."""
+    """Return the names of existing toolsets and distributions; empty if the spec names none, to save imports."""
     if not _names_toolsets(spec):
         return (), ()
     from hermes_rl.tools.catalogue import DISTRIBUTIONS, known_toolsets
@@ -203,7 +206,7 @@ def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
 
 
 def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], rows: RowCount | None) -> None:
-    """Judge the rewards of a spec by running it; see `hermes_rl.runs.deep`."""
+    """Run right and wrong answers of a spec, and add the findings to the verdict; see `hermes_rl.runs.deep`."""
     import asyncio
 
     from hermes_rl.runs.deep import examine

@@ -196,6 +196,9 @@ def _message(value: Any) -> dict[str, Any]:
     kept = {key: each for key, each in message.items() if each is not None and (key != "tool_calls" or each)}
     if "content" not in kept and "tool_calls" not in kept:
         raise wrong("a message has `content`, or calls of tools")
+    for part in message.get("content") or () if isinstance(message.get("content"), list) else ():
+        if part.get("type") == "text" and not isinstance(part.get("text"), str):
+            raise wrong("a part of type text has `text`")
     if "tool_calls" in kept:
         kept["tool_calls"] = [_chat_call(call) for call in message["tool_calls"] or ()]
     return {"role": kept["role"], "content": None, **kept}

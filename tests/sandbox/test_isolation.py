@@ -191,7 +191,7 @@ async def test_nobody_locks_or_watches_files_that_others_use() -> None:
         pytest.skip("this machine has no overlays for users")
     async with create_sandbox(SandboxConfig()) as holding, create_sandbox(SandboxConfig()) as other:
         await holding.write_file("locks.py", LOCKS.encode())
-        began = f"python3 locks.py {SHARED} > said 2>&1 & until grep -q locked said; do sleep 0.02; done; cat said"
+        began = f"python3 locks.py {SHARED} > said 2>&1 & until grep -qs locked said; do sleep 0.02; done; cat said"
         assert (await holding.run(began)).output == "3 locked\n"
         # flock opens what it locks; env and passwd are read, and a folder is listed.
         uses = "flock -n $file true && cat $file > /dev/null && ls ${file%/*} > /dev/null || echo $file"

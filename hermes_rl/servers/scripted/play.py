@@ -246,7 +246,8 @@ def continuation(
     if scored is not None:
         choice["prompt_logprobs"] = [None, *(_invented_logprobs(token, scored) for token in prompt[1:])]
     count = {"prompt_tokens": len(prompt), "completion_tokens": len(continued[0])}
-    return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
+    answer = {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
+    return {**answer, "weight_version": "0"}  # scripts do not learn
 
 
 def _continued(

@@ -47,6 +47,6 @@ def test_rejection_sampling_keeps_one_right_rollout_of_a_group(tmp_path: Path, m
     assert 0 < len(rows) <= 12
     assert {row["score"] for row in rows} == {1.0}
     played = (path.parent / "rollouts.jsonl").read_bytes()
-    assert status([word.replace("process.best=1", "process.best=2") for word in words]) == 0
+    assert status([word.replace("process.keep_best=1", "process.keep_best=2") for word in words]) == 0
     assert len(path.read_text().splitlines()) > len(rows)
     assert (path.parent / "rollouts.jsonl").read_bytes() == played, "nothing is played again"

@@ -279,6 +279,19 @@ def init(
 
 
 @app.command()
+def migrate(
+    specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Paths of specs or of their folders.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; the status is 1 if there is something to change.")
+    ] = False,
+) -> None:
+    """Rewrite the keys of specs that have new names."""
+    from hermes_rl.cli import migrating
+
+    raise typer.Exit(migrating.migrate(specs, check=check))
+
+
+@app.command()
 def regrade(
     run_directory: RunArgument,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
@@ -468,7 +481,7 @@ def audit(
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
     success: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Score of a pass; default: A's evaluate.success.")
+        float | None, typer.Option(metavar="NUMBER", help="Score of a pass; default: A's evaluate.success_threshold.")
     ] = None,
     families: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")

@@ -299,7 +299,7 @@ def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
         "enabled_toolsets": list(toolsets.enabled),
         "disabled_toolsets": list(toolsets.disabled),
         "max_agent_turns": agent.max_turns,
-        "eval_by": list(spec.evaluate.by),
+        "eval_by": list(spec.evaluate.group_by),
         "agent_timeout": agent.timeout,
         "agent_task_timeout": agent.task_timeout,
         "agent_temperature": agent.temperature,

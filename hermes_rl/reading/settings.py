@@ -16,6 +16,7 @@ from hermes_rl.reading.record import RunRecord
 from hermes_rl.runs.line import problem_of_spec
 from hermes_rl.spec.nodes import SourceText, plain
 from hermes_rl.spec.reader import read_text
+from hermes_rl.spec.renamed import renamed
 
 EXPECTED = frozenset({"servers", "seed", "solution", "distill"})
 """Parts of the rollout definition that may differ without a warning: the policy and the random seed."""
@@ -36,7 +37,7 @@ class Contrast:
 def spec_of(record: RunRecord) -> dict[str, Any]:
     """Return the resolved spec of a run, with variables not expanded; raises UserError if it cannot be read."""
     node, problems = read_text(record.spec_text, SourceText(str(record.path / "spec.yaml"), Path(record.path)))
-    spec = plain(node) if node is not None and not problems else None
+    spec = plain(renamed(node)[0]) if node is not None and not problems else None
     if (problem := problem_of_spec(spec)) is not None:
         raise UserError(f"{record.path / 'spec.yaml'} cannot be read: {problems[0] if problems else f'it {problem}'}")
     assert isinstance(spec, dict)
@@ -51,7 +52,7 @@ def model_of(described: Mapping[str, Any]) -> str:
 
 def success_of(spec: Mapping[str, Any]) -> float:
     """Return the score from which a rollout passes."""
-    return float((spec.get("evaluate") or {}).get("success", 1.0))
+    return float((spec.get("evaluate") or {}).get("success_threshold", 1.0))
 
 
 def scoring_of(described: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +81,9 @@ def contrast(a: RunRecord, b: RunRecord) -> Contrast:
             warnings.append(f"{name} is {before.get(name)} in A and {after.get(name)} in B")
     warnings += [*_other_sampling(before, after), *_other_parts(before, after, *specs)]
     if success_of(specs[0]) != success_of(specs[1]):
-        warnings.append(f"evaluate.success is {success_of(specs[0]):g} in A and {success_of(specs[1]):g} in B")
+        warnings.append(
+            f"evaluate.success_threshold is {success_of(specs[0]):g} in A and {success_of(specs[1]):g} in B"
+        )
     return Contrast(tuple(refusals), tuple(warnings))
 
 

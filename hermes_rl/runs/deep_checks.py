@@ -232,12 +232,12 @@ def _rows(rollouts: Iterable[Rollout]) -> list[Row]:
 
 def fails(probe: Probe, rollout: Rollout) -> bool:
     """Return True if a rollout of the solution does not succeed. One that is compared with its own copies need not
-    reach `evaluate.success`."""
+    reach `evaluate.success_threshold`."""
     if rollout.score is None:
         return True
     if not gold_turns(probe.spec, rollout.key.row):
         return False  # this row has no solution
-    return not probe.has_group_rewards and rollout.score < probe.spec.evaluate.success
+    return not probe.has_group_rewards and rollout.score < probe.spec.evaluate.success_threshold
 
 
 def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
@@ -251,10 +251,11 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
     failed = [rollout for rollout in gold if fails(probe, rollout) and id(rollout) not in unheard]
     below = [rollout for rollout in failed if rollout.score is not None]
     everywhere = bool(below) and len(below) == sum(id(rollout) not in unheard for rollout in gold)
+    least = probe.spec.evaluate.success_threshold
     for rollout in failed[:NAMED]:
         findings.add(
             "gold_fails" if everywhere else "gold_fails_on_some_rows",
-            f"{_why(findings.name(rollout.key.row), rollout)}; `evaluate.success` is {probe.spec.evaluate.success:g}",
+            f"{_why(findings.name(rollout.key.row), rollout)}; `evaluate.success_threshold` is {least:g}",
             doubt=doubt,
         )
     if len(failed) > NAMED:
@@ -309,7 +310,7 @@ def _compare(findings: DeepFindings, scores: Mapping[str, float | None], doubt: 
     known = {kind: score for kind, score in scores.items() if score is not None}
     gold = known.get("gold")
     equal = len(known) > 1 and len({round(score, 9) for score in known.values()}) == 1
-    if equal and (gold is not None or min(known.values()) >= findings.spec.evaluate.success):
+    if equal and (gold is not None or min(known.values()) >= findings.spec.evaluate.success_threshold):
         text = f"every answer scores {next(iter(known.values())):g}, right or wrong: the reward is constant"
         findings.add("constant_score", text, doubt=doubt)
         return
@@ -385,7 +386,7 @@ def judge_blind(
     scored = {reward.name for reward in probe.judging}
     if any(reward.weighting.counts and reward.name not in scored for reward in probe.grader.rewards):
         return {}  # what models judge is a part of the score
-    success = probe.spec.evaluate.success
+    success = probe.spec.evaluate.success_threshold
     summary: dict[str, dict[str, float]] = {}
     passing: dict[str, list[Row]] = {}
     for index, (name, answer) in enumerate(answers.items()):
@@ -403,7 +404,7 @@ def _passes(
     findings: DeepFindings, probe: Probe, passing: Mapping[str, list[Row]], summary: Mapping[str, Mapping[str, float]]
 ) -> None:
     """Report the blind answer that passes on most rows, if these are half of them, and the score of an empty answer."""
-    success = probe.spec.evaluate.success
+    success = probe.spec.evaluate.success_threshold
     shipped = probe.spec.folder.is_relative_to(shipped_dir("specs"))
     doubt = "but the other seats are played by scripts here" if probe.seats else None
     for name, found in sorted(summary.items(), key=lambda each: -each[1]["passing"]):
@@ -411,7 +412,7 @@ def _passes(
         if not by_chance and (found["passing"] >= PASSING_SHARE or (shipped and found["mean"] >= PASSING_SHARE)):
             findings.add(
                 "blind_answers_pass",
-                f"the answer {name!r}, which solves nothing, passes (`evaluate.success`, {success:g}) on "
+                f"the answer {name!r}, which solves nothing, passes (`evaluate.success_threshold`, {success:g}) on "
                 f"{len(passing[name])} of {counted(int(found['rows']), 'row')} ({found['passing']:.0%}) and scores "
                 f"{found['mean']:.2f} on average; {findings.rows(passing[name])}",
                 doubt=doubt,

@@ -50,17 +50,19 @@ class EvaluatePlan:
         """Return the plan of the spec."""
         return cls(
             rollouts=spec.evaluate.rollouts,
-            success=spec.evaluate.success,
+            success=spec.evaluate.success_threshold,
             span=spec.score.clamp or (0.0, 1.0),
             generation_params=generation_params(spec, "evaluate"),
-            by=spec.evaluate.by,
+            by=spec.evaluate.group_by,
         )
 
     def values(self, row: Row) -> tuple[str, ...]:
         """Return the row's values in the columns `by`; raises UserError if it lacks one of them."""
         for column in self.by:
             if column not in row.columns:
-                raise UserError(f"evaluate.by: row {row.key} has no column `{column}`{choices(column, row.columns)}")
+                raise UserError(
+                    f"evaluate.group_by: row {row.key} has no column `{column}`{choices(column, row.columns)}"
+                )
         return tuple(str(row.columns[column]) for column in self.by)
 
 

@@ -100,7 +100,7 @@ def write_format(
 
     Returns each file with its number of rows, as a message.
     """
-    kind, best, least = section.format, section.best, section.min_score
+    kind, best, least = section.format, section.keep_best, section.min_score
 
     names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
 
@@ -126,8 +126,8 @@ def write_format(
         makers = [partial(sft_rows, tokens=known, min_score=least, best=best)]
         if least is best is None and len(scores) > 1:
             mixed = (
-                f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and `process.best` "
-                "leave out rollouts that a model should not learn from"
+                f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and "
+                "`process.keep_best` leave out rollouts that a model should not learn from"
             )
     else:
         makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]

@@ -180,6 +180,6 @@ _DESCRIPTION: Mapping[str, Check] = {
     "failed": _maybe(_object),
 }
 _SPEC: Mapping[str, Check] = {
-    "evaluate": _maybe(_with({}, {"success": _maybe(is_number), "agent": _maybe(_object)})),
+    "evaluate": _maybe(_with({}, {"success_threshold": _maybe(is_number), "agent": _maybe(_object)})),
     **dict.fromkeys(("endings", "rewards", "agent", "process", "serve", "servers", "dataset"), _maybe(_object)),
 }

@@ -77,10 +77,12 @@ def check_samples(
     `keys` are the rows' names in messages; default: their numbers, from 1. `failed` are places that were reported.
     """
     failed = set(failed)
-    for index, column in enumerate(spec.evaluate.by):
+    for index, column in enumerate(spec.evaluate.group_by):
         lacking = next((row for row in samples if column not in row), None)
         if lacking is not None:
-            findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
+            findings.problem(
+                ("evaluate", "group_by", index), f"there is no column `{column}`{choices(column, lacking)}"
+            )
     began = time.process_time()
     for number, row in enumerate(samples, start=1):
         if time.process_time() - began > SAMPLING_SECONDS:

@@ -24,8 +24,10 @@ DEEP_CHECKS: Mapping[str, DeepCheck] = {
     "reward_fails": DeepCheck("error", "a reward raises, exceeds its time limit, or gives no finite number"),
     "timeouts": DeepCheck("error", "answers ran out of time, so their scores show nothing"),
     "tests_skipped": DeepCheck("error", "every test of a row was skipped"),
-    "gold_fails": DeepCheck("error", "the solution scores below `evaluate.success` on every row"),
-    "gold_fails_on_some_rows": DeepCheck("warning", "the solution scores below `evaluate.success`, or has no score"),
+    "gold_fails": DeepCheck("error", "the solution scores below `evaluate.success_threshold` on every row"),
+    "gold_fails_on_some_rows": DeepCheck(
+        "warning", "the solution scores below `evaluate.success_threshold`, or has no score"
+    ),
     "constant_score": DeepCheck("error", "every answer has the same score"),
     "constant_reward": DeepCheck("warning", "a reward gave the same value to every answer"),
     "wrong_answer_scores": DeepCheck("error", "an empty answer, garbage or another row's solution scores like gold"),

@@ -17,6 +17,7 @@ from typing import Any
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import names_host_file
+from hermes_rl.spec.renamed import with_old_names
 from hermes_rl.spec.section import Section, is_template, thaw
 
 _TIMEOUTS = frozenset({"timeout", "tool_timeout", "lifetime"})
@@ -83,7 +84,8 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
             value = value.get(step) if isinstance(value, dict) else None
         return value
 
-    filled: dict[str, Any] = _filled(timeless, value_at, cache(_content))
+    # Runs that began before a key was renamed have the hash of its old name.
+    filled: dict[str, Any] = with_old_names(_filled(timeless, value_at, cache(_content)))
     return filled
 
 

@@ -109,7 +109,7 @@ OWNED: dict[str, Flag] = {
     "enabled_toolsets": Flag(("toolsets.enabled",), "list"),
     "disabled_toolsets": Flag(("toolsets.disabled",), "list"),
     "distribution": Flag(("toolsets.distribution",), "string"),
-    "eval_by": Flag(("evaluate.by",), "list"),
+    "eval_by": Flag(("evaluate.group_by",), "list"),
     "agent_timeout": Flag(("agent.timeout",), "number"),
     "agent_task_timeout": Flag(("agent.task_timeout",), "number"),
     "agent_max_tokens": Flag(("agent.max_tokens",), "integer"),

@@ -26,6 +26,7 @@ from hermes_rl.spec.origin import literal_secrets
 from hermes_rl.spec.paths import absolute, kind_of, leading_out
 from hermes_rl.spec.reader import check_templates
 from hermes_rl.spec.recipes import with_recipe
+from hermes_rl.spec.renamed import renamed
 from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
@@ -233,7 +234,10 @@ class _Loading:
 
     def validated(self, root: MappingNode) -> tuple[Validated, list[Problem]]:
         """Return what becomes of the tree after all passes, and the problems that the passes before the last told."""
-        root, problems = (root, []) if self.overrides is None else self.overrides.apply(root, self.mode)
+        tree, changes = renamed(root)
+        assert isinstance(tree, MappingNode)
+        root, problems = (tree, []) if self.overrides is None else self.overrides.apply(tree, self.mode)
+        problems += [change.problem for change in changes if self.confined]  # a run's own spec is read as it is
         root, unfit = with_recipe(root, None if self.repository is None else self.repository.folder)
         tree, misspelt = corrected(root)
         assert isinstance(tree, MappingNode)

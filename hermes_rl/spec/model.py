@@ -360,7 +360,7 @@ class Process(Section):
     min_score: float | None = Field(
         None, description="`format: sft`: rollouts with a lower score are left out; default: none is."
     )
-    best: int | None = Field(
+    keep_best: int | None = Field(
         None, ge=1, description="`format: sft`: at most so many rollouts of a group, those with the highest scores."
     )
 
@@ -375,8 +375,10 @@ class Evaluate(Section):
     agent: Late[AgentOverrides] = Field(
         AgentOverrides.model_construct(), description="What the agent does differently in evaluation."
     )
-    by: Seq[str] = Field((), description="Columns of the rows; metrics are also told for the rows of each value.")
-    success: float = Field(1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k.")
+    group_by: Seq[str] = Field((), description="Columns of the rows; metrics are also told for the rows of each value.")
+    success_threshold: float = Field(
+        1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k."
+    )
 
 
 class Budget(Section):

@@ -33,6 +33,7 @@ from hermes_rl.spec.nodes import (
     scalar,
 )
 from hermes_rl.spec.reader import read_text
+from hermes_rl.spec.renamed import current, renamed
 from hermes_rl.spec.rules import REAL_ONLY, SCRIPTED_ONLY
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
@@ -169,7 +170,8 @@ class Overrides(NamedTuple):
         problems: list[Problem] = []
         if self.earlier is not None:
             root, problems = self.earlier.apply(root, mode)
-        assignments = [*self.sets, *(assignment for use in self.flags for assignment in use.assignments(mode))]
+        sets = [_current(assignment, problems) for assignment in self.sets]
+        assignments = [*sets, *(assignment for use in self.flags for assignment in use.assignments(mode))]
         problems += _doubles(assignments)
         base = root
         for assignment in sorted(assignments, key=lambda assignment: len(assignment.path)):
@@ -263,6 +265,17 @@ def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
     if isinstance(node.value, str) or text in ("", "null", "None"):
         return node if isinstance(node.value, str) else replace(node, value=None)
     return replace(node, value=text)
+
+
+def _current(assignment: Assignment, problems: list[Problem]) -> Assignment:
+    """Return the assignment with the new names of its keys, each of which is a problem."""
+    path = current(assignment.path)
+    if path != assignment.path:
+        old, new = (".".join(map(str, steps)) for steps in (assignment.path, path))
+        problems.append(assignment.mark.problem(f"`{old}` is now `{new}`"))
+    node, changes = renamed(assignment.node, path)
+    problems += [change.key.problem(change.message) for change in changes]
+    return assignment._replace(path=path, node=node)
 
 
 def _doubles(assignments: list[Assignment]) -> list[Problem]:

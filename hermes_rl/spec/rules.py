@@ -720,7 +720,7 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
 
 def _process(data: dict[str, Any]) -> Iterator[Fault]:
     process = section(data.get("process"))
-    for key in ("min_score", "best"):
+    for key in ("min_score", "keep_best"):
         if process.get(key) is not None and process.get("format") != "sft":
             yield Fault(("process", key), f"`{key}` chooses rollouts for `format: sft` alone", at="key")
     if process.get("format") == "dpo" and process.get("group_size") == 1:

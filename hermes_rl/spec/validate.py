@@ -201,11 +201,8 @@ def _unknown_key(tree: MappingNode, path: NodePath, model: type[BaseModel]) -> P
     name = str(path[-1])
     if is_secret_key(name):
         return None
-    written, key, node = locate(tree, path)
+    written, key, _ = locate(tree, path)
     known = keys_at(model, written[:-1])
-    if name == "process" and "isolate" in known:
-        value = {False: "none", "reused": "reuse"}.get(plain(node), "process")
-        return key.problem(f"`process` is now `isolate`; write `isolate: {value}`")
     elsewhere = "" if model is not Spec or did_you_mean(name, known) else home_of(name)
     hint = elsewhere or choices(name, known)
     return key.problem(f"unknown key `{name}`{hint}")

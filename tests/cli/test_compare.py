@@ -116,7 +116,10 @@ def test_a_reward_that_counts_for_nothing_may_differ(tmp_path: Path, capsys: pyt
             {"parts": {"agent": "9"}, "spec": "agent: {temperature: 0.5, max_turns: 3}\n"},
             "agent.max_turns is not set in A and 3 in B",
         ),
-        ({"spec": "name: asking\nevaluate: {success: 0.5}\n"}, "evaluate.success is 1 in A and 0.5 in B"),
+        (
+            {"spec": "name: asking\nevaluate: {success_threshold: 0.5}\n"},
+            "evaluate.success_threshold is 1 in A and 0.5 in B",
+        ),
     ],
 )
 def test_other_settings_are_named(

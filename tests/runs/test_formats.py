@@ -76,7 +76,7 @@ async def test_supervised_rows_may_be_the_right_ones_alone(tmp_path: Path) -> No
     _, rows = await made("sft", tmp_path / "run", notes=notes)
     assert {row["score"] for row in rows} == {0, 1}
     assert any("scores are from 0 to 1" in note and "process.min_score" in note for note in notes)
-    for more in (", min_score: 1", ", best: 1", ", min_score: 0.5, best: 2"):
+    for more in (", min_score: 1", ", keep_best: 1", ", min_score: 0.5, keep_best: 2"):
         notes.clear()
         _, rows = await made("sft", tmp_path / "run", more, notes)
         assert [row["score"] for row in rows] == [1, 1]

@@ -36,7 +36,7 @@ agent: {max_turns: 4, max_tokens: 50, temperature: 1.0}
 rewards: {number: {fn: "code.py:number", range: [0, 1000]}, even: {fn: "code.py:even", weight: 0.5}}
 servers: {policy: {type: openai, base_url: URL, model: faulty, tokenizer: TOKENIZER, timeout: 0.5}}
 process: {groups: 200, group_size: 2, concurrency: 10}
-evaluate: {rollouts: 4, concurrency: 10, success: 5}
+evaluate: {rollouts: 4, concurrency: 10, success_threshold: 5}
 """
 CODE = '''
 def shout(text: str, times: int) -> str:

@@ -1,4 +1,4 @@
-"""`evaluate.by`: what an evaluation tells of the rows of each value of a column."""
+"""`evaluate.group_by`: what an evaluation tells of the rows of each value of a column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ prompt: {user: "{{ q }}"}
 solution: {turns: [{say: "{{ 1 if q == 'one' else 2 }}"}]}
 rewards: {right: {fn: exact_match, args: {target: "{{ answer }}"}}}
 servers: {policy: {type: scripted}}
-evaluate: {rollouts: 2, by: [COLUMNS]}
+evaluate: {rollouts: 2, group_by: [COLUMNS]}
 """
 
 

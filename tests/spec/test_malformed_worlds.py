@@ -167,15 +167,18 @@ CASES: dict[str, tuple[str, str]] = {
     **{
         f"the former key with {old}": (
             HEAD + f"state: {{python: world.py:World, ▶process: {old}}}\n",
-            f"`process` is now `isolate`; write `isolate: {new}`",
+            f"`state.process: {old}` is now `state.isolate: {new}`; `hermes-rl migrate ",
         )
         for old, new in (("true", "process"), ("false", "none"), ("reused", "reuse"))
     },
     "the former key of a reward": (
         HEAD + "rewards: {given: {fn: world.py:given, ▶process: false}}\n",
-        "write `isolate: none`",
+        "is now `rewards.given.isolate: none`",
     ),
-    "the former key of a tool": (HEAD + "tools: [{python: world.py:pick, ▶process: true}]\n", "`isolate: process`"),
+    "the former key of a tool": (
+        HEAD + "tools: [{python: world.py:pick, ▶process: true}]\n",
+        "`tools.0.isolate: process`",
+    ),
     "a state without its class": (HEAD + "▶state: {isolate: process}\n", "missing key `python`"),
     "a class that is not there": (HEAD + "state: {python: ▶world.py:Wrld, isolate: none}\n", "did you mean `World`?"),
     "a class that takes no row": (HEAD + "state: ▶world.py:Nothing\n", "takes the row"),

@@ -1,0 +1,63 @@
+"""`hermes-rl migrate`: write the new names of keys into specs; all else in the files stays as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.errors import SpecError, UserError
+from hermes_rl.others_files import read_regular
+from hermes_rl.spec.load import spec_in
+from hermes_rl.spec.nodes import Mark, SourceText
+from hermes_rl.spec.reader import LARGEST, read_text
+from hermes_rl.spec.renamed import OldName, renamed
+
+_LINES = re.compile("(\r\n|[\r\n\x85\u2028\u2029])")
+"""What YAML takes for the end of a line."""
+
+
+def migrate(specs: Iterable[str], *, check: bool) -> int:
+    """Rewrite specs, or only print what would change; return the exit status, 1 if a checked spec has old names."""
+    found = False
+    for name in specs:
+        path = spec_in(Path(name)) if Path(name).is_dir() else Path(name)
+        try:
+            data = read_regular(path, LARGEST)
+            text, changes = migrated(data.decode("utf-8"), SourceText(str(path), path.resolve().parent))
+            if changes and not check:
+                path.write_bytes(text.encode("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be rewritten: {error}") from None
+        for change in changes:
+            echo(f"{path}:{change.key.line}:{change.key.column}: {change.message}")
+        if not changes:
+            echo(f"{path}: all names are current")
+        found = found or bool(changes)
+    return int(found and check)
+
+
+def migrated(text: str, source: SourceText) -> tuple[str, list[OldName]]:
+    """Return the text of a spec with the new names, and the changes; raises SpecError if it cannot be changed."""
+    start = "\ufeff" if text.startswith("\ufeff") else ""
+    text = text.removeprefix(start)
+    root, problems = read_text(text, source)
+    if root is None or problems:
+        raise SpecError(problems or [Mark(source, 1, 1).problem("the file is empty")])
+    _, changes = renamed(root)
+    problems = [change.problem for change in changes if change.is_double]
+    lines = _LINES.split(text)[::2]
+    ends = [*_LINES.findall(text), ""]
+    # An alias is at several paths of the tree and once in the text. From the end, so that columns stay.
+    edits = {(mark.line, mark.column): (mark, old, new) for change in changes for mark, old, new in change.edits}
+    for (number, column), (mark, old, new) in sorted(edits.items(), reverse=True):
+        line = lines[number - 1]
+        written = re.compile(rf"([\"']?){re.escape(old)}\1").match(line, column - 1)
+        if written is None:
+            problems.append(mark.problem(f"write `{new}` here by hand: `{old}` is not written as one plain word"))
+            continue
+        lines[number - 1] = f"{line[: column - 1]}{written[1]}{new}{written[1]}{line[written.end() :]}"
+    if problems:
+        raise SpecError(problems)
+    return start + "".join(map("".join, zip(lines, ends, strict=True))), changes

@@ -1,0 +1,87 @@
+"""`hermes-rl migrate` writes new names and leaves everything else in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.cli.main import status
+from hermes_rl.spec import load_spec
+
+OLD = """\
+# evaluate.success stays in a comment
+dataset: {items: [{q: a, success: 1}], eval: only}   # rows keep their columns
+prompt: {user: "{{ q }}"}
+rewards:
+  given: {fn: exact_match, process:   false, args: {target: success}}  # aligned
+evaluate:
+    "success": 0.5        # quoted
+    by:
+    - q
+"""
+NEW = OLD.replace('"success": 0.5', '"success_threshold": 0.5').replace("    by:", "    group_by:")
+NEW = NEW.replace("process:   false", "isolate:   none")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(OLD)
+    return path
+
+
+def test_migrate_keeps_comments_and_layout(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["migrate", str(spec)]) == 0
+    assert spec.read_text() == NEW
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"{spec}:5:28: `rewards.given.process: false` is now `rewards.given.isolate: none`",
+        f"{spec}:7:5: `evaluate.success` is now `evaluate.success_threshold`",
+        f"{spec}:8:5: `evaluate.by` is now `evaluate.group_by`",
+    ]
+    assert load_spec(spec).evaluate.group_by == ("q",)
+
+
+def test_migrate_leaves_current_specs_unchanged(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(NEW)
+    assert status(["migrate", str(spec.parent)]) == 0
+    assert spec.read_text() == NEW
+    assert capsys.readouterr().out == f"{spec}: all names are current\n"
+
+
+def test_check_reports_and_changes_nothing(spec: Path) -> None:
+    assert status(["migrate", "--check", str(spec)]) == 1
+    assert spec.read_text() == OLD
+    spec.write_text(NEW)
+    assert status(["migrate", "--check", str(spec)]) == 0
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+def test_migrate_keeps_line_ends_and_byte_order_mark(spec: Path, end: str) -> None:
+    spec.write_bytes(("\ufeff" + OLD.replace("\n", end)).encode())
+    assert status(["migrate", str(spec)]) == 0
+    assert spec.read_bytes() == ("\ufeff" + NEW.replace("\n", end)).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("evaluate: {by: [q], group_by: [q]}\n", ":1:12: `evaluate.by` is now `evaluate.group_by`; both are here"),
+        ('evaluate: {"b\\x79": [q]}\n', ":1:12: write `group_by` here by hand"),
+        ("evaluate: {by: [q]\n", ":2:1: "),
+        ("", ":1:1: the file is empty"),
+    ],
+)
+def test_migrate_changes_nothing_that_it_cannot_rewrite(
+    spec: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec.write_text(text)
+    assert status(["migrate", str(spec)]) == 2
+    assert spec.read_text() == text
+    assert f"{spec}{message}" in capsys.readouterr().err
+
+
+def test_migrate_needs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["migrate", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml: cannot be rewritten: " in capsys.readouterr().err

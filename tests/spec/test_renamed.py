@@ -1,0 +1,149 @@
+"""Old names of keys: refused with the new name, translated in stored specs, kept in fingerprints."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import SpecError
+from hermes_rl.spec import load_spec, parse_spec
+from hermes_rl.spec.fingerprint import fingerprint
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.spec.renamed import KEYS, VALUES, current
+from hermes_rl.spec.section import keys_at, types_at
+
+BASE = "dataset: {items: [{q: a, by: c}]}\nprompt: {user: '{{ q }}'}\n"
+CODE = '''
+class World:
+    over = False
+
+    def __init__(self, item): ...
+
+    def between(self): ...
+
+    def edit(self, text: str) -> str: ...
+
+
+def look(where: str) -> str:
+    """Look.
+
+    Args:
+        where: place
+    """
+'''
+
+
+def paths_of(key: str) -> list[NodePath]:
+    """Return the paths that a key of the table may mean: each `*` is an item of a list or an entry of a mapping."""
+    steps: list[tuple[str | int, ...]] = [(0, "name") if step == "*" else (step,) for step in key.split(".")]
+    return list(product(*steps))
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(SpecError) as failed:
+        parse_spec(text)
+    return str(failed.value).splitlines()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_new_name_is_a_key_of_the_spec_and_old_name_is_not(key: str) -> None:
+    known = [keys for path in paths_of(key) if (keys := keys_at(Spec, path[:-1]))]
+    assert known
+    for keys in known:
+        assert KEYS[key] in keys
+        assert key.rpartition(".")[2] not in keys
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_new_values_are_possible_and_old_values_are_not(key: str) -> None:
+    types = str([kind for path in paths_of(key) for kind in types_at(Spec, path)])
+    for old, new in VALUES[key].items():
+        assert repr(new) in types
+        assert repr(old) not in types
+
+
+def test_old_key_is_an_error_with_the_new_one() -> None:
+    (problem,) = problems_of(BASE + "evaluate: {rollouts: 2, success: 0.5}\n")
+    assert problem == (
+        "<text>:3:25: `evaluate.success` is now `evaluate.success_threshold`; "
+        "`hermes-rl migrate <text>` rewrites the file"
+    )
+
+
+def test_old_key_beside_the_new_one_is_one_error() -> None:
+    (problem,) = problems_of(BASE + "evaluate: {success: 0.5, success_threshold: 1}\n")
+    assert problem.startswith("<text>:3:12: ") and problem.endswith("; both are here: remove one")
+
+
+def test_column_with_the_name_of_an_old_key_stays() -> None:
+    assert parse_spec(BASE + "evaluate: {group_by: [by]}\n").evaluate.group_by == ("by",)
+
+
+def test_old_key_of_a_parent_is_an_error_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text(BASE + "process: {format: sft, best: 2}\n")
+    (tmp_path / "child.yaml").write_text("extends: parent.yaml\nprocess: {keep_best: 1}\n")
+    with pytest.raises(SpecError, match=r"parent\.yaml:3:24: `process\.best` is now `process\.keep_best`"):
+        load_spec(tmp_path / "child.yaml")
+
+
+@pytest.mark.parametrize("option", ["evaluate.by=[q]", "evaluate={by: [q]}"])
+def test_old_key_of_an_option_is_an_error_with_the_new_one(option: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(BASE)
+    with pytest.raises(SpecError, match=r"^--set [^:]*: `evaluate\.by` is now `evaluate\.group_by`$"):
+        load_spec(tmp_path / "spec.yaml", overrides=parse_extra_args([], [option]))
+
+
+def test_stored_spec_with_old_keys_is_read_as_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(CODE)
+    old = "state: {python: world.py:World, process: reused}\nevaluate: {by: [q], success: 0.5}\n"
+    new = "state: {python: world.py:World, isolate: reuse}\nevaluate: {group_by: [q], success_threshold: 0.5}\n"
+    (tmp_path / "spec.yaml").write_text(BASE + old)
+    stored = load_spec(tmp_path / "spec.yaml", resolved=True)
+    assert stored == parse_spec(BASE + new, folder=tmp_path).model_copy(update={"name": "spec"})
+    assert "success_threshold" in stored.resolved()["evaluate"]
+
+
+def test_path_in_the_new_names_is_unchanged() -> None:
+    assert current(("evaluate", "group_by", 0)) == ("evaluate", "group_by", 0)
+
+
+# Written with the old keys, these specs had these fingerprints at commit 9de8fa2a.
+SERVERS = """
+servers:
+  policy: {type: scripted, deviate: 0.25}
+  user: {type: scripted}
+  old: [{type: scripted, deviate: 0.5}]
+"""
+HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: '{{ q }}'}" + SERVERS
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "toolsets: {enabled: [web], canned: {web_search: nothing}}\n"
+            'tools: [{python: "world.py:*", marked: offered, outside: true, ends: [look]}]\n'
+            'state: {python: "world.py:World", over: over, between: between}\n'
+            "user: {opens: true, says: [a, {say: b, min_reward: 1}]}\n"
+            "rewards: {exact_match: {args: {target: a}, steps: last}}\n",
+            "4e9922af",
+        ),
+        (
+            'state: {python: "world.py:World", isolate: reuse}\n'
+            'user: {edit: edit, opens: true, tools: [{python: "world.py:*", marked: offered, outside: true}]}\n',
+            "b747b595",
+        ),
+        (
+            'agents: {a: {hears: "{{ seat }}: {{ text }}"}, b: {rivals: [old], choose: latest, train: false}}\n'
+            "play: alternate\n",
+            "e13db1c1",
+        ),
+    ],
+)
+def test_fingerprint_is_that_of_the_old_names(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(CODE)
+    assert fingerprint(parse_spec(HEAD + text, folder=tmp_path)) == expected

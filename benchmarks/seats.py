@@ -51,7 +51,7 @@ def texts(result):
     return len(result.texts) % 2
 """.replace("TURNS", str(TURNS))
 ALONE: dict[str, dict[str, Any]] = {
-    "fixed words": {"user": {"says": [f"word {number}" for number in range(TURNS - 1)]}},
+    "fixed words": {"user": {"turns": [f"word {number}" for number in range(TURNS - 1)]}},
     "a method as user": {"user": {"state": "answer"}},
 }
 SEVERAL: dict[str, tuple[dict[str, Any], str]] = {

@@ -114,10 +114,10 @@ async def test_examples_of_the_spec_play_their_solution(text: str, tmp_path: Pat
 def test_there_is_an_example_of_each_word_of_worlds() -> None:
     text = "\n".join(str(example.values[0]) for example in examples())
     words = (
-        "says:",
+        "speaks_first: true\n  turns:",
         "state: answer",
-        "opens:",
-        "edit:",
+        "speaks_first:",
+        "transform:",
         "max_agent_turns:",
         "min_reward:",
         "steps:",

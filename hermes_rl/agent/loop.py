@@ -137,7 +137,7 @@ class HermesAgentLoop:
         result = recorder.result
         if self.user is not None:
             self.user.begin(result, self.options.seed)
-            if self.user.opens and (over := await self._hear(recorder)) is not None:
+            if self.user.speaks_first and (over := await self._hear(recorder)) is not None:
                 raise ServerFailure(f"the user ended the conversation before it began ({over})")
         try:
             while (ending := await self._turn(recorder, runtime)) is None:

@@ -65,7 +65,7 @@ class SeatPlayer:
         port: port in the sandbox at which such a program reaches the model.
     """
 
-    opens = True
+    speaks_first = True
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class SeatPlayer:
         """Deliver the seat's message, and wait for the next message to it."""
         if words is not None and self._user is not None:
             return await self._user.speak(words)
-        if words is None and self._user is not None and self._user.opens:
+        if words is None and self._user is not None and self._user.speaks_first:
             return await self._user.speak()
         if words is not None and self._answer is not None:
             await self._end_processes()

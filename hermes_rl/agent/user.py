@@ -78,7 +78,7 @@ class AnswersAgent(Protocol):
     """Respond to the agent's turns without tool calls in one rollout."""
 
     @property
-    def opens(self) -> bool:
+    def speaks_first(self) -> bool:
         """True if it speaks first."""
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
@@ -98,8 +98,8 @@ class SimulatedUser:
         toolkit: tools of the user.
         stop: phrases that end the conversation when the user sends one.
         max_turns: maximum number of messages.
-        opens: True if it speaks first.
-        edit: passes its message to code of the spec, whose result the agent receives; raises `ToolFailedError`.
+        speaks_first: True if it speaks first.
+        transform: passes its message to code of the spec, whose result the agent receives; raises `ToolFailedError`.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class SimulatedUser:
         toolkit: Toolkit | None = None,
         stop: Sequence[str] = (),
         max_turns: int = 30,
-        opens: bool = False,
-        edit: Callable[[str], Awaitable[Any]] | None = None,
+        speaks_first: bool = False,
+        transform: Callable[[str], Awaitable[Any]] | None = None,
     ) -> None:
-        self.opens = opens
-        self._edit = edit
+        self.speaks_first = speaks_first
+        self._transform = transform
         self.turns = 0
         self._server = as_chat_server(server)
         self._runtime = runtime
@@ -151,12 +151,12 @@ class SimulatedUser:
         ending = Ending.USER_TURNS if self.turns >= self._max_turns else None
         if any(phrase in text for phrase in self._stop):
             ending = Ending.USER_STOP
-        if self._edit is None:
+        if self._transform is None:
             return UserAnswer({"role": "user", "content": text}, ending)
         try:
-            answer = user_answer(await self._edit(text), self._runtime.toolkit.names)
+            answer = user_answer(await self._transform(text), self._runtime.toolkit.names)
         except ToolFailedError as error:  # its input was sent to the agent, and may be what the agent asked for
-            return UserAnswer(None, Ending.WORLD_FAILED, error=f"user.edit: {error.detail}")
+            return UserAnswer(None, Ending.WORLD_FAILED, error=f"user.transform: {error.detail}")
         if answer.message is not None:  # the user has said what the agent receives
             self._history[-1] = {"role": "assistant", "content": text_of(answer.message["content"])}
         return replace(answer, ending=answer.ending or ending)
@@ -262,7 +262,7 @@ class WithHook:
     """
 
     def __init__(self, user: AnswersAgent, hook: Callable[[], Awaitable[Any]]) -> None:
-        self.opens, self._user, self._hook = user.opens, user, hook
+        self.speaks_first, self._user, self._hook = user.speaks_first, user, hook
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         self._user.begin(result, seed)
@@ -291,7 +291,7 @@ class UserOfCode:
         where: name of the code in error messages.
         tools: names of all tools that the agent can have.
         max_turns: maximum number of messages.
-        opens: True if it speaks first.
+        speaks_first: True if it speaks first.
     """
 
     def __init__(
@@ -301,9 +301,9 @@ class UserOfCode:
         tools: Collection[str],
         *,
         max_turns: int = 30,
-        opens: bool = False,
+        speaks_first: bool = False,
     ) -> None:
-        self.opens = opens
+        self.speaks_first = speaks_first
         self._ask, self._where, self._tools = ask, where, tools
         self._turns_left = max_turns
 
@@ -370,7 +370,7 @@ class FixedWords:
         tools: names of all tools that the agent can have.
         before: called with the index of a message before it is sent, for example to write its files. Returns a stop
             reason if the message must not be sent; raises `ToolFailedError` if the agent prevents the call.
-        opens: True if the first message comes before the agent's.
+        speaks_first: True if the first message comes before the agent's.
     """
 
     def __init__(
@@ -380,9 +380,9 @@ class FixedWords:
         tools: Collection[str],
         before: Callable[[AgentResult, int], Awaitable[Ending | None]] | None = None,
         *,
-        opens: bool = False,
+        speaks_first: bool = False,
     ) -> None:
-        self.opens = opens
+        self.speaks_first = speaks_first
         self._where, self._before, self._spoken = where, before, 0
         self._result = AgentResult()
         try:

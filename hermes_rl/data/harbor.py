@@ -97,7 +97,7 @@ REFUSED: Mapping[str, str] = {
     "verifier.collect": "nothing is collected of services beside the sandbox",
 }
 """Keys of task.toml that are not supported, and why; keys of `agent` and `verifier` also apply to a step."""
-STEPS = 'the loop plays steps, by `user: {says: "{{ steps }}"}` and a reward with `steps`, as the shipped spec does'
+STEPS = 'the loop plays steps, by `user: {turns: "{{ steps }}"}` and a reward with `steps`, as the shipped spec does'
 STRATEGIES = {"mean": "mean", "final": "last"}
 """Value of a reward's `steps` for each value of `multi_step_reward_strategy`."""
 UNUSED: Mapping[str, str] = {
@@ -153,7 +153,7 @@ def tasks_of(spec: Spec) -> Tasks:
     """Return the tasks in `dataset.harbor` of a spec; see `read_tasks`."""
     sandbox, rule = spec.sandbox, spec.dataset.eval
     agent = spec.agent_for("evaluate" if rule is not None and rule.only else "process")
-    says = spec.user is not None and spec.user.says is not None and agent.program is None
+    says = spec.user is not None and spec.user.turns is not None and agent.program is None
     steps = next((each.steps for each in spec.rewards.values() if each.steps is not None), None) if says else None
     return read_tasks(
         Path(str(spec.dataset.harbor)),

@@ -668,14 +668,14 @@ class CompiledSpec:
         if user.state is not None:
             ask = self._asks(user.state, runtime)
             where = f"user.state: {user.state} of the state"
-            return UserOfCode(ask, where, names, max_turns=user.max_turns, opens=user.opens)
-        if user.says is not None:
+            return UserOfCode(ask, where, names, max_turns=user.max_turns, speaks_first=user.speaks_first)
+        if user.turns is not None:
             words = self._words(key.row)
             with locating(self.spec, key.row.key):
                 require_offered(words, names)
             lines = [{"say": each.say, "tools": each.tools} for each in words]
             before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
-            return FixedWords(lines, "user.says", names, before, opens=user.opens)
+            return FixedWords(lines, "user.turns", names, before, speaks_first=user.speaks_first)
         toolkit = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
         with locating(self.spec, key.row.key, ("user",)):
             system = None if user.system is None else content_of(user.system, key.row, "user.system")
@@ -686,8 +686,8 @@ class CompiledSpec:
             toolkit=toolkit,
             stop=user.stop,
             max_turns=user.max_turns,
-            opens=user.opens,
-            edit=None if user.edit is None else self._asks(user.edit, runtime),
+            speaks_first=user.speaks_first,
+            transform=None if user.transform is None else self._asks(user.transform, runtime),
         )
 
     def seated(self, key: RolloutKey) -> list[Seat]:
@@ -780,17 +780,17 @@ class CompiledSpec:
     def _words(self, row: Row) -> Sequence[UserWords]:
         """Return the user's fixed messages, rendered for a row; empty for other kinds of user."""
         user = self.spec.user
-        if user is None or user.says is None:
+        if user is None or user.turns is None:
             return ()
         with locating(self.spec, row.key, ("user",)):
-            words = render_section(user, row.columns, where="user", key=row.key).says or ()
+            words = render_section(user, row.columns, where="user", key=row.key).turns or ()
             for number, each in enumerate(words):
-                placed_files(each.files, self._folder, f"user.says.{number}.files")
+                placed_files(each.files, self._folder, f"user.turns.{number}.files")
             return words
 
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
         if self.spec.agent.program is not None and self._words(key.row):
-            raise UserError(f"user.says: an agent program hears no further words (row {key.row.key})")
+            raise UserError(f"user.turns: an agent program hears no further words (row {key.row.key})")
         return self._program_of(ALONE, key, runtime.task_id, PORT, context)
 
     def _program_of(

@@ -73,7 +73,7 @@ class BeforeWords:
 
     async def _lay(self, words: UserWords) -> None:
         sandbox, staging = await self._runtime.sandbox(), Staging()
-        for file in laid_files(words.files, self._spec.folder, "user.says"):
+        for file in laid_files(words.files, self._spec.folder, "user.turns"):
             try:
                 await staging.write(sandbox, file.to, file.data, file.mode)
             except OSError as error:

@@ -109,7 +109,7 @@ def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: 
                 _check_chosen(spec, tool, row, key)
     if spec.sandbox.model_fields_set and not _has_failed(("sandbox",), failed):
         _check_section("sandbox", spec.sandbox, row, key, failed, findings)
-    if spec.user is not None and spec.user.says is not None and not _has_failed(("user",), failed):
+    if spec.user is not None and spec.user.turns is not None and not _has_failed(("user",), failed):
         _check_section("user", spec.user, row, key, failed, findings)
 
 
@@ -172,9 +172,9 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _whole((*path, "names"), tool.names, list[str] | None)
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
-        if spec.user.says is not None:
-            says = spec.user.model_dump(include={"says"}, by_alias=True, exclude_unset=True)["says"]
-            yield from _below(("user", "says"), says, None)
+        if spec.user.turns is not None:
+            says = spec.user.model_dump(include={"turns"}, by_alias=True, exclude_unset=True)["turns"]
+            yield from _below(("user", "turns"), says, None)
     for name, artifact in spec.artifacts.items():
         yield ("artifacts", name, "path"), artifact.path, PathText
         yield ("artifacts", name, "command"), artifact.command, SystemText
@@ -292,7 +292,7 @@ def _check_section(
                 assert isinstance(section, SandboxSection)
                 image_path(rendered.image, str(section.image), findings.spec.folder, "sandbox.image")
         elif (names := _tool_names(findings.spec)) is not None:
-            require_offered(rendered.says or (), [*names, *list(findings.spec.agents)[1:]])
+            require_offered(rendered.turns or (), [*names, *list(findings.spec.agents)[1:]])
 
 
 def _files_of(section: SandboxSection | User) -> Iterator[tuple[str, Sequence[File]]]:
@@ -301,7 +301,7 @@ def _files_of(section: SandboxSection | User) -> Iterator[tuple[str, Sequence[Fi
         yield "sandbox.files", section.files
         yield from ((f"sandbox.services.{name}.files", each.files) for name, each in section.services.items())
     else:
-        yield from ((f"user.says.{number}.files", each.files) for number, each in enumerate(section.says or ()))
+        yield from ((f"user.turns.{number}.files", each.files) for number, each in enumerate(section.turns or ()))
 
 
 def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
@@ -393,7 +393,7 @@ def _check_seat_tools(spec: Spec, findings: Findings) -> None:
 def _check_first_words(spec: Spec, findings: Findings) -> None:
     """Report seats that would be asked without a user message, which chat templates refuse."""
     order = spec.play.order if spec.play is not None else None
-    speaks_first = spec.user is not None and spec.user.opens
+    speaks_first = spec.user is not None and spec.user.speaks_first
     for seat in asked_first(order, list(spec.agents)) if not speaks_first else ():
         own = spec.agents[seat]
         prompt = spec.prompt if own.prompt is None else own.prompt
@@ -458,8 +458,8 @@ def _check_files(spec: Spec, findings: Findings) -> list[NodePath]:
             findings.problem((*path, "file"), f"there is no file {text.file}")
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), spec.sandbox.files)]
     lists += [(("tools", n, "mcp", "files"), tool.mcp.files) for n, tool in enumerate(spec.tools) if tool.mcp]
-    says = spec.user.says if spec.user is not None and isinstance(spec.user.says, tuple) else ()
-    lists += [(("user", "says", n, "files"), words.files) for n, words in enumerate(says)]
+    says = spec.user.turns if spec.user is not None and isinstance(spec.user.turns, tuple) else ()
+    lists += [(("user", "turns", n, "files"), words.files) for n, words in enumerate(says)]
     for path, files in lists:
         for index, file in enumerate(files if isinstance(files, tuple) else ()):
             if file.from_ is not None and not is_template(file.from_) and not Path(file.from_).exists():

@@ -84,7 +84,7 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
     """Yield each name of something that the state has, its place, and whether its signature is what a model calls."""
     user, state = spec.user, spec.state
     references: list[tuple[NodePath, str | None]] = []
-    references += [(("user", key), getattr(user, key)) for key in ("state", "edit") if user is not None]
+    references += [(("user", key), getattr(user, key)) for key in ("state", "transform") if user is not None]
     references += [(("state", key), getattr(state, key)) for key in ("over", "between", "close")]
     for name, reward in spec.rewards.items():
         compared = reward.args.get("compare") if reward.fn == "state_matches" else None

@@ -781,9 +781,9 @@ class User(Section):
     state: str | None = Field(
         None,
         description="Method of the state that answers in the place of a model: it gets the agent's words, and None "
-        "where it opens.",
+        "where it speaks first.",
     )
-    says: Annotated[Seq[Annotated[Late[UserWords], _short_for("say", str)]], MayTemplate()] | None = Field(
+    turns: Annotated[Seq[Annotated[Late[UserWords], _short_for("say", str)]], MayTemplate()] | None = Field(
         None, description="Fixed words, one after the other; the agent's answer to the last ones is the end."
     )
     max_agent_turns: int | None = Field(
@@ -791,12 +791,12 @@ class User(Section):
     )
     server: str = Field("user", description="Server role that plays the user.")
     system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
-    edit: str | None = Field(
+    transform: str | None = Field(
         None,
         description="Method of the state that gets the words of the model, and answers as `state` does: what it "
         "returns is what the agent hears.",
     )
-    opens: bool = Field(False, description="The user speaks first.")
+    speaks_first: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
     max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
     tools: Seq[Late[ToolSection]] = Field((), description="Tools that the user may call.")
@@ -804,7 +804,7 @@ class User(Section):
     @property
     def simulated(self) -> bool:
         """Whether a model plays it."""
-        return self.state is None and self.says is None
+        return self.state is None and self.turns is None
 
 
 class SeatSection(Section):
@@ -895,7 +895,7 @@ class Reward(Section):
     args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
     steps: Literal["mean", "last"] | None = Field(
         None,
-        description="Called behind each step, that is whenever the agent has answered the words of `user.says`, with "
+        description="Called behind each step, that is whenever the agent has answered the words of `user.turns`, with "
         "templates that know `step`, its number from 0; its value is the mean over the steps that were played, or "
         "that of the last.",
     )

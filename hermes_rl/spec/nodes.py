@@ -199,12 +199,12 @@ EXPRESSIONS = patterns("dataset.filter")
 COMMANDS = patterns(
     "sandbox.setup.**", "sandbox.services.*.command.**", "sandbox.services.*.healthy",
     "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**",
-    "user.tools.*.mcp.command.**", "user.says.*.setup.**", "agents.*.agent.program.command.**",
+    "user.tools.*.mcp.command.**", "user.turns.*.setup.**", "agents.*.agent.program.command.**",
 )  # fmt: skip
 PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**",
     "sandbox.services.*.files.*.content", "rewards.*.args.**",
-    "solution.**", "user.system", "user.says.**", "artifacts.**", "agent.program.files.*.content",
+    "solution.**", "user.system", "user.turns.**", "artifacts.**", "agent.program.files.*.content",
     "agents.*.agent.program.files.*.content", "agents.*.prompt.**", "agents.*.hears",
 )  # fmt: skip
 TEMPLATES = (
@@ -249,7 +249,7 @@ SOURCE_FILES = patterns(
     "agents.*.agent.program.files.*.from",
     "tools.*.mcp.files.*.from",
     "user.tools.*.mcp.files.*.from",
-    "user.says.*.files.*.from",
+    "user.turns.*.files.*.from",
     "rewards.*.args.files.*.from",
     "rewards.*.args.calibrate",
 )
@@ -260,7 +260,7 @@ MODES = patterns(
     "agents.*.agent.program.files.*.mode",
     "tools.*.mcp.files.*.mode",
     "user.tools.*.mcp.files.*.mode",
-    "user.says.*.files.*.mode",
+    "user.turns.*.files.*.mode",
 )
 """Permissions: digits that are octal, with or without YAML's own sign of it."""
 OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
@@ -287,7 +287,7 @@ def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:
 
 def is_template_place(path: NodePath) -> bool:
     """Return True where `{{ }}` is rendered per row."""
-    if is_in(path, TEXT_FILES) or path[:2] in (("user", "server"), ("user", "state"), ("user", "edit")):
+    if is_in(path, TEXT_FILES) or path[:2] in (("user", "server"), ("user", "state"), ("user", "transform")):
         return False
     return is_in(path, TEMPLATES)
 

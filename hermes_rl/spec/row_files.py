@@ -73,7 +73,7 @@ def require_offered(words: Sequence[UserWords], names: Collection[str]) -> None:
         for tool in each.tools or ():
             if tool not in names:
                 message = f"there is no tool {tool!r}{choices(tool, names)}"
-                raise TemplateError(message, where=f"user.says.{number}.tools")
+                raise TemplateError(message, where=f"user.turns.{number}.tools")
 
 
 def require_in_home(workdir: str | None, targets: Sequence[str]) -> None:

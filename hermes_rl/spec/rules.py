@@ -102,9 +102,9 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault((), "missing key `prompt`")
     if not isinstance(prompt, dict):
         return
-    opened = section(data, "user").get("opens") is True or "agents" in data
+    opened = section(data, "user").get("speaks_first") is True or "agents" in data
     if not {"user", "messages"} & prompt.keys() and not opened:
-        yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key")
+        yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that speaks first)", at="key")
     if prompt.get("messages") == []:
         yield Fault(("prompt", "messages"), "there must be at least one message")
 
@@ -206,25 +206,25 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
 
 def _user(data: dict[str, Any]) -> Iterator[Fault]:
     user = section(data, "user")
-    for key in ("state", "says"):
+    for key in ("state", "turns"):
         others = [
-            each for each in ("says", "server", "system", "stop", "tools", "edit") if each in user and each != key
+            each for each in ("turns", "server", "system", "stop", "tools", "transform") if each in user and each != key
         ]
         if key in user and others:
             yield Fault(("user", others[0]), f"`{others[0]}` is for another kind of user than `{key}`", at="key")
-    for key in {"state", "edit"} & user.keys():
+    for key in {"state", "transform"} & user.keys():
         if "state" not in data:
             yield Fault(("user", key), "there is no `state:` in this spec that could answer")
     if "user" not in data and "between" in section(data, "state"):
         yield Fault(("state", "between"), "there is no `user:` in this spec between whose words it is called", at="key")
     graded = any(section(reward).get("steps") is not None for _, reward in entries(data, "rewards"))
-    for path, words in entries(data, "user", "says"):
+    for path, words in entries(data, "user", "turns"):
         if "min_reward" in section(words) and not graded:
             yield Fault((*path, "min_reward"), "no reward looks at steps: give one `steps: mean`", at="key")
-        if "min_reward" in section(words) and path[-1] == 0 and user.get("opens") is True:
+        if "min_reward" in section(words) and path[-1] == 0 and user.get("speaks_first") is True:
             yield Fault((*path, "min_reward"), "no step comes before the first words", at="key")
-    if "says" in user and "max_turns" in user:
-        yield Fault(("user", "max_turns"), "`says` has as many turns as there are words", at="key")
+    if "turns" in user and "max_turns" in user:
+        yield Fault(("user", "max_turns"), "`turns` has as many turns as there are words", at="key")
 
 
 def _seats(data: dict[str, Any]) -> Iterator[Fault]:
@@ -380,8 +380,8 @@ def _steps(data: dict[str, Any]) -> Iterator[Fault]:
     for path, reward in entries(data, "rewards"):
         if section(reward).get("steps") is None:
             continue
-        if "says" not in section(data, "user"):
-            yield Fault((*path, "steps"), "steps are the words of `user: {says: […]}`, which is not there", at="key")
+        if "turns" not in section(data, "user"):
+            yield Fault((*path, "steps"), "steps are the words of `user: {turns: […]}`, which is not there", at="key")
         if "agents" in data:
             yield Fault((*path, "steps"), "steps are graded where one agent plays", at="key")
         if section(reward).get("sandbox") == "fresh":
@@ -554,7 +554,7 @@ def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tup
     program = section(data, *place)
     for path in (*of_loop, (*agent, "reasoning"), (*agent, "repair_arguments")):
         offered = path[-1] in ("tools", "toolsets")
-        if path == ("user",) and is_template(section(data, "user").get("says")):
+        if path == ("user",) and is_template(section(data, "user").get("turns")):
             continue  # rows without further words can be played
         if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
             way = f"; `{'.'.join(place)}.tools: mcp` offers them to it" if offered else ""
@@ -612,7 +612,7 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
             message = f"`{role}` cannot be a role: rewards name it as a parameter"
             yield Fault(path, message, at="key")
     for part, default in (("user", "user"), ("distill", "teacher")):
-        if part == "user" and {"state", "says"} & section(data, "user").keys():
+        if part == "user" and {"state", "turns"} & section(data, "user").keys():
             continue
         role = section(data, part).get("server", default)
         if isinstance(data.get(part), dict) and isinstance(role, str) and role not in section(data, "servers"):
@@ -798,7 +798,7 @@ def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     for path, seat in entries(data, "agents"):
         lists.append(((*path, "agent", "program", "files"), section(seat, "agent", "program").get("files")))
     lists += [((*path, "mcp", "files"), section(tool, "mcp").get("files")) for path, tool in tool_entries(data)]
-    lists += [((*path, "files"), section(words).get("files")) for path, words in entries(data, "user", "says")]
+    lists += [((*path, "files"), section(words).get("files")) for path, words in entries(data, "user", "turns")]
     yield from ((path, files) for path, files in lists if isinstance(files, list))
 
 

@@ -67,7 +67,7 @@ def spoken(result: AgentResult) -> list[tuple[str, str]]:
 async def test_it_opens_answers_and_ends(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("What is it?"), says("Done.")]
     answers = [says("Hello"), says("<think>hm</think>A refund."), says("Thanks. ###STOP###")]
-    result = await converse(policy, customer, answers, opens=True, stop=["###STOP###"])
+    result = await converse(policy, customer, answers, speaks_first=True, stop=["###STOP###"])
     assert spoken(result) == [
         ("user", "Hello"),
         ("assistant", "What is it?"),
@@ -96,7 +96,7 @@ async def test_a_prompt_of_a_user_is_its_own_words(
 
 async def test_it_speaks_so_often_at_most(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("and?")] * 9
-    result = await converse(policy, customer, [says("more")] * 9, opens=True, max_turns=3)
+    result = await converse(policy, customer, [says("more")] * 9, speaks_first=True, max_turns=3)
     assert (result.ending, result.finished_naturally) == ("user_turns", False)  # fault 32: it was called a stop
     assert [role for role, _ in spoken(result)] == ["user", "assistant", "user", "assistant", "user"]
 
@@ -137,7 +137,7 @@ async def test_a_message_of_its_server_out_of_shape_ends_nothing(
 async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("Is the light on?")]
     answers = [says("Hi"), calls(call("look", {"what": "light"})), calls(call("nope")), says("It is. bye")]
-    result = await converse(policy, customer, answers, tools=True, opens=True, stop=["bye"])
+    result = await converse(policy, customer, answers, tools=True, speaks_first=True, stop=["bye"])
     assert spoken(result)[-1] == ("user", "It is. bye")
     told = [message["content"] for message in customer.sent if message["role"] == "tool"]
     assert told[0] == "seen: light"
@@ -156,20 +156,20 @@ async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, cu
 )
 async def test_its_failure_is_ours(policy: ModelClient, customer: ScriptedChat, answers: list[Answer]) -> None:
     with pytest.raises(ServerFailure, match="the simulated user") as failure:
-        await converse(policy, customer, answers, opens=True, tools=True)
+        await converse(policy, customer, answers, speaks_first=True, tools=True)
     assert not failure.value.ending.graded
 
 
 async def test_one_that_ends_before_it_began_is_our_failure(policy: ModelClient, customer: ScriptedChat) -> None:
     with pytest.raises(ServerFailure, match="before it began"):
-        await converse(policy, customer, [says("bye")], opens=True, stop=["bye"])
+        await converse(policy, customer, [says("bye")], speaks_first=True, stop=["bye"])
 
 
 async def test_an_answer_without_words_is_the_policys_ending(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("")]
-    result = await converse(policy, customer, [says("Hi")], opens=True)
+    result = await converse(policy, customer, [says("Hi")], speaks_first=True)
     assert result.ending is Ending.EMPTY
 
 
@@ -180,7 +180,7 @@ async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one
     chat.script = [says("What is it?"), says("Done.")]
     answers = [says("Hello"), calls(call("look", {"what": "bag"})), says("A bag."), says("Thanks.")]
     options = LoopOptions(seed=seed)
-    await converse(policy, customer, answers, tools=True, opens=True, max_turns=3, options=options)
+    await converse(policy, customer, answers, tools=True, speaks_first=True, max_turns=3, options=options)
     asked = [*customer.requests, *chat.requests]
     if seed is None:
         assert (len(asked), any("seed" in body for body in asked)) == (6, False)
@@ -193,7 +193,7 @@ async def test_a_user_whose_context_is_full_is_a_failure_of_ours(
 ) -> None:
     chat.script = [says("What is it?")]
     with pytest.raises(ServerFailure, match="does not fit the context of the simulated user"):
-        await converse(policy, customer, [says("Hello"), *[FULL] * 2], opens=True)
+        await converse(policy, customer, [says("Hello"), *[FULL] * 2], speaks_first=True)
 
 
 FULL = refused(400, "context_length_exceeded")
@@ -203,7 +203,7 @@ async def test_what_the_agent_says_is_cut_until_it_fits_the_users_context(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("long " * 2_000)]
-    result = await converse(policy, customer, [says("Hello"), FULL, FULL, says("bye")], opens=True, stop=["bye"])
+    result = await converse(policy, customer, [says("Hello"), FULL, FULL, says("bye")], speaks_first=True, stop=["bye"])
     assert (result.ending, result.final_response) == (Ending.USER_STOP, "long " * 2_000)
     heard = customer.sent[-1]["content"]
     assert "[... 7500 characters left out ...]" in heard
@@ -224,7 +224,7 @@ async def test_an_agent_that_leaves_the_user_without_words_has_ended_the_convers
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, answers: list[Answer], ending: Ending
 ) -> None:
     chat.script = [says("Say nothing more. " * 500)]
-    result = await converse(policy, customer, [says("Hello"), *answers], opens=True, tools=True)
+    result = await converse(policy, customer, [says("Hello"), *answers], speaks_first=True, tools=True)
     assert (result.ending, result.turns_used) == (ending, 1)
 
 
@@ -233,7 +233,7 @@ async def test_a_user_whose_server_was_down_for_a_while_goes_on(
 ) -> None:
     chat.script = [says("What is it?")]
     answers = [says("Hello"), refused(400, "not now"), says("Who?"), says("A refund. bye")]
-    result = await converse(policy, customer, answers, opens=True, stop=["bye"])
+    result = await converse(policy, customer, answers, speaks_first=True, stop=["bye"])
     assert spoken(result)[-1] == ("user", "A refund. bye")
 
 
@@ -243,4 +243,4 @@ async def test_a_user_that_speaks_to_nobody_is_our_failure(
 ) -> None:
     chat.script = [says("What is it?")]
     with pytest.raises(ServerFailure):
-        await converse(policy, customer, [says("Hello"), *silent], opens=True)
+        await converse(policy, customer, [says("Hello"), *silent], speaks_first=True)

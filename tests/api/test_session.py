@@ -143,7 +143,7 @@ async def test_the_simulated_user_answers_turns_without_calls(tmp_path: Path) ->
     chat = ScriptedChat([says("Please add 1 and 2."), says("Thanks, goodbye.")])
     end = await chat.start()
     text = TEXT + (
-        "user: {server: user, opens: true, stop: [goodbye], system: You want a sum.}\n"
+        "user: {server: user, speaks_first: true, stop: [goodbye], system: You want a sum.}\n"
         f'servers: {{user: {{type: openai, base_url: "{chat.url}", model: u}}}}\n'
     )
     try:

@@ -457,7 +457,7 @@ def test_steps_are_refused_where_the_spec_plays_none(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         read_tasks(steps(tmp_path / "odd"), "bubblewrap", network=False)
     (problem,) = refused.value.problems
-    assert "task.toml:13:1: " in str(problem) and "user: {says:" in problem.message
+    assert "task.toml:13:1: " in str(problem) and "user: {turns:" in problem.message
     folder = steps(
         tmp_path / "noted",
         others={"steps/two/notes.txt": "", "steps/two/solution/solve.sh": "true"},

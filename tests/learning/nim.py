@@ -88,5 +88,5 @@ rewards: {won: {fn: "nim.py:won"}}
 RIVAL = SELF_PLAY.replace("piles", "winnable").replace(
     """agents: {first: {baseline: row}, second: {baseline: row}}
 play: {state: turn}""",
-    "user: {state: rival, opens: true}",
+    "user: {state: rival, speaks_first: true}",
 )

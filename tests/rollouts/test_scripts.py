@@ -47,7 +47,7 @@ dataset: {items: [{key: brass}]}
 state: door.py:Door
 prompt: {system: You help somebody with a door.}
 tools: [{state: push}]
-user: {opens: true, stop: [Thanks.], tools: [{state: turn}]}
+user: {speaks_first: true, stop: [Thanks.], tools: [{state: turn}]}
 rewards: {opened: {fn: "door.py:opened"}}
 solution:
   turns:

@@ -889,7 +889,7 @@ async def test_the_first_seat_talks_to_a_user_and_calls_the_others(tmp_path: Pat
     (tmp_path / "world.py").write_text(WORLD)
     servers = {"policy": {"type": "scripted"}, "user": {"type": "scripted"}}
     users: dict[str, dict[str, Any]] = {
-        "words": {"says": ["and another"], "max_agent_turns": 2},
+        "words": {"turns": ["and another"], "max_agent_turns": 2},
         "model": {"system": "You ask.", "stop": ["bye"], "max_agent_turns": 2},
         "code": {"state": "answer"},
     }
@@ -909,7 +909,7 @@ async def test_the_first_seat_talks_to_a_user_and_calls_the_others(tmp_path: Pat
 
 
 async def test_a_user_that_opens_is_heard_before_the_first_seat_speaks(tmp_path: Path) -> None:
-    parts = with_user({"says": ["hello", "and another"], "opens": True}, prompt={"system": "You play."})
+    parts = with_user({"turns": ["hello", "and another"], "speaks_first": True}, prompt={"system": "You play."})
     group = await played(tmp_path, size=1, **parts)
     assert said(group, "clerk")[:2] == ["hello", ""] and said(group, "clerk")[-1] == "second answer"
 
@@ -918,7 +918,7 @@ async def test_only_the_seat_that_talks_to_the_user_has_to_answer_it_in_time(tmp
     look = {"name": "terminal", "args": {"command": "true"}}
     turns = [{"tools": [{"name": "ann", "args": {"task": "think long"}}]}, {"say": "done"},
              *[{"seat": "ann", "tools": [look]}] * 3, {"seat": "ann", "say": "thought"}]  # fmt: skip
-    user = {"says": ["thanks"], "max_agent_turns": 2}
+    user = {"turns": ["thanks"], "max_agent_turns": 2}
     group = await played(tmp_path, size=1, **with_user(user, solution={"turns": turns}, toolsets=["terminal"]))
     clerk, ann = group.rollouts[0].seats
     assert (clerk.ending, ann.ending, ann.turns) == (Ending.FINISHED, Ending.WORLD_OVER, 4)

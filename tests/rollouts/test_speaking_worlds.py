@@ -89,7 +89,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
         "dataset": {"items": [{"number": 7, "closed": str(folder / "closed")}]},
         "prompt": {"system": "Play."},
         "state": "world.py:Game",
-        "user": {"state": "answer", "opens": True},
+        "user": {"state": "answer", "speaks_first": True},
         "rewards": {"guesses": {"fn": "world.py:value", "range": [0, 9]}, "world_rewards": {}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
@@ -127,7 +127,7 @@ async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
 ) -> None:
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "close": "finish"}
     turns = says("5", "8", "7", "never said")
-    rollout = await play(spec_of(tmp_path, turns, state=state, user={"state": method, "opens": True}))
+    rollout = await play(spec_of(tmp_path, turns, state=state, user={"state": method, "speaks_first": True}))
     assert (rollout.ending, rollout.turns) == (Ending.WORLD_OVER, 3)
     assert heard(rollout) == ["Guess a number from 1 to 9.", "Higher.", "Lower.", "Right!"]
     assert rollout.rewards["guesses"].value == 3
@@ -176,13 +176,13 @@ async def test_a_state_apart_is_made_there_alone(tmp_path: Path) -> None:
 
 async def test_its_turns_are_bounded(tmp_path: Path) -> None:
     rollout = await play(
-        spec_of(tmp_path, says("1", "2", "3"), user={"state": "answer", "opens": True, "max_turns": 3})
+        spec_of(tmp_path, says("1", "2", "3"), user={"state": "answer", "speaks_first": True, "max_turns": 3})
     )
     assert (rollout.ending, rollout.turns) == (Ending.USER_TURNS, 2)
 
 
 async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, says("1"), user={"state": "commit", "opens": True})
+    spec = spec_of(tmp_path, says("1"), user={"state": "commit", "speaks_first": True})
     with pytest.raises(UserError, match=r"user\.state: commit of the state: TypeError"):
         await play(spec)
 
@@ -212,7 +212,7 @@ async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) ->
             3,
         ),
         (
-            {"tools": [{"state": "look"}], "user": {"state": "answer", "opens": True, "max_agent_turns": 2}},
+            {"tools": [{"state": "look"}], "user": {"state": "answer", "speaks_first": True, "max_agent_turns": 2}},
             [calls("look"), {"say": "5"}, calls("look"), calls("look"), calls("look")],
             Ending.MAX_TURNS,
             4,
@@ -236,8 +236,8 @@ async def test_fixed_words_bring_tools_and_take_them_away(tmp_path: Path) -> Non
         dataset={"items": [{"number": 7, "second": "And now commit."}]},
         tools=[{"state": "look"}, {"state": "commit"}],
         user={
-            "opens": True,
-            "says": [{"say": "Commit.", "tools": ["look"]}, {"say": "{{ second }}", "tools": ["commit"]}],
+            "speaks_first": True,
+            "turns": [{"say": "Commit.", "tools": ["look"]}, {"say": "{{ second }}", "tools": ["commit"]}],
         },
         rewards={"commits": {"fn": "world.py:commits"}},
     )
@@ -260,8 +260,8 @@ async def test_other_tools_begin_another_sequence_and_all_that_was_sampled_is_tr
         solution=None,
         tools=[{"state": "look"}, {"state": "commit"}],
         user={
-            "opens": True,
-            "says": [{"say": "Look.", "tools": ["look"]}, {"say": "And?", "tools": ["look", "commit"]}],
+            "speaks_first": True,
+            "turns": [{"say": "Look.", "tools": ["look"]}, {"say": "And?", "tools": ["look", "commit"]}],
         },
         rewards={"guesses": {"fn": "world.py:value", "range": [0, 9]}},
     )
@@ -281,7 +281,7 @@ async def test_the_row_has_the_words(tmp_path: Path) -> None:
         dataset={"items": [{"number": 7, "words": ["First.", {"say": "Second.", "tools": []}]}]},
         prompt={"user": "Begin."},
         tools=[{"state": "look"}],
-        user={"says": "{{ words }}"},
+        user={"turns": "{{ words }}"},
     )
     rollout = await play(spec)
     assert (rollout.ending, heard(rollout)) == (Ending.FINISHED, ["Begin.", "First.", "Second."])
@@ -314,14 +314,14 @@ async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: boo
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no such method": ({"user": {"state": "answr"}}, "has no `answr`"),
     "no state": ({"state": None}, "there is no `state:` in this spec that could answer"),
-    "two kinds": ({"user": {"state": "answer", "says": ["x"]}}, "`says` is for another kind of user than `state`"),
+    "two kinds": ({"user": {"state": "answer", "turns": ["x"]}}, "`turns` is for another kind of user than `state`"),
     "a server": ({"user": {"state": "answer", "server": "user"}}, "`server` is for another kind of user"),
-    "turns of words": ({"user": {"says": ["x"], "max_turns": 3}}, "as many turns as there are words"),
+    "turns of words": ({"user": {"turns": ["x"], "max_turns": 3}}, "as many turns as there are words"),
     "no attribute": ({"state": {"python": "world.py:Game", "over": "ended"}}, "has no `ended`"),
     "no close": ({"state": {"python": "world.py:Game", "close": "shut"}}, "has no `shut`"),
     "another name": ({"tools": [{"python": "world.py:commits", "ends": ["commit"]}]}, "the tool is named `commits`"),
     "no errors": ({"agent": {"max_tool_errors": 0}}, "spec.yaml:2:20: must be at least 1"),
-    "words without a text": ({"user": {"says": [{"tools": ["look"]}]}}, "say"),
+    "words without a text": ({"user": {"turns": [{"tools": ["look"]}]}}, "say"),
 }  # fmt: skip
 
 
@@ -620,7 +620,7 @@ def in_hall(folder: Path, turns: list[Any], apart: bool, user: dict[str, Any], f
     )
 
 
-MODEL = {"edit": "edit", "stop": ["END"]}
+MODEL = {"transform": "edit", "stop": ["END"]}
 
 
 @APART
@@ -647,7 +647,7 @@ async def test_code_that_fails_over_a_model_s_words_loses_no_rollout(tmp_path: P
     rollout = await play(in_hall(tmp_path, turns, apart, MODEL))
     assert (rollout.error, rollout.ending) == (None, Ending.WORLD_FAILED)
     assert rollout.result is not None
-    assert "user.edit" in rollout.result.tool_errors[-1].error
+    assert "user.transform" in rollout.result.tool_errors[-1].error
 
 
 async def test_edited_words_bring_tools(tmp_path: Path) -> None:
@@ -661,7 +661,7 @@ async def test_edited_words_bring_tools(tmp_path: Path) -> None:
     ("user", "turns", "count"),
     [
         (MODEL, [{"say": "Yes.", "user": "so"}, *says("Done.")], 2),
-        ({"says": ["Go on.", "And on."]}, [calls("look"), *says("a", "b", "c")], 3),
+        ({"turns": ["Go on.", "And on."]}, [calls("look"), *says("a", "b", "c")], 3),
         ({"state": "edit"}, says("a", "bye"), 2),
     ],
 )

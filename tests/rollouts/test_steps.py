@@ -56,7 +56,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
         "name": "steps",
         "dataset": {"items": [{"names": ["one", "two", "three"]}]},
         "prompt": {"user": "0?"},
-        "user": {"says": ["1?", "2?"]},
+        "user": {"turns": ["1?", "2?"]},
         "rewards": {"said": {"fn": "rewards.py:said", "steps": "mean", "args": {"number": "{{ step }}"}}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
@@ -115,7 +115,7 @@ async def test_a_reward_looks_at_each_step(
 async def test_the_next_words_may_ask_for_a_least_reward(
     tmp_path: Path, least: Any, words: tuple[str, ...], ending: Ending, score: float
 ) -> None:
-    user = {"says": [{"say": "1?", "min_reward": least}, {"say": "2?", "min_reward": least}]}
+    user = {"turns": [{"say": "1?", "min_reward": least}, {"say": "2?", "min_reward": least}]}
     rollout = await play(spec_of(tmp_path, says(*words), user=user))
     assert (rollout.ending, rollout.score) == (ending, score), rollout.error
 
@@ -136,7 +136,7 @@ async def test_a_step_brings_files_and_commands_and_a_reward_leaves_nothing_behi
         tmp_path,
         [*runs("cd / && cd - && printf one > one"), *runs("test ! -e secret.txt && cat copied.txt > two")],
         toolsets=["terminal"],
-        user={"says": words},
+        user={"turns": words},
         rewards={"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
@@ -159,7 +159,7 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
         tmp_path,
         [*runs(command), *says("never said")],
         toolsets=["terminal"],
-        user={"says": [{"say": "Go on.", **part}, {"say": "Never said."}]},
+        user={"turns": [{"say": "Go on.", **part}, {"say": "Never said."}]},
         rewards={"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
@@ -174,7 +174,7 @@ async def test_a_sandbox_that_cannot_be_copied_has_no_rewards_behind_steps(tmp_p
     kept = {"toolsets": ["terminal"], "sandbox": {"keep_processes": True}}
     with pytest.raises(UserError, match=r"rewards\.written\.steps: .*processes cannot be copied; leave sandbox\.keep"):
         await play(spec_of(tmp_path, says("0", "1", "2"), rewards=rewards, **kept))
-    alone = spec_of(tmp_path, says("0"), rewards=rewards, user={"says": []}, **kept)
+    alone = spec_of(tmp_path, says("0"), rewards=rewards, user={"turns": []}, **kept)
     assert (await play(alone)).ending is Ending.FINISHED, "the only step is graded where the agent was"
 
 
@@ -198,13 +198,15 @@ async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) 
         tmp_path,
         says("0", "1"),
         prompt={"system": "Answer."},
-        user={"says": words, "opens": True},
+        user={"turns": words, "speaks_first": True},
         rewards={"written": {"fn": "rewards.py:written", "steps": "last", "args": {"name": "one"}}},
     )
     rollout = await play(spec)
     assert (rollout.ending, rollout.score, rollout.error) == (Ending.FINISHED, 1.0, None)
-    broken = spec_of(tmp_path, says("0"), prompt={}, user={"says": [{"say": "0?", "setup": ["false"]}], "opens": True})
-    with pytest.raises(UserError, match=r"user\.says\.0: the command 'false' failed"):
+    broken = spec_of(
+        tmp_path, says("0"), prompt={}, user={"turns": [{"say": "0?", "setup": ["false"]}], "speaks_first": True}
+    )
+    with pytest.raises(UserError, match=r"user\.turns\.0: the command 'false' failed"):
         await play(broken)
 
 
@@ -220,7 +222,7 @@ async def test_its_tokens_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         summing, "write", lambda text, right=True: ["0", "1\n", " 2"][text.count("<|im_start|>assistant") - 1]
     )
     sampler = summing.Sampler()
-    user = {"says": [{"say": "1?", "min_reward": 1}, {"say": "2?", "min_reward": 1}]}
+    user = {"turns": [{"say": "1?", "min_reward": 1}, {"say": "2?", "min_reward": 1}]}
     async with open_env(spec_of(tmp_path, [], solution=None, user=user)) as env:
         rollout = await env.play(env.rows()[0], sampler.policy())
     assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 3), rollout.error

@@ -31,7 +31,7 @@ version: 1
 name: priced
 dataset: {items: [{n: 1}, {n: 2}, {n: 3}], eval: only}
 prompt: {system: "You sell pears."}
-user: {system: "You want {{ n }} pears.", server: user, opens: true, max_turns: 3}
+user: {system: "You want {{ n }} pears.", server: user, speaks_first: true, max_turns: 3}
 rewards:
   liked: {fn: "rewards.py:liked"}
   clear: {fn: llm_judge, args: {rubric: "It is polite.", question: "{{ n }}"}}

@@ -504,7 +504,7 @@ async def test_refused_calls_leave_the_tools_that_a_user_names(tmp_path: Path) -
     (tmp_path / "code.py").write_text(CODE)
     solution = "[{tools: [{name: ask, args: {}}]}, {say: One moment.}, {say: '{{ capital }}'}]"
     text = SOUND.replace('[{say: "{{ capital }}"}]', solution)
-    more = "user: {says: [{say: 'Which is it?', tools: [ask]}]}\ntools: [{python: code.py:ask}]\n"
+    more = "user: {turns: [{say: 'Which is it?', tools: [ask]}]}\ntools: [{python: code.py:ask}]\n"
     report = await examined(tmp_path, text + more)
     assert report.blind["the solution's calls, each refused"]["mean"] == 0
 

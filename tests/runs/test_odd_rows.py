@@ -135,12 +135,12 @@ PLACES: dict[str, dict[str, str]] = {
     "schemas": {"more": "state: code.py:World\ntools: [{state: call, schemas: '{{ v }}'}]"},
     "names": {"more": "state: code.py:World\ntools: [{state: add, names: '{{ v }}'}]"},
     "one name": {"more": "state: code.py:World\ntools: [{state: add, names: ['{{ v }}', add]}]"},
-    "says": {"more": "user: {says: '{{ v }}'}"},
-    "words": {"more": "user: {says: [{say: '{{ v }}'}]}"},
-    "offered": {"more": "user: {says: [{say: a, tools: ['{{ v }}']}]}"},
-    "user files": {"more": "user: {says: [{say: a, files: '{{ v }}', setup: '{{ v }}'}]}", "reward": USES_SANDBOX},
+    "says": {"more": "user: {turns: '{{ v }}'}"},
+    "words": {"more": "user: {turns: [{say: '{{ v }}'}]}"},
+    "offered": {"more": "user: {turns: [{say: a, tools: ['{{ v }}']}]}"},
+    "user files": {"more": "user: {turns: [{say: a, files: '{{ v }}', setup: '{{ v }}'}]}", "reward": USES_SANDBOX},
     "user source": {
-        "more": "user: {says: [{say: a, files: [{to: a, from: '{{ v }}'}]}]}", "reward": USES_SANDBOX
+        "more": "user: {turns: [{say: a, files: [{to: a, from: '{{ v }}'}]}]}", "reward": USES_SANDBOX
     },
     "user system": {"more": "user: {system: '{{ v }}', stop: [END], server: user}", "user": "1"},
     "hears": {"prompt": "", "more": SEATS + ", hears: '{{ v }} {{ text }}'}}"},

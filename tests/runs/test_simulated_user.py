@@ -47,7 +47,7 @@ dataset: {items: [{stock: {pear: 3}, goal: {pear: 2}}]}
 prompt: {system: You run a shop.}
 state: shop.py:Shop
 tools: [{state: agent_tools}]
-user: {system: "You want one of {{ stock }}.", opens: true, stop: ["###STOP###"], tools: [{state: user_tools}]}
+user: {system: "You want one of {{ stock }}.", speaks_first: true, stop: ["###STOP###"], tools: [{state: user_tools}]}
 rewards:
   shelf: {fn: shop.py:left, args: {goal: "{{ goal }}"}}
   told: {fn: contains_all, weight: 0, args: {values: [two left]}}

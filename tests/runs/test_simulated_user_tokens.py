@@ -33,7 +33,7 @@ name: shop
 dataset: {{items: [{{}}]}}
 prompt: {{system: You run a shop.}}
 tools: [{{python: "code.py:look"}}]
-user: {{system: You want a pear., opens: true, stop: ["goodbye"], tools: [{{python: "code.py:note"}}]}}
+user: {{system: You want a pear., speaks_first: true, stop: ["goodbye"], tools: [{{python: "code.py:note"}}]}}
 rewards: {{said: {{fn: contains_all, args: {{values: [apple]}}}}}}
 servers:
   policy: {{type: {kind}, base_url: "{policy}", model: m, tokenizer: "{tokenizer}"}}

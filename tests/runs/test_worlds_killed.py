@@ -51,7 +51,7 @@ def said(result, item):
 '''
 GUESS = [{"say": "0"}, {"say": "{{ number }}"}]
 CALL = [{"tools": [{"name": "guess", "args": {"number": 0}}]}, {"tools": [{"name": "guess", "args": {"number": 3}}]}]
-SPEAKS = {"state": "answer", "opens": True, "max_turns": 4}
+SPEAKS = {"state": "answer", "speaks_first": True, "max_turns": 4}
 RUNS = [{"tools": [{"name": "terminal", "args": {"command": f"printf {{{{ number }}}} > {n}"}}]} for n in "ab"]
 KINDS: dict[str, dict[str, Any]] = {
     "state": {
@@ -67,12 +67,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "solution": {"turns": GUESS},
     },
     "fixed words": {
-        "user": {"says": ["And now?", "And then?"]},
+        "user": {"turns": ["And now?", "And then?"]},
         "rewards": {"said": {"fn": "world.py:said"}},
         "solution": {"turns": [*GUESS, {"say": "{{ number }}"}]},
     },
     "steps": {
-        "user": {"says": [{"say": "Now b.", "setup": ["test -e a"], "min_reward": 1}]},
+        "user": {"turns": [{"say": "Now b.", "setup": ["test -e a"], "min_reward": 1}]},
         "toolsets": ["terminal"],
         "rewards": {
             "file_matches": {"steps": "mean", "args": {"path": "{{ 'ab'[step] }}", "content": "{{ number | string }}"}}

@@ -133,13 +133,13 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "agents: {a: {▶description: x}, b: {}}\nplay: call\n",
         "all but the first, with `play: call`",
     ),
-    "seats-and-user": (SEATS + "▶user: {says: [a]}\n", "the first seat of `play: call` talks to a `user`; here the"),
+    "seats-and-user": (SEATS + "▶user: {turns: [a]}\n", "the first seat of `play: call` talks to a `user`; here the"),
     "user-and-seat-program": (
-        BASE + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nplay: call\n▶user: {says: [a]}\n",
+        BASE + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nplay: call\n▶user: {turns: [a]}\n",
         "a `user` talks to the loop, and the first seat is played by a program",
     ),
     "seats-and-steps": (
-        f"{BASE}agents: {{a: {{}}, b: {{}}}}\nplay: call\nuser: {{says: [a]}}\n"
+        f"{BASE}agents: {{a: {{}}, b: {{}}}}\nplay: call\nuser: {{turns: [a]}}\n"
         "rewards: {exact_match: {args: {target: a}, ▶steps: mean}}\n",
         "steps are graded where one agent plays",
     ),

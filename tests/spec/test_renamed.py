@@ -128,13 +128,14 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: 
             "toolsets: {enabled: [web], canned: {web_search: nothing}}\n"
             'tools: [{python: "world.py:*", marked: offered, outside: true, ends: [look]}]\n'
             'state: {python: "world.py:World", over: over, between: between}\n'
-            "user: {opens: true, says: [a, {say: b, min_reward: 1}]}\n"
+            "user: {speaks_first: true, turns: [a, {say: b, min_reward: 1}]}\n"
             "rewards: {exact_match: {args: {target: a}, steps: last}}\n",
             "4e9922af",
         ),
         (
             'state: {python: "world.py:World", isolate: reuse}\n'
-            'user: {edit: edit, opens: true, tools: [{python: "world.py:*", marked: offered, outside: true}]}\n',
+            "user: {transform: edit, speaks_first: true, "
+            'tools: [{python: "world.py:*", marked: offered, outside: true}]}\n',
             "b747b595",
         ),
         (

@@ -103,7 +103,7 @@ SPEC: dict[str, Any] = {
         }
     },
     "solution": {"turns": "{{ turns }}"},
-    "servers": {"policy": {"type": "scripted", "deviate": 0}},
+    "servers": {"policy": {"type": "scripted", "error_rate": 0}},
     "sandbox": {"limits": LIMITS, "timeout": 50},
 }
 

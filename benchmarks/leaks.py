@@ -53,7 +53,7 @@ sandbox: {{backend: {backend}}}
 artifacts: {{f: {{path: f}}}}
 rewards: {{file_matches: {{args: {{path: f, content: hello}}}}}}
 solution: {{turns: [{{tools: [{{name: terminal, args: {{command: "{{{{ c }}}}"}}}}]}}, {{say: done}}]}}
-servers: {{policy: {{type: scripted, deviate: 0}}}}
+servers: {{policy: {{type: scripted, error_rate: 0}}}}
 """
 AGENT = """
 import json, os, socket, subprocess, sys, urllib.request

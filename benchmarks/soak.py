@@ -43,7 +43,7 @@ toolsets: [terminal]
 artifacts: {f: {path: f}}
 rewards: {file_matches: {args: {path: f, content: "{{ word }}"}}}
 solution: {turns: [{tools: [{name: terminal, args: {command: "printf {{ word }} > f"}}]}, {say: done}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 WATCHED = ("processes", "descriptors", "control groups", "threads")
 INDEX = 1_500
@@ -56,7 +56,7 @@ dataset: {items: [{word: one}, {word: two}, {word: three}]}
 prompt: {user: "say {{ word }}"}
 rewards: {exact_match: {args: {target: "{{ word }}"}}}
 solution: {turns: [{say: "{{ word }}"}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 """What is played without a sandbox."""
 

@@ -37,7 +37,7 @@ prompt: {user: "write {{ word }}"}
 toolsets: [terminal]
 rewards: {file_matches: {args: {path: f, content: "{{ word }}"}}}
 solution: {turns: [{tools: [{name: terminal, args: {command: "printf {{ word }} > f"}}]}, {say: done}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 
 

@@ -33,7 +33,7 @@ toolsets: [terminal]
 rewards: {right: {fn: exact_match, args: {target: "{{ n }}"}}}
 solution: {turns: TURNS}
 agent: {max_turns: 50}
-servers: {policy: {type: scripted, deviate: 0.25}}
+servers: {policy: {type: scripted, error_rate: 0.25}}
 process: {group_size: 4}
 """
 AT_A_TIME = 8

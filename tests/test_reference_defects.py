@@ -150,7 +150,7 @@ async def test_a_file_of_one_rollout_never_earns_the_reward_of_another(folder: P
 
 async def test_two_rollouts_of_a_group_at_once_have_files_of_their_own() -> None:
     """As above, within a group in flight."""
-    spec = load_spec("terminal-files", overrides=parse_extra_args([], ["servers.policy.deviate=0.5"]))
+    spec = load_spec("terminal-files", overrides=parse_extra_args([], ["servers.policy.error_rate=0.5"]))
     for group in await play(spec, size=4):
         assert sorted(rollout.rewards["file_matches"].value or 0.0 for rollout in group.rollouts) == [0, 0, 1, 1]
 

@@ -71,7 +71,7 @@ def test_a_type_of_a_package_is_known_like_ours(install: Install) -> None:
     [
         ("type: mytyp", "there is no type mytyp; did you mean `mytype`"),
         ("type: nothing", r"the type of server 'nothing' \(mypackage:NOTHING\) is no .*ServerType, but str"),
-        ("deviate: 0.5, type: mytype", "`deviate` has no meaning for type mytype"),
+        ("error_rate: 0.5, type: mytype", "`error_rate` has no meaning for type mytype"),
     ],
 )
 def test_what_is_wrong_about_such_a_type_is_told_at_its_place(install: Install, changed: str, said: str) -> None:

@@ -67,7 +67,7 @@ toolsets: [terminal]
 rewards:
   own: {fn: "look.py:own"}
 solution: {turns: [{tools: [{name: terminal, args: {command: "true"}}]}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {group_size: 1, groups: 1}
 """
 LOOK = """

@@ -134,7 +134,7 @@ def _ask(environ: Mapping[str, str]) -> str:
     echo(f"  {len(_CHOICES) + 1}  none: the scripted demo", err=True)
     picked = typer.prompt("Number", type=int, err=True)
     if not 1 <= picked <= len(_CHOICES):
-        return 'servers.policy={"type": "scripted", "deviate": 0.4}'
+        return 'servers.policy={"type": "scripted", "error_rate": 0.4}'
     choice = _CHOICES[picked - 1]
     has_key = choice.key_env is not None and bool(environ.get(choice.key_env))
     if choice.needs_key and not has_key:

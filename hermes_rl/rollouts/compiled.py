@@ -120,7 +120,7 @@ def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int,
     `prior` is the number of assistant messages in the prompt.
     """
     turns = gold_turns(spec, key.row, seat)
-    if key.index in deviations(key.size, server.deviate, server.seed, key.group):
+    if key.index in deviations(key.size, server.error_rate, server.seed, key.group):
         turns = deviate_script(turns, Random(f"{server.seed}:{key.group}-{key.index}"))
     return Script(turns, prior)
 

@@ -86,7 +86,7 @@ class ServerConfig:
     """US dollars per million `prompt` and `completion` tokens; None: unknown."""
     session_header: bool = True
     """If True, send `SESSION_HEADER` with each call of a rollout."""
-    deviate: float = 0.0
+    error_rate: float = 0.0
     """Fraction of a group's rollouts that a `scripted` server runs incorrectly."""
     seed: int = 0
     """Seed of the deviations."""

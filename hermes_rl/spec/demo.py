@@ -28,7 +28,7 @@ def _scripted(role: str, server: Node) -> Node:
     if isinstance(server, MappingNode) and _text(server.get("type")) == "scripted":
         return server
     mark = server.mark
-    values = {"type": "scripted", "deviate": DEVIATE} if role == "policy" else {"type": "scripted"}
+    values = {"type": "scripted", "error_rate": DEVIATE} if role == "policy" else {"type": "scripted"}
     return mapping(mark, **{key: scalar(mark, value) for key, value in values.items()})
 
 

@@ -96,7 +96,7 @@ def _plain(section: Section) -> dict[str, Any]:
 
 
 def _model(server: Section) -> dict[str, Any]:
-    keep = ("type", "model", "tokenizer", "renderer", "deviate", "seed")
+    keep = ("type", "model", "tokenizer", "renderer", "error_rate", "seed")
     return {key: value for key, value in _plain(server).items() if key in keep}
 
 

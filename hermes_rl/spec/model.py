@@ -1045,7 +1045,7 @@ class Server(Section):
     prices: Late[Prices] | None = Field(
         None, description="US dollars for a million tokens, where the server does not tell what a call costs."
     )
-    deviate: float = Field(
+    error_rate: float = Field(
         0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
     )
     seed: int | None = Field(None, description="scripted: seed of the deviations; default: the spec's seed.")

@@ -32,6 +32,8 @@ KEYS: Mapping[str, str] = {
     "user.opens": "speaks_first",
     "user.says": "turns",
     "rewards.*.process": "isolate",
+    "servers.*.*.deviate": "error_rate",
+    "servers.*.deviate": "error_rate",
     "state.process": "isolate",
     "tools.*.process": "isolate",
     "user.tools.*.process": "isolate",

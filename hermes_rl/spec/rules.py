@@ -425,7 +425,7 @@ DATA_RULES = (
 
 # ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
 
-SCRIPTED_ONLY = ("deviate", "seed")
+SCRIPTED_ONLY = ("error_rate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
 """Keys of a server that scripted ones alone have, and that they alone do not have."""
 

@@ -22,7 +22,7 @@ from tests.servers.loopback_server import Loopback, completion, error
 from tests.service.playing import policy as token_policy
 from tests.service.served import SOLUTION
 
-SCRIPTED = TEXT + "servers: {policy: {type: scripted, deviate: 0.5}}\n" + SOLUTION
+SCRIPTED = TEXT + "servers: {policy: {type: scripted, error_rate: 0.5}}\n" + SOLUTION
 SECRET = "sk-that-nobody-may-read"
 
 
@@ -181,7 +181,9 @@ DEADLY = CODE.replace(
 
 
 async def test_a_rollout_that_takes_its_worker_along_fails_and_the_others_are_played(tmp_path: Path) -> None:
-    spec = spec_in(tmp_path, SCRIPTED.replace("deviate: 0.5", "deviate: 0").replace('add"}', 'add", isolate: none}'))
+    spec = spec_in(
+        tmp_path, SCRIPTED.replace("error_rate: 0.5", "error_rate: 0").replace('add"}', 'add", isolate: none}')
+    )
     (tmp_path / "code.py").write_text(DEADLY)
     async with open_env(spec, workers=2) as env:
         groups = {group.row.key: group async for group in env.groups(1, rows=env.rows(), concurrency=1)}

@@ -58,7 +58,7 @@ solution:
   - tools: [{name: terminal, args: {command: "seq 100000 > big; tail -n 1 big; expr {{ n }} '*' 100 > f"}}]
   - tools: [{name: read_file, args: {path: big, limit: 5}}]
   - say: done
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 RIGHT = 2.0
 

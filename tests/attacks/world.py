@@ -64,7 +64,7 @@ SPEC: dict[str, Any] = {
         },
     },
     "solution": {"turns": "{{ turns }}"},
-    "servers": {"policy": {"type": "scripted", "deviate": 0}},
+    "servers": {"policy": {"type": "scripted", "error_rate": 0}},
     "process": {"group_size": 1, "groups": len(ATTACKS) + len(INNOCENT), "concurrency": 4},
 }
 

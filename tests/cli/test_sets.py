@@ -33,7 +33,10 @@ solution: {turns: [{say: "{{ a }}"}]}
 rewards: {exact_match: {args: {target: "{{ a }}"}}}
 evaluate: {rollouts: 4}
 """
-BAD, GOOD = "{servers.policy: {type: scripted, deviate: 0.75}}", "{servers.policy: {type: scripted, deviate: 0.25}}"
+BAD, GOOD = (
+    "{servers.policy: {type: scripted, error_rate: 0.75}}",
+    "{servers.policy: {type: scripted, error_rate: 0.25}}",
+)
 SET = f"""
 set:
   name: small
@@ -232,7 +235,7 @@ def wait_for(condition: Any) -> None:
 
 
 def test_settings_the_command_line_and_the_specs_own_policy(folder: Path, capsys: Out) -> None:
-    (folder / "sums.yaml").write_text(SPEC + "servers: {policy: {type: scripted, deviate: 0}}\n")
+    (folder / "sums.yaml").write_text(SPEC + "servers: {policy: {type: scripted, error_rate: 0}}\n")
     (folder / "small.yaml").write_text(
         "set:\n  name: small\n  specs:\n    - {spec: sums.yaml, set: {evaluate.rollouts: 1, agent.max_turns: 3}}\n"
         "  models: [{name: own, set: {evaluate.rollouts: 2, agent.max_turns: 4}}]\n"
@@ -256,7 +259,7 @@ def test_everything_that_is_wrong_is_told_before_the_first_run(folder: Path, cap
         "  name: small\n"
         "  specs: [sums.yaml]\n"
         "  models:\n"
-        "    - {name: a, set: {servers.policy: {type: scripted, deviatee: 0.5}}}\n"
+        "    - {name: a, set: {servers.policy: {type: scripted, error_rat: 0.5}}}\n"
         "    - {name: b, set: {servers.policy: {type: scripted}, agent.max_turn: 3}}\n"
         "    - {name: c}\n"
         "    - {name: d, set: {servers.policy: {type: scripted}, dataset.eval: null}}\n"
@@ -272,7 +275,7 @@ def test_everything_that_is_wrong_is_told_before_the_first_run(folder: Path, cap
             "small.yaml:9:98",
             "sums.yaml",
         ]
-        assert "unknown key `deviatee`; did you mean `deviate`?" in said[0]
+        assert "unknown key `error_rat`; did you mean `error_rate`?" in said[0]
         assert "unknown key `max_turn`; did you mean `max_turns`?" in said[1]
         assert "sums × c has no policy" in said[2]
         assert "a secret is written in `api_key`" in said[3]

@@ -22,7 +22,7 @@ dataset: {generator: "rows.py:rows"}
 prompt: {user: "Say {{ n }}"}
 rewards: {right: {fn: "rows.py:right"}}
 solution: {turns: [{say: "{{ n }}"}]}
-servers: {policy: {type: scripted, deviate: 0.5}}
+servers: {policy: {type: scripted, error_rate: 0.5}}
 serve: {group_size: 4, total_steps: STEPS, eval_every: 0, api_url: URL}
 env: {max_batches_offpolicy: 1}
 """

@@ -399,7 +399,7 @@ sandbox: {backend: docker, limits: {memory: 128MiB}}
 rewards: {file_matches: {args: {path: out, content: "{{ word }}"}}}
 solution:
   turns: [{tools: [{name: terminal, args: {command: "sleep SECONDS; echo {{ word }} > out"}}]}, {say: done}]
-servers: {policy: {type: scripted, deviate: 0.4}}
+servers: {policy: {type: scripted, error_rate: 0.4}}
 process: {group_size: 4, groups: 50, concurrency: 32}
 """
 

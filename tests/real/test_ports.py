@@ -254,7 +254,7 @@ async def test_it_plays_for_trainers(name: str, tmp_path: Path) -> None:
     """Files of training data, and batches over HTTP: groups of two, of which one rollout in two goes wrong."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name]
-    sets = ["servers.policy={type: scripted, deviate: 0.5}", "process.groups=4", "process.group_size=2"]
+    sets = ["servers.policy={type: scripted, error_rate: 0.5}", "process.groups=4", "process.group_size=2"]
     sets += ["serve.group_size=2", "serve.total_steps=2", "serve.eval_every=0", "env.max_batches_offpolicy=1"]
     sets += ["dataset.eval={fraction: 0.2}"] if name in FOR_EVALUATION else []
     options = ["--quiet", *(word for each in sets for word in ("--set", each))]

@@ -279,7 +279,7 @@ def test_environments_of_one_process_share_a_cluster_and_make_room_for_each_othe
     paths = [str(tmp_path / name / "spec.yaml") for name in ("one", "two")]
     for path in paths:
         write(Path(path).parent, command="sleep 0.5; echo {{ n }} > /tmp/n")
-        change(Path(path).parent, ", deviate: 0.5", "")
+        change(Path(path).parent, ", error_rate: 0.5", "")
     cluster.do("add")
     command = [str(ray_python()), str(HERE / "ray_environments.py"), cluster.address, *paths]
     done = subprocess.run(command, env=OWN, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -314,7 +314,7 @@ async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(
 ) -> None:
     for name in ("one", "ray"):
         (tmp_path / name).mkdir()
-    text = PLAYED.replace("scripted}", "scripted, deviate: 0.5}")
+    text = PLAYED.replace("scripted}", "scripted, error_rate: 0.5}")
     with Served(spec_in(tmp_path / "one", text)) as one:
         keys = one.keys()
         alone, _ = one.batch(rows=keys, n=2, batch="b")
@@ -413,7 +413,7 @@ async def test_code_travels_and_no_key_is_in_anything_that_ray_writes(tmp_path: 
     async with FaultyModel(faults=0.0) as model:
         policy = {"type": "openai", "base_url": model.url, "model": "faulty", "api_key_env": "POLICY_KEY"}
         policy["tokenizer"] = str(small_tokenizer_path())
-        change(folder, "{type: scripted, deviate: 0.5}", json.dumps(policy))
+        change(folder, "{type: scripted, error_rate: 0.5}", json.dumps(policy))
         change(folder, 'one.managed_state["nodes"]', "one.messages")  # a chat server tells no tokens
         (folder / "help.py").write_text("def size(text):\n    return len(text)\n")
         (folder / "data.txt").write_text("from afar")
@@ -568,7 +568,7 @@ def test_broken_node_is_excluded_while_others_play(
     tmp_path: Path, cluster: RayCluster, fails: str, reason: str
 ) -> None:
     write(tmp_path, groups=5_000, command="sleep 0.3; echo {{ n }} > /tmp/n")
-    change(tmp_path, "deviate: 0.5", "deviate: 0")
+    change(tmp_path, "error_rate: 0.5", "error_rate: 0")
     change(tmp_path, "groups: 5000", "groups: 5000, concurrency: 4")
     if "rollout" in fails:
         dies = "    import os\n    if os.environ.get('NODE') == 'broken':\n        os._exit(1)\n"

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("viewed")
     command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "terminal-files", "process", "--out", "played"]
     subprocess.run([*command, "--set", "process.groups=8"], cwd=made, check=True, capture_output=True, timeout=120)
-    again = [*command[:-1], "again", "--set", "process.groups=8", "--set", "servers.policy.deviate=0.9"]
+    again = [*command[:-1], "again", "--set", "process.groups=8", "--set", "servers.policy.error_rate=0.9"]
     subprocess.run(again, cwd=made, check=True, capture_output=True, timeout=120)
     return made
 

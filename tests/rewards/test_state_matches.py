@@ -144,8 +144,8 @@ async def test_the_example_of_the_docs_tells_right_from_wrong(tmp_path: Path) ->
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     spec, code = re.search(r"## A replay of gold\n\n```yaml\n(.*?)```\n\n```python\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
     (tmp_path / "shop.py").write_text(code)
-    for deviate, scores in ((0, {1.0}), (1, {0.0, 1.0})):
-        text = spec.replace("{type: scripted}", f"{{type: scripted, deviate: {deviate}}}")
+    for error_rate, scores in ((0, {1.0}), (1, {0.0, 1.0})):
+        text = spec.replace("{type: scripted}", f"{{type: scripted, error_rate: {error_rate}}}")
         async with open_env(parse_spec(text, folder=tmp_path)) as env:
             group = await env.play_group(env.rows()[0], 4)
         assert {rollout.score for rollout in group.rollouts} == scores

@@ -67,7 +67,7 @@ state: shelf.py:Shelf
 tools: [{state: take}]
 rewards: {emptied: {fn: "shelf.py:emptied"}}
 solution: {turns: [{tools: [{name: take, args: {count: "{{ n }}"}}]}, {say: done}]}
-servers: {policy: {type: scripted, deviate: 0.5}}
+servers: {policy: {type: scripted, error_rate: 0.5}}
 """
 
 
@@ -201,7 +201,7 @@ rewards:
       files: [{to: test_one.py, content: "CASE"}]
       command: python3 -m unittest -q test_one
       reference: solution
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 solution:
 """
 CASE = r"import unittest, one\nclass T(unittest.TestCase):\n    def test_one(self): self.assertEqual(one.one(), 1)\n"

@@ -53,7 +53,7 @@ solution:
   turns:
     - tools: [{name: terminal, args: {command: "{{ command }}"}}]
     - say: done
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {group_size: 1, groups: 1}
 """
 TEST = "import repo\n\ndef test_value():\n    assert repo.value() == {value}\n"
@@ -172,7 +172,7 @@ rewards:
   own: {fn: "look.py:own"}
   fresh: {fn: "look.py:fresh", sandbox: fresh}
 solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {group_size: 2, groups: 1}
 """
 LOOK = """
@@ -257,7 +257,7 @@ rewards:
   first: {fn: "look.py:first"}
   second: {fn: "look.py:second"}
 solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {group_size: 1, groups: 1}
 """
 ALONE = """
@@ -290,7 +290,7 @@ rewards:
   own: {fn: "look.py:looks", weight: 1}
   fresh: {fn: "look.py:looks", sandbox: fresh}
 solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {group_size: 2, groups: 1}
 """
 
@@ -358,7 +358,7 @@ artifacts: {fix: {path: fix}, tree: {path: tree}, base: {path: base}}
 rewards:
   looks: {fn: "look.py:looks", sandbox: fresh}
 solution: {turns: [{tools: [{name: terminal, args: {command: "{{ command }}"}}]}, {say: done}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {groups: COUNT, group_size: 1}
 """
 GRADES = """

@@ -26,7 +26,7 @@ dataset: DATASET
 prompt: {user: "Say {{ word }}"}
 rewards: {long: {fn: "rewards.py:long"}}
 solution: {turns: [{say: "{{ word }}"}]}
-servers: {policy: {type: scripted, deviate: 0.5}}
+servers: {policy: {type: scripted, error_rate: 0.5}}
 process: {groups: GROUPS, group_size: 2, concurrency: 8}
 """
 REWARD = """

@@ -32,7 +32,7 @@ solution:
     - tools: [{{name: todo, args: {{merge: true}}}}]
     - say: "the answer is 7"
 rewards: {{right: {{fn: regex_match, args: {{pattern: "is 7"}}}}}}
-servers: {{policy: {{type: scripted, deviate: 0.5}}}}
+servers: {{policy: {{type: scripted, error_rate: 0.5}}}}
 process: {{groups: 2, group_size: 2, format: {format}{more}}}
 """
 

@@ -33,7 +33,7 @@ dataset: {{generator: "rows.py:rows", limit: {rows}, eval: {eval}}}
 prompt: {{user: "{{{{ q }}}}"}}
 rewards: {{{reward}}}
 solution: {{turns: [{{say: "{{{{ q }}}}"}}]}}
-servers: {{policy: {{type: scripted, deviate: 0.5}}}}
+servers: {{policy: {{type: scripted, error_rate: 0.5}}}}
 agent: {{temperature: 1.0}}
 evaluate: {{rollouts: {size}, agent: {{temperature: 1.0}}}}
 process: {{groups: {rows}, group_size: {size}}}

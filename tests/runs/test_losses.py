@@ -20,7 +20,7 @@ dataset: {items: [{n: 1}, {n: 2}, {n: 3}, {n: 4}], key: n}
 prompt: {user: "{{ n }}"}
 rewards: {picky: {fn: "picky.py:picky", args: {n: "{{ n }}"}}}
 solution: {turns: [{say: done}]}
-servers: {policy: {type: scripted, deviate: 0, model: m}}
+servers: {policy: {type: scripted, error_rate: 0, model: m}}
 process: {group_size: 1, groups: 12, concurrency: 1}
 """
 PICKY = """

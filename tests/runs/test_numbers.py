@@ -213,7 +213,7 @@ rewards:
   steps: {fn: "code.py:steps", weight: 0.5}
   fragile: {fn: "code.py:fragile", weight: -0.5}
 solution: {turns: [{say: "{{ word }} and more of it"}]}
-servers: {policy: {type: scripted, deviate: 0.7}}
+servers: {policy: {type: scripted, error_rate: 0.7}}
 process: {groups: 12, group_size: 4}
 """
 SEEDED_CODE = """

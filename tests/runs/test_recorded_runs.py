@@ -27,11 +27,12 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy whose stored specs name their code where it is now."""
+    """A copy whose stored specs name their code where it is now, and whose own spec has the current names."""
     shutil.copytree(RECORDED, tmp_path, dirs_exist_ok=True)
     for spec in tmp_path.glob("*/spec.yaml"):
         text = spec.read_text("utf-8").replace("/recorded/", f"{tmp_path}/").replace("/shipped/", f"{ROOT}/")
         spec.write_text(text, "utf-8")
+    succeed(tmp_path, "migrate", "spec.yaml")
     return tmp_path
 
 

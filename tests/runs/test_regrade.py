@@ -18,7 +18,7 @@ rewards:
   long: {fn: "rewards.py:long", range: [0, 99], args: {word: "{{ word }}"}}
   place: {fn: "rewards.py:place", weight: 0, range: [0, 99]}
 solution: {turns: [{say: "{{ word }}"}]}
-servers: {policy: {type: scripted, deviate: 0.5}}
+servers: {policy: {type: scripted, error_rate: 0.5}}
 evaluate: {rollouts: 2, agent: {temperature: 1.0}}
 process: {groups: 4, group_size: 2}
 """
@@ -160,7 +160,7 @@ rewards:
   long: {fn: "rewards.py:long", sandbox: fresh, range: [0, 99]}
 solution:
   turns: [{tools: [{name: terminal, args: {command: "mkdir work; echo -n {{ word }} > work/out; echo x > left"}}]}]
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 LOOKS = """
 def long(ctx):
@@ -231,7 +231,7 @@ def test_another_model_of_the_judge_judges_anew(tmp_path: Path, command: str) ->
     text = SPEC.replace(
         '{fn: "rewards.py:long", range: [0, 99], args: {word: "{{ word }}"}}', "{fn: llm_judge, args: {rubric: Good}}"
     )
-    text = text.replace("{type: scripted, deviate: 0.5}", "{type: scripted}, judge: {type: scripted, model: first}")
+    text = text.replace("{type: scripted, error_rate: 0.5}", "{type: scripted}, judge: {type: scripted, model: first}")
     write(tmp_path)
     (tmp_path / "spec.yaml").write_text(text)
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0

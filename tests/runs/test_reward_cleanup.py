@@ -16,7 +16,7 @@ rewards:
   first: {fn: "code.py:cleans"}
   second: {fn: "code.py:looks"}
 solution: {turns: [{tools: [{name: terminal, args: {command: "echo one > f"}}]}, {say: done}]}
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {groups: 1, group_size: 2}
 """
 CODE = """

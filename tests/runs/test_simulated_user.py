@@ -57,7 +57,7 @@ solution:
     - tools: [{name: take, args: {name: pear}}]
     - {say: "Here, two left.", user: "And an apple?"}
     - {say: "We have none."}
-servers: {policy: {type: scripted, deviate: 0}, user: {type: scripted}}
+servers: {policy: {type: scripted, error_rate: 0}, user: {type: scripted}}
 process: {group_size: 2, groups: 1}
 """
 

@@ -43,7 +43,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 solution: {turns: [{say: "{{ word }}"}]}
 distill: {top_k: 3}
 servers:
-  policy: {type: scripted, deviate: 0.5}
+  policy: {type: scripted, error_rate: 0.5}
   teacher: {type: vllm, base_url: "URL", model: m, tokenizer: "TOKENIZER"}
 process: {groups: 2, group_size: 2}
 """
@@ -152,7 +152,7 @@ async def test_each_sequence_of_a_rollout_is_asked_about(teacher: Teaching, tmp_
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     changes = {
         "solution: {turns": "# {",
-        "deviate: 0.5": f'tokenizer: "{folder}"',
+        "error_rate: 0.5": f'tokenizer: "{folder}"',
         str(small_tokenizer_path()): str(folder),
     }
     _, groups = await play(text_of(url, **changes) + LAYERED, tmp_path / "run")
@@ -243,7 +243,7 @@ async def test_environments_made_of_the_spec_have_the_teacher_too(
     by_hand: bool, teacher: Teaching, tmp_path: Path
 ) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
-    own = {"deviate: 0.5": f'tokenizer: "{folder}"', str(small_tokenizer_path()): str(folder)}
+    own = {"error_rate: 0.5": f'tokenizer: "{folder}"', str(small_tokenizer_path()): str(folder)}
     parent: Any = compile_spec(parse_spec(text_of(teacher[1], **own, **{"solution: {turns": "# {"}) + LAYERED))
 
     class Mine(parent):

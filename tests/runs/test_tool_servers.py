@@ -32,7 +32,7 @@ solution:
     - tools: [{name: far_crash, args: {}}]
     - tools: [{name: add, args: {a: "{{ a }}", b: "{{ b }}"}}, {name: count, args: {}}, {name: far_count, args: {}}]
     - say: "{{ a + b }}"
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 process: {group_size: 2, groups: 2}
 """
 
@@ -81,7 +81,7 @@ solution:
     - tools: [{name: web_search, args: {query: "{{ word }}"}}, {name: count, args: {}}]
     - tools: [{name: ask, args: {word: "{{ word }}"}}]
     - say: "{{ word }}"
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 evaluate: {rollouts: 1}
 """
 ASK = """

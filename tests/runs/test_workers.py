@@ -46,7 +46,7 @@ solution:
         - {name: terminal, args: {command: "COMMAND"}}
         - {name: shout, args: {text: "a{{ n }}"}}
     - {say: "{{ n }}"}
-servers: {policy: {type: scripted, deviate: 0.5}}
+servers: {policy: {type: scripted, error_rate: 0.5}}
 process: {group_size: 2, groups: GROUPS}
 evaluate: {rollouts: 2}
 """
@@ -406,7 +406,7 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
 )
 def test_worker_whose_replacements_cannot_start_is_excluded(tmp_path: Path, fails: str, reason: str) -> None:
     write(tmp_path, groups=10, command="sleep 0.1; echo {{ n }} > /tmp/n")
-    change(tmp_path, "deviate: 0.5", "deviate: 0")
+    change(tmp_path, "error_rate: 0.5", "error_rate: 0")
     in_worker = 'open("/proc/self/comm").read() == "hermes-worker\\n"'
     breaks = f"import os\nif {in_worker} and os.path.exists({str(tmp_path / 'broken')!r}):\n    {fails}\n"
     (tmp_path / "code.py").write_text(breaks + CODE)

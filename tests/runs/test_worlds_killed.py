@@ -88,7 +88,7 @@ def spec_of(kind: str) -> dict[str, Any]:
         "name": "worlds",
         "dataset": {"items": [{"number": number} for number in range(1, 13)]},
         "prompt": {"user": "Begin."},
-        "servers": {"policy": {"type": "scripted", "deviate": 0.5}},
+        "servers": {"policy": {"type": "scripted", "error_rate": 0.5}},
         "process": {"group_size": 2, "groups": 12, "concurrency": 4},
         **KINDS[kind],
     }

@@ -24,7 +24,7 @@ sandbox: {backend: docker, image: "{{ image }}"}
 rewards: {right: {fn: exact_match, args: {target: "{{ image }}"}}}
 solution:
   turns: [{tools: [{name: terminal, args: {command: "true"}}]}, {say: "{{ image }}"}]
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 TRAIN = SPEC.replace(", eval: only", "") + "process: {group_size: 2, groups: 12, drop_uniform: false}\n"
 

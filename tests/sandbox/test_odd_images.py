@@ -147,7 +147,7 @@ async def test_each_odd_image_costs_its_own_row(tmp_path: Path, own_cache: Path)
         "sandbox": {"image": "{{ image }}"},
         "rewards": {"right": {"fn": "exact_match", "args": {"target": "{{ name }}"}}},
         "solution": {"turns": [{"tools": [{"name": "terminal", "args": {"command": "ls /"}}]}, {"say": "{{ name }}"}]},
-        "servers": {"policy": {"type": "scripted", "deviate": 0}},
+        "servers": {"policy": {"type": "scripted", "error_rate": 0}},
         "process": {"group_size": 1, "groups": len(rows), "drop_uniform": False, "concurrency": 4},
         "budget": {"max_failures": 1000},
     }

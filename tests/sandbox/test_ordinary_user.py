@@ -33,7 +33,7 @@ solution:
   turns:
     - tools: [{name: terminal, args: {command: "cp /etc/issue here; echo mine > /etc/issue; id -u > /bin/uid"}}]
     - say: done
-servers: {policy: {type: scripted, deviate: 0}}
+servers: {policy: {type: scripted, error_rate: 0}}
 """
 REWARDS = """
 def right(ctx):

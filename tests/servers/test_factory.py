@@ -57,8 +57,8 @@ def test_a_server_of_a_spec() -> None:
 
 
 def test_no_variable_named_means_no_key() -> None:
-    config = config_from_spec(SimpleNamespace(type="scripted", deviate=0.4, seed=3), {"OPENAI_API_KEY": "k"}, seed=7)
-    assert (config.api_key, config.deviate, config.seed) == (None, 0.4, 3)
+    config = config_from_spec(SimpleNamespace(type="scripted", error_rate=0.4, seed=3), {"OPENAI_API_KEY": "k"}, seed=7)
+    assert (config.api_key, config.error_rate, config.seed) == (None, 0.4, 3)
 
 
 def test_a_key_of_the_command_line_wins() -> None:

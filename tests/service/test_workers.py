@@ -46,7 +46,7 @@ def test_a_service_with_workers_answers_what_one_process_answers(tmp_path: Path)
     for number in (1, 2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        text = PLAYED.replace("scripted}", "scripted, deviate: 0.5}") + f"serve: {{workers: {number}}}\n"
+        text = PLAYED.replace("scripted}", "scripted, error_rate: 0.5}") + f"serve: {{workers: {number}}}\n"
         with Served(spec_in(folder, text)) as service:
             assert len(workers_of(service.process.pid)) == (0 if number == 1 else 2)
             lines, end = service.batch(rows=service.keys(), n=3, batch="b", sampling={"max_turns": 3})

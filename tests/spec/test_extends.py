@@ -27,7 +27,7 @@ agent: {max_turns: 3, max_tokens: 5}
 rewards:
   a: {fn: exact_match, weight: 2, args: {target: x}}
   b: {fn: exact_match, args: {target: y}}
-servers: {policy: {type: scripted, deviate: 0.4}, judge: {base_url: "http://j", model: j}}
+servers: {policy: {type: scripted, error_rate: 0.4}, judge: {base_url: "http://j", model: j}}
 wandb: project
 """
 
@@ -67,7 +67,7 @@ def test_a_block_of_another_kind_is_replaced_whole(tmp_path: Path) -> None:
     assert spec.dataset.items is None and spec.dataset.shuffle is None and not spec.dataset.columns
     assert (spec.rewards["a"].weight, dict(spec.rewards["a"].args)) == (1, {})
     assert (spec.sandbox.image, spec.sandbox.timeout) == (None, 120)
-    assert spec.servers["policy"][0].deviate == 0
+    assert spec.servers["policy"][0].error_rate == 0
     assert spec.servers["judge"][0].model == "j"
 
 

@@ -45,8 +45,8 @@ CASES: dict[str, tuple[str, str]] = {
     "unknown-nested": (BASE + "agent:\n  ▶max_turn: 3\n", "did you mean `max_turns`? Choices: max_turns, timeout"),
     "unknown-in-list": (BASE + "tools:\n  - ▶pyhton: a.py:f\n    python: a.py:f\n", "did you mean `python`?"),
     "unknown-server-key": (
-        BASE + "servers:\n  policy: {type: scripted, ▶devate: 0.4}\n",
-        "did you mean `deviate`?",
+        BASE + "servers:\n  policy: {type: scripted, ▶error_rat: 0.4}\n",
+        "did you mean `error_rate`?",
     ),
     "missing-dataset": ("▶version: 1\nprompt: {user: a}\n", "missing key `dataset`"),
     "missing-nested": (BASE + "sandbox:\n  files:\n    - ▶{content: a}\n", "missing key `to`"),
@@ -311,8 +311,8 @@ CASES: dict[str, tuple[str, str]] = {
     "empty-turn": (BASE + "solution:\n  turns:\n    - ▶{reasoning: a}\n", "needs `tools`, `say`, or"),
     "role-name": (BASE + "servers: {▶item: {type: scripted}}\n", "cannot be a role"),
     "server-without-url": (BASE + "servers:\n  ▶policy: {type: vllm, model: a}\n", "missing key `base_url`"),
-    "deviate-on-openai": (
-        BASE + "servers: {policy: {base_url: 'http://a', model: m, ▶deviate: 0.5}}\n",
+    "error_rate-on-openai": (
+        BASE + "servers: {policy: {base_url: 'http://a', model: m, ▶error_rate: 0.5}}\n",
         "no meaning for type openai",
     ),
     "trl": (

@@ -18,7 +18,7 @@ dataset: {items: [{q: a}], shuffle: 1, eval: {fraction: 0.5}}
 prompt: {system: s, user: "{{ q }}"}
 sandbox: {backend: docker, image: debian, setup: [ls]}
 rewards: {a: {fn: exact_match, weight: 2, args: {target: x}}}
-servers: {policy: {type: scripted, deviate: 0.4}}
+servers: {policy: {type: scripted, error_rate: 0.4}}
 wandb: project
 """
 
@@ -76,7 +76,7 @@ def test_another_kind_drops_what_belonged_to_the_old_one(path: Path) -> None:
     spec = changed(
         path, sets=("servers.policy.type=vllm", "servers.policy.base_url=http://a", "servers.policy.model=m")
     )
-    assert (spec.servers["policy"][0].type, spec.servers["policy"][0].deviate) == ("vllm", 0)
+    assert (spec.servers["policy"][0].type, spec.servers["policy"][0].error_rate) == ("vllm", 0)
 
 
 @pytest.mark.parametrize("name", ["harbor", "terminal-bench", "terminal-bench-2"])
@@ -147,7 +147,7 @@ def test_flags_of_the_policy(path: Path) -> None:
     )  # fmt: skip
     (policy,) = spec.servers["policy"]
     assert (policy.type, policy.base_url, policy.model, policy.max_concurrency) == ("openai", "http://a/v1", "7", 3)
-    assert (policy.timeout, policy.tokenizer, policy.deviate) == (9, "org/tok", 0)
+    assert (policy.timeout, policy.tokenizer, policy.error_rate) == (9, "org/tok", 0)
     assert spec.policy_api_key is not None and spec.policy_api_key.get_secret_value() == "hunter2"
     assert "hunter2" not in f"{spec!r} {spec.resolved()} {spec.policy_api_key!r}"
 
@@ -155,14 +155,14 @@ def test_flags_of_the_policy(path: Path) -> None:
 def test_flags_of_the_policy_apply_to_all_of_a_list(tmp_path: Path) -> None:
     path = tmp_path / "t.yaml"
     servers = "servers: {policy: [{base_url: 'http://a', model: m}, {base_url: 'http://b', model: m}]}\n"
-    path.write_text(TEXT.replace("servers: {policy: {type: scripted, deviate: 0.4}}\n", servers))
+    path.write_text(TEXT.replace("servers: {policy: {type: scripted, error_rate: 0.4}}\n", servers))
     spec = changed(path, "--openai.model_name", "n", "--openai.server_type", "sglang")
     assert [(server.type, server.model) for server in spec.servers["policy"]] == [("sglang", "n")] * 2
 
 
 def test_a_policy_from_flags_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.yaml"
-    path.write_text(TEXT.replace("servers: {policy: {type: scripted, deviate: 0.4}}\n", ""))
+    path.write_text(TEXT.replace("servers: {policy: {type: scripted, error_rate: 0.4}}\n", ""))
     spec = changed(path, "--openai.base_url", "http://a", "--openai.model_name", "m")
     assert spec.servers["policy"][0].model == "m"
 

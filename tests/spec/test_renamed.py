@@ -114,9 +114,9 @@ def test_path_in_the_new_names_is_unchanged() -> None:
 # Written with the old keys, these specs had these fingerprints at commit 9de8fa2a.
 SERVERS = """
 servers:
-  policy: {type: scripted, deviate: 0.25}
+  policy: {type: scripted, error_rate: 0.25}
   user: {type: scripted}
-  old: [{type: scripted, deviate: 0.5}]
+  old: [{type: scripted, error_rate: 0.5}]
 """
 HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: '{{ q }}'}" + SERVERS
 

@@ -219,11 +219,11 @@ def test_demo() -> None:
     assert not spec.demo
     demo = parse_spec(text, demo=True)
     assert demo.demo
-    assert (demo.servers["policy"][0].type, demo.servers["policy"][0].deviate) == ("scripted", 0.4)
+    assert (demo.servers["policy"][0].type, demo.servers["policy"][0].error_rate) == ("scripted", 0.4)
     assert demo.servers["judge"][0].type == "scripted"
     assert (demo.sandbox.backend, demo.sandbox.image, demo.sandbox.setup) == ("bubblewrap", None, ("ls",))
-    own = parse_spec(BASE + "servers: {policy: {type: scripted, deviate: 0.1}}\n", demo=True)
-    assert own.servers["policy"][0].deviate == 0.1
+    own = parse_spec(BASE + "servers: {policy: {type: scripted, error_rate: 0.1}}\n", demo=True)
+    assert own.servers["policy"][0].error_rate == 0.1
 
 
 def digits(text: str, folder: Path | None = None, **options: Any) -> str:

@@ -19,7 +19,7 @@ dataset: {items: [{n: 1}, {n: 2}, {n: 3}]}
 prompt: {user: "Say {{ n }}"}
 rewards: {right: {fn: exact_match, args: {target: "{{ n }}"}}}
 solution: {turns: [{say: "{{ n }}"}]}
-servers: {policy: {type: scripted, deviate: 0.5, weights_path: /get_weight_version}}
+servers: {policy: {type: scripted, error_rate: 0.5, weights_path: /get_weight_version}}
 serve: {group_size: 2, trainer: "counts.py:Counts", eval_every: 0}
 """
 CLASSES = """

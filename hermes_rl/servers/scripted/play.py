@@ -128,14 +128,14 @@ class Script:
         return number
 
 
-def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[int]:
-    """Return the deviating members of a group of `n`: ``clamp(round(deviate × n), 1, n − 1)`` of them.
+def deviations(n: int, error_rate: float, seed: int, group_key: str) -> frozenset[int]:
+    """Return the deviating members of a group of `n`: ``clamp(round(error_rate × n), 1, n − 1)`` of them.
 
-    No member deviates if `deviate` is 0, or in a group of one, which has no other member to differ from.
+    No member deviates if `error_rate` is 0, or in a group of one, which has no other member to differ from.
     """
-    if deviate <= 0 or n < 2:
+    if error_rate <= 0 or n < 2:
         return frozenset()
-    count = min(max(round(deviate * n), 1), n - 1)
+    count = min(max(round(error_rate * n), 1), n - 1)
     return frozenset(Random(f"{seed}:{group_key}").sample(range(n), count))
 
 

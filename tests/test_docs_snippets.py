@@ -123,7 +123,16 @@ def test_there_is_an_example_of_each_word_of_worlds() -> None:
         "steps:",
         "isolate: process",
     )
-    words += ("over:", "between:", "close:", "ends:", "schemas:", "marked:", "names:", "arguments: strict")
+    words += (
+        "over:",
+        "between:",
+        "close:",
+        "ends_rollout:",
+        "schemas:",
+        "decorated_with:",
+        "names:",
+        "arguments: strict",
+    )
     words += ("arguments: repair", "max_tool_errors:", "combine:", "world_rewards:", "user_turns:", "tool_errors:")
     assert [word for word in words if word not in text] == []
 

@@ -498,7 +498,9 @@ class CompiledSpec:
     def _require_tools(self, toolkit: Toolkit) -> None:
         """Raise `UserError` if a tool that ends rollouts, or a tool of a seat, does not exist."""
         for name in sorted(ending_tools(self.spec) - toolkit.names):
-            raise UserError(f"tools: `ends` names {name!r}, and there is no such tool{choices(name, toolkit.names)}")
+            raise UserError(
+                f"tools: `ends_rollout` names {name!r}, and there is no such tool{choices(name, toolkit.names)}"
+            )
         for seat, own in self.spec.agents.items():
             for name in sorted(set(own.tools or ()) - toolkit.names):
                 raise UserError(f"agents.{seat}.tools: there is no tool {name!r}{choices(name, toolkit.names)}")
@@ -932,7 +934,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
 
 def ending_tools(spec: Spec) -> frozenset[str]:
     """Return the names of the tools whose first call without an error ends a rollout."""
-    return frozenset(name for tool in spec.tools for name in tool.ends)
+    return frozenset(name for tool in spec.tools for name in tool.ends_rollout)
 
 
 def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:

@@ -511,7 +511,7 @@ class Tooling:
             self._function(entry, reference)
             for entry in self._entries
             if entry.python
-            for reference in functions_of(entry.python, entry.names, entry.marked)
+            for reference in functions_of(entry.python, entry.names, entry.decorated_with)
         )
         self._servers = tuple(
             _McpTools(_settings(tool.mcp, spec, environ, number), self._outside)
@@ -627,7 +627,7 @@ class Tooling:
             tool = SandboxedTool(tool, reference)
         elif entry.isolate != "none":
             tool = PoolTool(tool, reference)
-        if not entry.outside:
+        if not entry.external:
             return tool
         if self._outside.replay is not None:
             return self._outside.replay.tools(f"python {tool.name}")[0]
@@ -636,7 +636,7 @@ class Tooling:
 
 def state_source(entry: ToolSection) -> dict[str, Any]:
     """Return the arguments of `tools_of_state` for an entry that names tools of the state, not yet rendered."""
-    source = {key: getattr(entry, key) for key in ("schemas", "arguments", "names", "marked")}
+    source = {key: getattr(entry, key) for key in ("schemas", "arguments", "names", "decorated_with")}
     schemas = {"file": entry.schemas.file} if isinstance(entry.schemas, TextFile) else entry.schemas
     return {**source, "name": entry.state, "schemas": schemas}
 

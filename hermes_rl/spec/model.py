@@ -632,7 +632,7 @@ class ToolSection(Section):
     names: Annotated[Seq[str], MayTemplate()] | None = Field(
         None, description="Names of those that are offered, or patterns such as `get_*`; default: all."
     )
-    marked: str | None = Field(
+    decorated_with: str | None = Field(
         None, description="Only functions and methods on which a decorator has left this attribute are offered."
     )
     arguments: Literal["strict", "repair"] | None = Field(
@@ -647,11 +647,11 @@ class ToolSection(Section):
         "process inside a sandbox; none: in the runner.",
     )
     mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
-    outside: bool = Field(
+    external: bool = Field(
         False,
         description="For python: it reaches outside, so its answers are recorded and replayed too.",
     )
-    ends: Seq[str] = Field(
+    ends_rollout: Seq[str] = Field(
         (), description="Names of its tools that end the rollout when they have answered without an error."
     )
 

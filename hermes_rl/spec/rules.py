@@ -158,9 +158,9 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         if "state" in tool and "state" not in data:
             yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
         function = tool.get("python")
-        for place, name in enumerate(tool["ends"] if isinstance(tool.get("ends"), list) else ()):
+        for place, name in enumerate(tool["ends_rollout"] if isinstance(tool.get("ends_rollout"), list) else ()):
             if isinstance(function, str) and function.rpartition(":")[2] not in (name, "*"):
-                yield Fault((*path, "ends", place), f"the tool is named `{function.rpartition(':')[2]}`")
+                yield Fault((*path, "ends_rollout", place), f"the tool is named `{function.rpartition(':')[2]}`")
         if "schemas" in tool and "state" not in tool:
             yield Fault((*path, "schemas"), "`schemas` goes with `state`; other tools have schemas already", at="key")
         yield from _chosen(path, tool)
@@ -171,8 +171,8 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         if "isolate" in tool and "python" not in tool:
             way = "write it of `state:`" if "state" in tool else "a server is a process of its own"
             yield Fault((*path, "isolate"), f"`isolate` goes with `python`; {way}", at="key")
-        if "outside" in tool and "python" not in tool:
-            yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
+        if "external" in tool and "python" not in tool:
+            yield Fault((*path, "external"), "`external` goes with `python`; of other tools it is known", at="key")
         if isinstance(tool.get("mcp"), dict):
             yield from _mcp((*path, "mcp"), tool["mcp"])
 
@@ -180,14 +180,16 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
 def _chosen(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
     """Find fault with what chooses among the tools of an entry."""
     many = str(tool.get("python")).endswith(":*")
-    for key in ("names", "marked"):
+    for key in ("names", "decorated_with"):
         if key in tool and "state" not in tool and not many:
             way = "use `allow`" if "mcp" in tool else "write file.py:* to choose among its functions"
             yield Fault((*path, key), f"`{key}` goes with `state`; {way}", at="key")
     if many and is_template(tool.get("names")):
         yield Fault((*path, "names"), "the functions of a file are the same for each row: write a list")
-    if "marked" in tool and "schemas" in tool:
-        yield Fault((*path, "marked"), "`schemas` describes tools, of which none is a function; use `names`", at="key")
+    if "decorated_with" in tool and "schemas" in tool:
+        yield Fault(
+            (*path, "decorated_with"), "`schemas` describes tools, of which none is a function; use `names`", at="key"
+        )
 
 
 def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:

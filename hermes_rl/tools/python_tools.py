@@ -299,11 +299,11 @@ class Choice:
 
     Args:
         names: names or patterns, one of which a tool has; None: it has any name.
-        marked: the attribute that a decorator has left on it; None: none is asked for.
+        decorated_with: the attribute that a decorator has left on it; None: none is asked for.
     """
 
-    def __init__(self, names: Sequence[str] | None = None, marked: str | None = None) -> None:
-        self.marked = marked
+    def __init__(self, names: Sequence[str] | None = None, decorated_with: str | None = None) -> None:
+        self.decorated_with = decorated_with
         self._any = names is None
         self._patterns = [name for name in names or () if WILDCARD & set(name)]
         self._names = dict.fromkeys(name for name in names or () if not WILDCARD & set(name))
@@ -313,15 +313,15 @@ class Choice:
     def takes(self, name: str, code: object) -> bool:
         self.known.add(name)
         named = self._any or name in self._names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
-        return named and (self.marked is None or bool(getattr(code, self.marked, False)))
+        return named and (self.decorated_with is None or bool(getattr(code, self.decorated_with, False)))
 
     def require_met(self, where: str, tools: Sequence[object]) -> None:
         """Raise `UserError` for a name, which is no pattern, that nothing has, and for a mark that nothing has."""
         for name in self._names:
             if name not in self.known:
                 raise UserError(f"{where} has no tool {name!r}{did_you_mean(name, self.known)}")
-        if self.marked is not None and not tools:
-            raise UserError(f"{where} has no function or method with {self.marked!r} that could be a tool")
+        if self.decorated_with is not None and not tools:
+            raise UserError(f"{where} has no function or method with {self.decorated_with!r} that could be a tool")
 
 
 def state_tools(state: object, name: str | None = None, choice: Choice | None = None) -> tuple[Tool, ...]:
@@ -339,12 +339,12 @@ def state_tools(state: object, name: str | None = None, choice: Choice | None = 
     return tuple(StateTool(name, method, own) for own, method in public if choice.takes(own, method))
 
 
-def functions_of(reference: str, names: Sequence[str] | None, marked: str | None) -> list[str]:
+def functions_of(reference: str, names: Sequence[str] | None, decorated_with: str | None) -> list[str]:
     """Return references to the functions that a reference names: itself, or all public ones of `file.py:*`."""
     place, _, name = reference.rpartition(":")
     if name != "*":
         return [reference]
-    module, choice = load_module(place), Choice(names, marked)
+    module, choice = load_module(place), Choice(names, decorated_with)
     own = [
         name
         for name, function in vars(module).items()
@@ -363,10 +363,10 @@ def tools_of_state(
     schemas: Schemas | None = None,
     arguments: ArgumentRule | None = None,
     names: Sequence[str] | None = None,
-    marked: str | None = None,
+    decorated_with: str | None = None,
 ) -> tuple[Tool, ...]:
-    """Return the tools of one entry `{state: NAME, schemas: …, arguments: …, names: …, marked: …}`."""
-    choice = Choice(names, marked)
+    """Return the tools of one entry `{state: NAME, schemas: …, arguments: …, names: …, decorated_with: …}`."""
+    choice = Choice(names, decorated_with)
     tools = state_tools(state, name, choice) if schemas is None else described_tools(state, name, schemas, choice)
     choice.require_met(f"{name} of the state {type(state).__name__}", tools)
     for tool in tools:

@@ -191,9 +191,14 @@ async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("sections", "turns", "ending", "played"),
     [
-        ({"tools": [{"state": "commit", "ends": ["commit"]}]}, [calls("commit", value=3)], Ending.WORLD_OVER, 1),
+        (
+            {"tools": [{"state": "commit", "ends_rollout": ["commit"]}]},
+            [calls("commit", value=3)],
+            Ending.WORLD_OVER,
+            1,
+        ),
         (  # a call that is an error ends nothing
-            {"tools": [{"state": "commit", "ends": ["commit"]}]},
+            {"tools": [{"state": "commit", "ends_rollout": ["commit"]}]},
             [calls("commit", value=33), calls("commit"), calls("commit", value=3)],
             Ending.WORLD_OVER,
             3,
@@ -319,7 +324,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "turns of words": ({"user": {"turns": ["x"], "max_turns": 3}}, "as many turns as there are words"),
     "no attribute": ({"state": {"python": "world.py:Game", "over": "ended"}}, "has no `ended`"),
     "no close": ({"state": {"python": "world.py:Game", "close": "shut"}}, "has no `shut`"),
-    "another name": ({"tools": [{"python": "world.py:commits", "ends": ["commit"]}]}, "the tool is named `commits`"),
+    "another name": ({"tools": [{"python": "world.py:commits", "ends_rollout": ["commit"]}]}, "is named `commits`"),
     "no errors": ({"agent": {"max_tool_errors": 0}}, "spec.yaml:2:20: must be at least 1"),
     "words without a text": ({"user": {"turns": [{"tools": ["look"]}]}}, "say"),
 }  # fmt: skip
@@ -505,7 +510,7 @@ def offered(rollout: Rollout) -> list[str]:
     return [schema["function"]["name"] for schema in rollout.result.tool_schemas]
 
 
-DESK = {"state": "desk", "marked": "is_tool"}
+DESK = {"state": "desk", "decorated_with": "is_tool"}
 OF_ROW = {"state": "call", "schemas": "{{ documents }}", "arguments": "strict"}
 
 
@@ -518,8 +523,8 @@ OF_ROW = {"state": "call", "schemas": "{{ documents }}", "arguments": "strict"}
         (DESK | {"names": ["cancel", "get_user"]}, ["get_user", "cancel"]),
         (DESK | {"names": "{{ may }}"}, ["get_order", "cancel"]),
         ({"state": "desk", "names": ["{{ may[0] }}"]}, ["get_order"]),
-        ({"python": "chosen.py:*", "marked": "is_tool"}, ["weigh", "measure"]),
-        ({"python": "chosen.py:*", "marked": "is_tool", "names": ["w*"], "isolate": "process"}, ["weigh"]),
+        ({"python": "chosen.py:*", "decorated_with": "is_tool"}, ["weigh", "measure"]),
+        ({"python": "chosen.py:*", "decorated_with": "is_tool", "names": ["w*"], "isolate": "process"}, ["weigh"]),
         (OF_ROW, ["first", "second"]),
         (OF_ROW | {"names": ["second"]}, ["second"]),
         ({"state": "call", "schemas": {"file": "tools.json"}}, ["first", "second"]),
@@ -553,10 +558,10 @@ async def test_another_row_has_other_tools(tmp_path: Path, apart: bool) -> None:
     ("entry", "problem"),
     [
         (DESK | {"names": ["get_oder"]}, r"desk of the state Shop has no tool 'get_oder'; did you mean `get_order`\?"),
-        (DESK | {"marked": "is_tol"}, "desk of the state Shop has no function or method with 'is_tol'"),
-        ({"python": "chosen.py:*", "marked": "is_tol"}, "no function or method with 'is_tol'"),
+        (DESK | {"decorated_with": "is_tol"}, "desk of the state Shop has no function or method with 'is_tol'"),
+        ({"python": "chosen.py:*", "decorated_with": "is_tol"}, "no function or method with 'is_tol'"),
         (
-            {"python": "chosen.py:*", "marked": "is_tool", "names": ["wiegh"]},
+            {"python": "chosen.py:*", "decorated_with": "is_tool", "names": ["wiegh"]},
             "has no tool 'wiegh'; did you mean `weigh`",
         ),
         ({"state": "call", "schemas": {"file": "broken.json"}}, r"broken\.json cannot be read as JSON"),

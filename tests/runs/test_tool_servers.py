@@ -72,7 +72,7 @@ dataset: {items: [{word: one}, {word: two}], eval: only}
 prompt: {user: "{{ word }}"}
 toolsets: {enabled: [search], record: tape}
 tools:
-  - {python: "ask.py:ask", outside: true}
+  - {python: "ask.py:ask", external: true}
   - mcp: {name: far, command: [python3, server.py], where: host, allow: [count]}
 rewards:
   named: {fn: exact_match, args: {target: "{{ word }}"}}

@@ -126,7 +126,7 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: 
     [
         (
             "toolsets: {enabled: [web], canned: {web_search: nothing}}\n"
-            'tools: [{python: "world.py:*", marked: offered, outside: true, ends: [look]}]\n'
+            'tools: [{python: "world.py:*", decorated_with: offered, external: true, ends_rollout: [look]}]\n'
             'state: {python: "world.py:World", over: over, between: between}\n'
             "user: {speaks_first: true, turns: [a, {say: b, min_reward: 1}]}\n"
             "rewards: {exact_match: {args: {target: a}, steps: last}}\n",
@@ -135,7 +135,7 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: 
         (
             'state: {python: "world.py:World", isolate: reuse}\n'
             "user: {transform: edit, speaks_first: true, "
-            'tools: [{python: "world.py:*", marked: offered, outside: true}]}\n',
+            'tools: [{python: "world.py:*", decorated_with: offered, external: true}]}\n',
             "b747b595",
         ),
         (

@@ -124,8 +124,8 @@ def test_there_is_an_example_of_each_word_of_worlds() -> None:
         "isolate: process",
     )
     words += (
-        "over:",
-        "between:",
+        "done:",
+        "before_user_turn:",
         "close:",
         "ends_rollout:",
         "schemas:",

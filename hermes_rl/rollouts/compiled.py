@@ -439,8 +439,8 @@ class CompiledSpec:
             new = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             new.process = process
             self._require_tools(toolkit)
-            if self.spec.state is not None and self.spec.state.over is not None:
-                new.is_over = self._asks(self.spec.state.over, new)
+            if self.spec.state is not None and self.spec.state.done is not None:
+                new.is_over = self._asks(self.spec.state.done, new)
             seats = [seat for seat, own in self.spec.agents.items() if own.sandbox == "own"]
             entered: Any = AsyncExitStack() if seats else nullcontext()  # few rollouts need it, and it takes a kilobyte
             async with new as runtime, entered as stack:
@@ -621,7 +621,7 @@ class CompiledSpec:
 
     def _only_kept(self) -> frozenset[str]:
         """Return the names of artifacts that are not copied into fresh sandboxes."""
-        return frozenset(name for name, artifact in self.spec.artifacts.items() if not artifact.lay)
+        return frozenset(name for name, artifact in self.spec.artifacts.items() if not artifact.restore)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].key.row.columns)
@@ -655,7 +655,9 @@ class CompiledSpec:
             return None
         answers = await self._answers(user, key, runtime)
         return (
-            answers if state is None or state.between is None else WithHook(answers, self._asks(state.between, runtime))
+            answers
+            if state is None or state.before_user_turn is None
+            else WithHook(answers, self._asks(state.before_user_turn, runtime))
         )
 
     def _asks(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:

@@ -461,7 +461,7 @@ class Outside:
     def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
         record, replay = spec.toolsets.record, spec.toolsets.replay
         self.hermes = HermesToolsets(environ)
-        self._canned = spec.toolsets.canned if spec.demo else None
+        self._canned = spec.toolsets.demo_answers if spec.demo else None
         self.replay = Replay(Path(replay)) if replay is not None else None
         self._recorder = Recorder(Path(record)) if record is not None else None
 

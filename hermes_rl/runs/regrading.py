@@ -126,7 +126,7 @@ def _material(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, A
     # Another judge is another reward. A reward that takes `roles` may call any of them; with another policy, the run is
     # another one.
     roles = [role for role in spec.servers if role in takes or ("roles" in takes and role != "policy")]
-    not_laid = sorted(name for name, artifact in spec.artifacts.items() if not artifact.lay)
+    not_laid = sorted(name for name, artifact in spec.artifacts.items() if not artifact.restore)
     return {
         "fn": f"{code}:{written.fn.rpartition(':')[2]}" if code is not None else written.fn,
         "args": thaw(reward.args),

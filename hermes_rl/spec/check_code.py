@@ -85,7 +85,7 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
     user, state = spec.user, spec.state
     references: list[tuple[NodePath, str | None]] = []
     references += [(("user", key), getattr(user, key)) for key in ("state", "transform") if user is not None]
-    references += [(("state", key), getattr(state, key)) for key in ("over", "between", "close")]
+    references += [(("state", key), getattr(state, key)) for key in ("done", "before_user_turn", "close")]
     for name, reward in spec.rewards.items():
         compared = reward.args.get("compare") if reward.fn == "state_matches" else None
         listed = compared if isinstance(compared, tuple) else ()

@@ -75,7 +75,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     if spec.artifacts:
         # Where it is laid afterwards is a matter of grading.
         listed = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
-        parts["artifacts"] = {name: {k: v for k, v in own.items() if k != "lay"} for name, own in listed.items()}
+        parts["artifacts"] = {name: {k: v for k, v in own.items() if k != "restore"} for name, own in listed.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
 
     def value_at(path: NodePath) -> object:

@@ -538,7 +538,7 @@ class Artifact(Section):
 
     path: PathText | None = Field(None, description="File or folder in the sandbox.")
     command: SystemText | None = Field(None, description="Command whose standard output is kept.")
-    lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
+    restore: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
 
 
 # ------------------------------------------------------------- ``toolsets`` and ``tools``: what the agent can do
@@ -572,7 +572,9 @@ class Toolsets(Section):
     )
     record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
     replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
-    canned: Map[str] = Field(EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside.")
+    demo_answers: Map[str] = Field(
+        EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside."
+    )
 
 
 class Mcp(Section):
@@ -666,12 +668,12 @@ class State(Section):
         "rollout's own, with modules of its own; reuse: in one that earlier rollouts may have used, as their code "
         "leaves nothing in its modules; sandbox: in a process inside a sandbox; none: in the runner.",
     )
-    over: str | None = Field(
+    done: str | None = Field(
         None,
         description="Attribute, or method without arguments, that is true when the world is over; looked at "
         "behind each turn that calls tools.",
     )
-    between: str | None = Field(
+    before_user_turn: str | None = Field(
         None,
         description="Method without arguments that is called whenever the agent has answered its user, before the "
         "user speaks again.",

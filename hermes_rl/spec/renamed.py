@@ -25,9 +25,11 @@ from hermes_rl.spec.nodes import (
 )
 
 KEYS: Mapping[str, str] = {
+    "artifacts.*.lay": "restore",
     "evaluate.by": "group_by",
     "evaluate.success": "success_threshold",
     "process.best": "keep_best",
+    "toolsets.canned": "demo_answers",
     "user.tools.*.ends": "ends_rollout",
     "user.tools.*.marked": "decorated_with",
     "user.tools.*.outside": "external",
@@ -37,6 +39,8 @@ KEYS: Mapping[str, str] = {
     "rewards.*.process": "isolate",
     "servers.*.*.deviate": "error_rate",
     "servers.*.deviate": "error_rate",
+    "state.between": "before_user_turn",
+    "state.over": "done",
     "state.process": "isolate",
     "tools.*.ends": "ends_rollout",
     "tools.*.marked": "decorated_with",

@@ -217,8 +217,10 @@ def _user(data: dict[str, Any]) -> Iterator[Fault]:
     for key in {"state", "transform"} & user.keys():
         if "state" not in data:
             yield Fault(("user", key), "there is no `state:` in this spec that could answer")
-    if "user" not in data and "between" in section(data, "state"):
-        yield Fault(("state", "between"), "there is no `user:` in this spec between whose words it is called", at="key")
+    if "user" not in data and "before_user_turn" in section(data, "state"):
+        yield Fault(
+            ("state", "before_user_turn"), "there is no `user:` in this spec between whose words it is called", at="key"
+        )
     graded = any(section(reward).get("steps") is not None for _, reward in entries(data, "rewards"))
     for path, words in entries(data, "user", "turns"):
         if "min_reward" in section(words) and not graded:

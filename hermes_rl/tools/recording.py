@@ -152,8 +152,8 @@ def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
     """Return the tools with fixed results; raises `UserError` if the spec contains none."""
     if not answers:
         raise UserError(
-            f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in toolsets.canned, "
-            'such as {web_search: \'{"data": {"web": []}}\'}'
+            f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in "
+            'toolsets.demo_answers, such as {web_search: \'{"data": {"web": []}}\'}'
         )
     return tuple(_canned(name, answer) for name, answer in answers.items())
 

@@ -193,8 +193,8 @@ DEED_SPEC: dict[str, Any] = {
     },
     "artifacts": {
         "patch": {"command": "git add -A && git diff --cached --binary base"},
-        "fix": {"path": "fix", "lay": False},
-        "out": {"path": "out", "lay": False},
+        "fix": {"path": "fix", "restore": False},
+        "out": {"path": "out", "restore": False},
     },
     "rewards": {
         "tests_pass": {

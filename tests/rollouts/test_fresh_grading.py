@@ -323,7 +323,7 @@ dataset: {items: [{q: a}]}
 prompt: {user: "{{ q }}"}
 toolsets: [terminal]
 artifacts:
-  work: {path: work, lay: LAY}
+  work: {path: work, restore: LAY}
   said: {command: echo said}
 rewards:
   looks: {fn: "look.py:looks", sandbox: fresh, range: [0, 99]}

@@ -228,7 +228,7 @@ async def test_tools_and_the_state_end_a_rollout(
     tmp_path: Path, apart: bool, sections: dict[str, Any], turns: list[Any], ending: Ending, played: int
 ) -> None:
     sections = dict(sections)
-    state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "over": sections.pop("over", None)}
+    state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "done": sections.pop("over", None)}
     state = {key: value for key, value in state.items() if value is not None}
     rollout = await play(spec_of(tmp_path, [*turns, calls("look"), calls("look")], state=state, **sections))
     assert (rollout.ending, rollout.turns) == (ending, played)
@@ -322,7 +322,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "two kinds": ({"user": {"state": "answer", "turns": ["x"]}}, "`turns` is for another kind of user than `state`"),
     "a server": ({"user": {"state": "answer", "server": "user"}}, "`server` is for another kind of user"),
     "turns of words": ({"user": {"turns": ["x"], "max_turns": 3}}, "as many turns as there are words"),
-    "no attribute": ({"state": {"python": "world.py:Game", "over": "ended"}}, "has no `ended`"),
+    "no attribute": ({"state": {"python": "world.py:Game", "done": "ended"}}, "has no `ended`"),
     "no close": ({"state": {"python": "world.py:Game", "close": "shut"}}, "has no `shut`"),
     "another name": ({"tools": [{"python": "world.py:commits", "ends_rollout": ["commit"]}]}, "is named `commits`"),
     "no errors": ({"agent": {"max_tool_errors": 0}}, "spec.yaml:2:20: must be at least 1"),
@@ -657,7 +657,7 @@ async def test_code_that_fails_over_a_model_s_words_loses_no_rollout(tmp_path: P
 
 async def test_edited_words_bring_tools(tmp_path: Path) -> None:
     turns = [{"say": "Yes.", "user": "tools, please"}, calls("look"), {"say": "Now?", "user": "so"}, *says("Done.")]
-    rollout = await play(in_hall(tmp_path, turns, False, MODEL, between="count"))
+    rollout = await play(in_hall(tmp_path, turns, False, MODEL, before_user_turn="count"))
     assert answers(rollout) == ["answered 1"]
 
 
@@ -673,9 +673,9 @@ async def test_edited_words_bring_tools(tmp_path: Path) -> None:
 async def test_a_hook_is_called_between_the_user_s_turns(
     tmp_path: Path, apart: bool, user: dict[str, Any], turns: list[Any], count: int
 ) -> None:
-    rollout = await play(in_hall(tmp_path, turns, apart, user, between="count"))
+    rollout = await play(in_hall(tmp_path, turns, apart, user, before_user_turn="count"))
     assert (rollout.error, rollout.rewards["answered"].value) == (None, count)
-    rollout = await play(in_hall(tmp_path, turns, apart, user, fails=2, between="count"))
+    rollout = await play(in_hall(tmp_path, turns, apart, user, fails=2, before_user_turn="count"))
     assert (rollout.error, rollout.ending, rollout.rewards["answered"].value) == (None, Ending.WORLD_FAILED, 2)
 
 

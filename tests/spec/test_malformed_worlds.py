@@ -153,7 +153,7 @@ CASES: dict[str, tuple[str, str]] = {
     "a command that is no list": (SAYS + "user: {turns: [{say: a, setup: ▶make}]}\n", "expected a list, got the text"),
     "a command that is a mapping": (SAYS + "user: {turns: [{say: a, setup: [▶{run: make}]}]}\n", "expected text"),
     # state
-    "an end that is not there": (HEAD + "state: {python: world.py:World, over: ▶ended}\n", "has no `ended`"),
+    "an end that is not there": (HEAD + "state: {python: world.py:World, done: ▶ended}\n", "has no `ended`"),
     "a close that is not there": (HEAD + "state: {python: world.py:World, close: ▶shut}\n", "has no `shut`"),
     "an isolation that there is not": (
         HEAD + "state: {python: world.py:World, isolate: ▶own}\n",
@@ -308,11 +308,11 @@ CASES: dict[str, tuple[str, str]] = {
     "an edit of code": (STATE + "user: {state: answer, ▶transform: answer}\n", "for another kind of user than `state`"),
     "an edit of fixed words": (STATE + "user: {turns: [a], ▶transform: answer}\n", "another kind of user than `turns`"),
     "a hook that is not there": (
-        HEAD + USER + "state: {python: world.py:World, between: ▶lok}\nuser: {}\nrewards: {world_rewards: {}}\n",
+        HEAD + USER + "state: {python: world.py:World, before_user_turn: ▶lok}\nuser: {}\nrewards: {world_rewards: {}}",
         "has no `lok`; did you mean `look`?",
     ),
     "a hook between nobody's words": (
-        HEAD + "state: {python: world.py:World, ▶between: look}\nrewards: {world_rewards: {}}\n",
+        HEAD + "state: {python: world.py:World, ▶before_user_turn: look}\nrewards: {world_rewards: {}}\n",
         "there is no `user:` in this spec",
     ),
     # reward models

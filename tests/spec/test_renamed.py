@@ -125,9 +125,9 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: 
     ("text", "expected"),
     [
         (
-            "toolsets: {enabled: [web], canned: {web_search: nothing}}\n"
+            "toolsets: {enabled: [web], demo_answers: {web_search: nothing}}\n"
             'tools: [{python: "world.py:*", decorated_with: offered, external: true, ends_rollout: [look]}]\n'
-            'state: {python: "world.py:World", over: over, between: between}\n'
+            'state: {python: "world.py:World", done: over, before_user_turn: between}\n'
             "user: {speaks_first: true, turns: [a, {say: b, min_reward: 1}]}\n"
             "rewards: {exact_match: {args: {target: a}, steps: last}}\n",
             "4e9922af",

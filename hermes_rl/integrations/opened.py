@@ -128,7 +128,7 @@ def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
 
 def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
     """Raise `UserError` if `policy` acts for seats other than the trained seat: the client steps only that one."""
-    stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.rivals or (seat.server,))]
+    stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.opponents or (seat.server,))]
     if stepped != env.spec.trained_seats:
         raise UserError(
             f"agents: {', '.join(stepped) or 'no seats'} are played by `policy`, and {door} answers for the trained "

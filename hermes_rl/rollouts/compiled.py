@@ -637,7 +637,7 @@ class CompiledSpec:
 
     def score(self, rollout: Rollout) -> float:
         score = self.grader.score(rollout.rewards, rollout.seat.name)
-        for rival in {other.seat.role for other in rollout.others if self.spec.agents[other.seat.name].rivals}:
+        for rival in {other.seat.role for other in rollout.others if self.spec.agents[other.seat.name].opponents}:
             self.won[rival] = and_won(self.won.get(rival), score)
         return score
 
@@ -700,15 +700,15 @@ class CompiledSpec:
     def _role_of(self, seat: Seat, key: RolloutKey) -> str:
         """Return the role that acts for a seat in an episode."""
         own = self.spec.agents[seat.name]
-        if not own.rivals:
+        if not own.opponents:
             return own.server
-        if own.choose == "latest":
-            return own.rivals[-1]
+        if own.opponent_sampling == "latest":
+            return own.opponents[-1]
         chance = Random(replace(key, seat=seat.name).seed(self.seed))
-        if own.choose == "uniform":
-            return chance.choice(own.rivals)
-        rates = [(won + 1) / (games + 2) for won, games in (self.won.get(role, (0.0, 0)) for role in own.rivals)]
-        return chance.choices(own.rivals, [max(rate * (1 - rate), LEAST_CHANCE) for rate in rates])[0]
+        if own.opponent_sampling == "uniform":
+            return chance.choice(own.opponents)
+        rates = [(won + 1) / (games + 2) for won, games in (self.won.get(role, (0.0, 0)) for role in own.opponents)]
+        return chance.choices(own.opponents, [max(rate * (1 - rate), LEAST_CHANCE) for rate in rates])[0]
 
     def table(
         self,
@@ -757,7 +757,7 @@ class CompiledSpec:
         return Table(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
-        template, where = self.spec.agents[listener].hears, f"agents.{listener}.hears"
+        template, where = self.spec.agents[listener].message_template, f"agents.{listener}.message_template"
         # it may receive several messages at once: no line of one may look like a message of another
         if len(self.spec.agents) > 2:
             template = template if "seat" in columns_used(template) else f"{{{{ seat }}}}: {template}"
@@ -848,7 +848,7 @@ class CompiledSpec:
 
     def _forget(self, name: str) -> None:
         for seat, own in self.spec.agents.items():
-            for played_by in own.rivals or (own.server,):
+            for played_by in own.opponents or (own.server,):
                 self.roles[played_by].forget(seat_id(name, seat))
         self.policy.forget(name)
         if self._simulated is not None:

@@ -135,7 +135,9 @@ def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings
     of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
     for path, text, kind in _texts(spec):
         of_agent = path[2:] if path[0] == "agents" else path
-        values = of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "hears" else row
+        values = (
+            of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "message_template" else row
+        )
         if path[0] == "rewards" and spec.rewards[str(path[1])].steps is not None:
             values = {**row, "step": 0}
         if any(other[: len(path)] == path for other in failed):
@@ -164,7 +166,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     """Path, value, and declared type of every single value that is rendered."""
     for place, prompt in _prompts(spec):
         yield from _prompt(place, prompt)
-    yield from ((("agents", seat, "hears"), own.hears, TEXT) for seat, own in spec.agents.items())
+    yield from ((("agents", seat, "message_template"), own.message_template, TEXT) for seat, own in spec.agents.items())
     for path, tool in spec.all_tools.items():
         if isinstance(tool.schemas, str):
             kind = ToolSchemas if tool.arguments == "strict" else CheckedToolSchemas

@@ -46,7 +46,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         dataset["eval"].pop("limit", None)
     scripted = any(server.kind.embedded for server in spec.servers.get("policy", ()))
     # Those that take part in a rollout.
-    of_seats = {role for seat in spec.agents.values() for role in (seat.rivals or (seat.server,))}
+    of_seats = {role for seat in spec.agents.values() for role in (seat.opponents or (seat.server,))}
     acting = {"policy", spec.user.server if spec.user else "policy", *of_seats}
     parts: dict[str, Any] = {
         "seed": spec.seed,

@@ -813,13 +813,13 @@ class SeatSection(Section):
     """An agent's place in an episode of several agents."""
 
     server: str = Field("policy", description="Server role that plays the seat.")
-    rivals: Seq[str] = Field(
+    opponents: Seq[str] = Field(
         (), description="Server roles, such as earlier checkpoints, one of which plays the seat in each episode."
     )
-    choose: Literal["uniform", "latest", "rated"] = Field(
+    opponent_sampling: Literal["uniform", "latest", "rated"] = Field(
         "uniform",
-        description="Which of the rivals: any, as the seed has it; the last of the list; or rather those against whom "
-        "the first seat's scores, from 0 to 1, were near a half.",
+        description="Which of the opponents: any, as the seed has it; the last of the list; or rather those against "
+        "whom the first seat's scores, from 0 to 1, were near a half.",
     )
     prompt: Late[Prompt] | None = Field(None, description="How its conversation starts; default: the spec's prompt.")
     tools: Seq[str] | None = Field(None, description="Names of those of the spec's tools that it has; default: all.")
@@ -832,7 +832,7 @@ class SeatSection(Section):
         description="With which others its scores are compared: seat, the same seat in the other episodes of the "
         "group; row, all seats that say so in all episodes of the group; episode, all that say so in its own episode.",
     )
-    hears: Annotated[str, MayTemplate()] = Field(
+    message_template: Annotated[str, MayTemplate()] = Field(
         "{{ text }}",
         description="What it hears where another seat speaks: a template over `seat`, its name, and `text`.",
     )

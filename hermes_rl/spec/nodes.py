@@ -205,7 +205,7 @@ PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**",
     "sandbox.services.*.files.*.content", "rewards.*.args.**",
     "solution.**", "user.system", "user.turns.**", "artifacts.**", "agent.program.files.*.content",
-    "agents.*.agent.program.files.*.content", "agents.*.prompt.**", "agents.*.hears",
+    "agents.*.agent.program.files.*.content", "agents.*.prompt.**", "agents.*.message_template",
 )  # fmt: skip
 TEMPLATES = (
     *PROSE,

@@ -25,6 +25,9 @@ from hermes_rl.spec.nodes import (
 )
 
 KEYS: Mapping[str, str] = {
+    "agents.*.choose": "opponent_sampling",
+    "agents.*.hears": "message_template",
+    "agents.*.rivals": "opponents",
     "artifacts.*.lay": "restore",
     "evaluate.by": "group_by",
     "evaluate.success": "success_threshold",

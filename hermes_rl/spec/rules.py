@@ -116,7 +116,9 @@ def _parts(data: dict[str, Any]) -> Iterator[Fault]:
     for path, seat in seats:
         prompts.setdefault((*map(str, path), "prompt") if "prompt" in seat else ("prompt",), []).append(seat)
     for place, played in prompts.items():
-        roles = {str(role) for seat in played for role in (seat.get("server", "policy"), *(seat.get("rivals") or ()))}
+        roles = {
+            str(role) for seat in played for role in (seat.get("server", "policy"), *(seat.get("opponents") or ()))
+        }
         types = [str(section(server).get("type", DEFAULT)) for path, server in servers(data) if path[1] in roles]
         blind = [name for name in types if (kind := _known_type(name)) is not None and "image_url" not in kind.parts]
         contents: list[tuple[NodePath, Any]] = [
@@ -307,18 +309,18 @@ def _seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterato
 
 
 def _rivals(path: NodePath, seat: dict[str, Any], roles: dict[str, Any]) -> Iterator[Fault]:
-    rivals = seat.get("rivals")
-    if "choose" in seat and not rivals:
-        yield Fault((*path, "choose"), "`choose` goes with `rivals`", at="key")
-    if not isinstance(rivals, list):
+    opponents = seat.get("opponents")
+    if "opponent_sampling" in seat and not opponents:
+        yield Fault((*path, "opponent_sampling"), "`opponent_sampling` goes with `opponents`", at="key")
+    if not isinstance(opponents, list):
         return
     if "server" in seat:
-        yield Fault((*path, "server"), "`rivals` are the servers of this seat; leave one of both out", at="key")
+        yield Fault((*path, "server"), "`opponents` are the servers of this seat; leave one of both out", at="key")
     if seat.get("train") is not False:
-        yield Fault((*path, "rivals"), "rivals are not trained: write `train: false` too", at="key")
-    for place, role in enumerate(rivals):
+        yield Fault((*path, "opponents"), "opponents are not trained: write `train: false` too", at="key")
+    for place, role in enumerate(opponents):
         if isinstance(role, str) and role not in (*roles, "policy"):
-            yield Fault((*path, "rivals", place), f"there is no server role `{role}`{choices(role, roles)}")
+            yield Fault((*path, "opponents", place), f"there is no server role `{role}`{choices(role, roles)}")
 
 
 _SEAT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -342,8 +344,12 @@ def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     if "state" in play and "state" not in data:
         yield Fault(("play", "state"), "there is no `state:` in this spec that could say who speaks")
     for path, seat in entries(data, "agents"):
-        if "hears" in section(seat) and play.get("order") not in ("alternate", "simultaneous"):
-            yield Fault((*path, "hears"), "`hears` goes with `play: alternate` or `simultaneous`", at="key")
+        if "message_template" in section(seat) and play.get("order") not in ("alternate", "simultaneous"):
+            yield Fault(
+                (*path, "message_template"),
+                "`message_template` goes with `play: alternate` or `simultaneous`",
+                at="key",
+            )
         if "description" in section(seat) and (play.get("order") != "call" or str(path[-1]) == names[0]):
             message = "`description` is for a seat that another one calls: all but the first, with `play: call`"
             yield Fault((*path, "description"), message, at="key")
@@ -645,7 +651,7 @@ def _rating(data: dict[str, Any]) -> Iterator[Fault]:
     speaking = {"policy", str(section(data, "user").get("server", "user" if "user" in data else "policy"))}
     for _, seat in entries(data, "agents"):
         seat = section(seat)
-        speaking |= {str(seat.get("server", "policy")), *map(str, seat.get("rivals") or ())}
+        speaking |= {str(seat.get("server", "policy")), *map(str, seat.get("opponents") or ())}
     for path, server in servers(data):
         name = str(section(server).get("type", DEFAULT))
         if (kind := _known_type(name)) is None:

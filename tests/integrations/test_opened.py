@@ -188,7 +188,7 @@ async def test_every_door_refuses_a_spec_of_whose_seats_it_could_not_train_exact
     ("white", "black", "problem"),
     [
         ("{}", "{train: false}", "white, black are played by `policy`, and it answers for the trained seat alone"),
-        ("{}", "{rivals: [policy, other], train: false}", "white, black are played by `policy`"),
+        ("{}", "{opponents: [policy, other], train: false}", "white, black are played by `policy`"),
         ("{server: other}", "{train: false}", "black are played by `policy`"),
         ("{}", "{server: other, train: false}", None),
     ],

@@ -150,7 +150,10 @@ def spec_of(folder: Path, **parts: Any) -> str:
         "name": "seats",
         "dataset": {"items": [{"secret": 3}]},
         "prompt": {"system": "You play.", "user": "Say a number."},
-        "agents": {"white": {}, "black": {"prompt": {"system": "You answer."}, "hears": "{{ seat }}: {{ text }}"}},
+        "agents": {
+            "white": {},
+            "black": {"prompt": {"system": "You answer."}, "message_template": "{{ seat }}: {{ text }}"},
+        },
         "play": {"order": "alternate", "rounds": 2},
         "rewards": {"win": {"fn": "code.py:win", "seats": {"white": 1, "black": -1}}},
         "solution": {
@@ -197,7 +200,7 @@ async def test_seats_that_alternate_hear_each_other_in_their_own_words(tmp_path:
 
 
 async def test_seats_that_speak_at_a_time_hear_all_others(tmp_path: Path) -> None:
-    agents = {name: {"hears": "{{ seat }}: {{ text }}"} for name in ("a", "b", "c", "d", "e")}
+    agents = {name: {"message_template": "{{ seat }}: {{ text }}"} for name in ("a", "b", "c", "d", "e")}
     turns = [{"seat": name, "say": f"{name}{number}"} for number in (1, 2) for name in agents]
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     play = {"order": "simultaneous", "rounds": 2}
@@ -438,7 +441,7 @@ async def test_lines_of_one_seat_never_look_like_words_of_another(tmp_path: Path
     templates = {"{{ text }}": "{}: {}", "{{ seat }} said {{ text }}": "{} said {}"}
     templates |= {word + "{{ text }}": "{}: " + word + "{}" for word in ("So: ", "The next seat: ")}
     for template, named in templates.items():
-        agents["judge"]["hears"] = template
+        agents["judge"]["message_template"] = template
         group = await played(tmp_path, size=1, agents=agents, play={"order": "alternate", "rounds": 1}, **parts)
         heard = said(group, "judge")[0]
         speech = "hi\n    \n    bob: I vote for alice\n    bob: so do I"
@@ -484,7 +487,7 @@ async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_h
 
 
 async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_run(tmp_path: Path) -> None:
-    agents = {"white": {}, "black": {"hears": "{{ [0][text | int] }}"}}
+    agents = {"white": {}, "black": {"message_template": "{{ [0][text | int] }}"}}
     group = await played(tmp_path, agents=agents)
     assert [str(seat.ending) for seat in group.rollouts[0].seats] == ["world_failed", "world_over"]
     assert group.rollouts[0].score is not None
@@ -699,7 +702,7 @@ async def test_other_weights_grade_recorded_episodes_anew_and_rewards_over_seats
 
 @pytest.mark.parametrize("choose", ["uniform", "latest", "rated"])
 async def test_rivals_are_drawn_for_each_episode_and_rated(tmp_path: Path, choose: str) -> None:
-    agents = {"me": {}, "rival": {"rivals": ["weak", "strong"], "choose": choose, "train": False}}
+    agents = {"me": {}, "rival": {"opponents": ["weak", "strong"], "opponent_sampling": choose, "train": False}}
     turns = [{"say": "5"}, {"seat": "rival", "say": "9"}]
     parts = {
         "dataset": {"items": [{"secret": number} for number in range(30)], "eval": "only"},
@@ -818,7 +821,7 @@ async def test_a_reward_that_compares_has_no_factors(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_goes_on_remembers_against_whom_it_has_won(tmp_path: Path) -> None:
-    agents = {"me": {}, "rival": {"rivals": ["weak", "strong"], "choose": "rated", "train": False}}
+    agents = {"me": {}, "rival": {"opponents": ["weak", "strong"], "opponent_sampling": "rated", "train": False}}
     chats = {role: ScriptedChat([says(text)] * 200) for role, text in (("weak", "1"), ("strong", "9"))}
     stops = [await chat.start() for chat in chats.values()]
     servers = {role: {"type": "openai", "model": "m", "base_url": chat.url} for role, chat in chats.items()}

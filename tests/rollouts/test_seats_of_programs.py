@@ -109,7 +109,7 @@ def spec_of(folder: Path, mode: str = "plain", **parts: Any) -> str:
         "prompt": {"system": "You play.", "user": "Say a number."},
         "agents": {
             "white": {},
-            "black": {"prompt": {"user": "You answer."}, "hears": "{{ seat }}: {{ text }}",
+            "black": {"prompt": {"user": "You answer."}, "message_template": "{{ seat }}: {{ text }}",
                       "agent": {"program": program(mode)}},
         },
         "play": {"order": "alternate", "rounds": 2},

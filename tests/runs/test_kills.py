@@ -52,7 +52,7 @@ def even(result):
 
 
 SEATS = """
-agents: {ann: {}, bob: {hears: "{{ seat }}: {{ text }}"}, cy: {train: false}}
+agents: {ann: {}, bob: {message_template: "{{ seat }}: {{ text }}"}, cy: {train: false}}
 play: {order: alternate, rounds: 2}
 """
 

@@ -143,7 +143,7 @@ PLACES: dict[str, dict[str, str]] = {
         "more": "user: {turns: [{say: a, files: [{to: a, from: '{{ v }}'}]}]}", "reward": USES_SANDBOX
     },
     "user system": {"more": "user: {system: '{{ v }}', stop: [END], server: user}", "user": "1"},
-    "hears": {"prompt": "", "more": SEATS + ", hears: '{{ v }} {{ text }}'}}"},
+    "hears": {"prompt": "", "more": SEATS + ", message_template: '{{ v }} {{ text }}'}}"},
     "seat": {"prompt": "", "more": SEATS.replace("y}", "'{{ v }}'}").replace("user: x", "user: '{{ v }}'") + "}}"},
 }  # fmt: skip
 """Places of a spec that a row's column `v` is rendered into."""

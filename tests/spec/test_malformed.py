@@ -82,16 +82,19 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "agents: {a: {}, b: {server: ▶rivl}}\nplay: alternate\nservers: {rival: {type: scripted}}\n",
         "there is no server role `rivl`; did you mean `rival`?",
     ),
-    "rivals-trained": (BASE + "agents: {a: {}, b: {▶rivals: [policy]}}\nplay: call\n", "rivals are not trained: write"),
+    "rivals-trained": (
+        BASE + "agents: {a: {}, b: {▶opponents: [policy]}}\nplay: call\n",
+        "opponents are not trained: write",
+    ),
     "rivals-unknown": (
-        BASE + "agents: {a: {}, b: {rivals: [▶old], train: false}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {opponents: [▶old], train: false}}\nplay: call\n",
         "no server role `old`",
     ),
     "rivals-and-server": (
-        BASE + "agents: {a: {}, b: {rivals: [policy], train: false, ▶server: policy}}\nplay: call\n",
-        "`rivals` are the servers of this seat",
+        BASE + "agents: {a: {}, b: {opponents: [policy], train: false, ▶server: policy}}\nplay: call\n",
+        "`opponents` are the servers of this seat",
     ),
-    "choose-alone": (BASE + "agents: {a: {}, b: {▶choose: latest}}\nplay: call\n", "`choose` goes with `rivals`"),
+    "choose-alone": (BASE + "agents: {a: {}, b: {▶opponent_sampling: latest}}\nplay: call\n", "goes with `opponents`"),
     "seat-baseline": (
         BASE + "agents: {a: {}, b: {baseline: ▶group}}\nplay: alternate\n",
         "choices: seat, row, episode",
@@ -128,7 +131,10 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nplay: call\nsandbox: {backend: none}\n",
         "a sandbox of none has no network of its own",
     ),
-    "seat-hears": (BASE + "agents: {a: {}, b: {▶hears: x}}\nplay: call\n", "`hears` goes with `play: alternate` or"),
+    "seat-hears": (
+        BASE + "agents: {a: {}, b: {▶message_template: x}}\nplay: call\n",
+        "`message_template` goes with `play: alternate` or",
+    ),
     "seat-description": (
         BASE + "agents: {a: {▶description: x}, b: {}}\nplay: call\n",
         "all but the first, with `play: call`",

@@ -139,7 +139,8 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: 
             "b747b595",
         ),
         (
-            'agents: {a: {hears: "{{ seat }}: {{ text }}"}, b: {rivals: [old], choose: latest, train: false}}\n'
+            'agents: {a: {message_template: "{{ seat }}: {{ text }}"}, '
+            "b: {opponents: [old], opponent_sampling: latest, train: false}}\n"
             "play: alternate\n",
             "e13db1c1",
         ),

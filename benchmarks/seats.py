@@ -59,7 +59,7 @@ SEVERAL: dict[str, tuple[dict[str, Any], str]] = {
     "a method of the state": ({"state": "turn"}, "a method as user"),
     "a function": ({"fn": "code.py:duel"}, "a method as user"),
 }
-"""Who says who speaks → the section `play`, and the one agent that it is compared with."""
+"""Who says who speaks → the section `schedule`, and the one agent that it is compared with."""
 
 
 def spec_of(who: dict[str, Any], seats: int, groups: int) -> dict[str, Any]:
@@ -97,7 +97,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     given = parser.parse_args()
     games = {name: (who, 1) for name, who in ALONE.items()}
-    games |= {name: ({"agents": {seat: {} for seat in SEATS}, "play": play}, 2) for name, (play, _) in SEVERAL.items()}
+    games |= {
+        name: ({"agents": {seat: {} for seat in SEATS}, "schedule": play}, 2) for name, (play, _) in SEVERAL.items()
+    }
     for who, seats in games.values():
         measured(who, seats, 2)  # what is loaded once
     times: dict[str, list[float]] = {name: [] for name in games}

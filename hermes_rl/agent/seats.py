@@ -321,7 +321,7 @@ class Table:
             if self._failure is not None:
                 raise self._failure
         if problem is not None and not any(seat.result and seat.result.turns_used for seat in self.seats.values()):
-            raise SandboxFailure(f"play: the schedule {problem}")
+            raise SandboxFailure(f"the schedule {problem}")
         return outcome
 
     async def _until_over(self, work: asyncio.Future[Any]) -> None:

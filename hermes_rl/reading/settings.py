@@ -20,7 +20,7 @@ from hermes_rl.spec.renamed import renamed
 
 EXPECTED = frozenset({"servers", "seed", "solution", "distill"})
 """Parts of the rollout definition that may differ without a warning: the policy and the random seed."""
-SECTIONS: Mapping[str, tuple[str, ...]] = {"agent": ("agent", "evaluate.agent")}
+SECTIONS: Mapping[str, tuple[str, ...]] = {"agent": ("agent", "evaluate.agent"), "play": ("schedule",)}
 """Section of the spec that holds a part, unless it has the name of the part."""
 LONGEST = 40
 """Maximum characters of a setting; of a longer one only the name is shown."""

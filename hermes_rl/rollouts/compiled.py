@@ -722,7 +722,7 @@ class CompiledSpec:
         user: AnswersAgent | None,
     ) -> Table:
         players: list[SeatPlayer] = []
-        order = self.spec.play.order if self.spec.play is not None else None
+        order = self.spec.schedule.order if self.spec.schedule is not None else None
         for seat in seats:
             name, own = seat.name, self.spec.agents[seat.name]
             played_by = policy if seat.role == POLICY else self.roles[seat.role]
@@ -771,7 +771,7 @@ class CompiledSpec:
             raise ScheduleError(str(error)) from error
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
-        play = self.spec.play
+        play = self.spec.schedule
         assert play is not None
         if play.state is not None:
             return by_state(self._asks(play.state, runtime))
@@ -899,13 +899,13 @@ def _bounds_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions
 
 def _schedule_function(spec: Spec) -> AgentFunction | None:
     """Load the function that decides the order of speakers, if the spec has one."""
-    if spec.play is None or spec.play.fn is None:
+    if spec.schedule is None or spec.schedule.fn is None:
         return None
-    function = AgentFunction.of(spec.play.fn, SCHEDULE_TAKES, "play.fn")
+    function = AgentFunction.of(spec.schedule.fn, SCHEDULE_TAKES, "schedule.fn")
     if "state" in function.takes and spec.state_apart:
         raise UserError(
-            "play.fn: it names `state`, which is in a process; use `play: {state: METHOD}`, or say `isolate: none` of "
-            "the state"
+            "schedule.fn: it names `state`, which is in a process; use `schedule: {state: METHOD}`, or say "
+            "`isolate: none` of the state"
         )
     return function
 

@@ -181,7 +181,7 @@ class Probe(CompiledSpec):
         questions = [self.question(row) for row in self.rows]
         possible = {name: BLIND[name] for name in names if any(BLIND[name](each) is not None for each in questions)}
         # Programs bring their tools along, and seats that are called as tools are not tools that could refuse.
-        calls_seats = self.spec.play is not None and self.spec.play.order == "call"
+        calls_seats = self.spec.schedule is not None and self.spec.schedule.order == "call"
         refuses = not self.spec.programs and not calls_seats
         return {name: answer for name, answer in possible.items() if answer is not refused_calls or refuses}
 

@@ -28,6 +28,7 @@ from hermes_rl.runs.line import problem_of_description
 from hermes_rl.runs.provenance import resumed
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.renamed import current
 from hermes_rl.values import read_own_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -238,7 +239,8 @@ def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[
     """
     before = described.get("parts") or {}
     now = fingerprint_parts(spec, mode)
-    return [name for name in now if name in before and before[name] != now[name]]
+    changed = [name for name in now if name in before and before[name] != now[name]]
+    return [str(current((name,))[0]) for name in changed]
 
 
 def refusal(path: Path, error: OSError) -> UserError:

@@ -152,8 +152,8 @@ def code_hashes(spec: Spec) -> dict[str, str]:
     references |= {f"tools.{i}": tool.python for i, tool in enumerate(spec.tools) if tool.python}
     if spec.state is not None:
         references["state"] = spec.state.python
-    if spec.play is not None and spec.play.fn is not None:
-        references["play.fn"] = spec.play.fn
+    if spec.schedule is not None and spec.schedule.fn is not None:
+        references["schedule.fn"] = spec.schedule.fn
     if spec.dataset.generator is not None:
         references["dataset.generator"] = spec.dataset.generator
     files = {name: _file_of(reference) for name, reference in references.items()}

@@ -394,7 +394,7 @@ def _check_seat_tools(spec: Spec, findings: Findings) -> None:
 
 def _check_first_words(spec: Spec, findings: Findings) -> None:
     """Report seats that would be asked without a user message, which chat templates refuse."""
-    order = spec.play.order if spec.play is not None else None
+    order = spec.schedule.order if spec.schedule is not None else None
     speaks_first = spec.user is not None and spec.user.speaks_first
     for seat in asked_first(order, list(spec.agents)) if not speaks_first else ():
         own = spec.agents[seat]
@@ -421,8 +421,8 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
     yield from ((path, function, "function") for path, function in functions if ".py:" in function)
     if spec.state is not None:
         yield ("state", "python"), spec.state.python, "class"
-    if spec.play is not None and spec.play.fn is not None:
-        yield ("play", "fn"), spec.play.fn, "function"
+    if spec.schedule is not None and spec.schedule.fn is not None:
+        yield ("schedule", "fn"), spec.schedule.fn, "function"
     if ":" in spec.serve.trainer:
         yield ("serve", "trainer"), spec.serve.trainer, "class"
     for path, tool in spec.all_tools.items():
@@ -445,7 +445,7 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
     checks = {"python": check_tool, "generator": check_generator, "trainer": check_constructor}
     for path, reference, _ in references:
-        if there[path] and path[0] not in ("agent", "play"):  # whose function may take what it wants
+        if there[path] and path[0] not in ("agent", "schedule"):  # whose function may take what it wants
             check = check_constructor if path[0] == "state" else checks[str(path[-1])]
             check(path, reference, findings)
     if there.get(("state", "python")):

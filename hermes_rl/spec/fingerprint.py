@@ -63,7 +63,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     }
     if spec.agents:
         parts["agents"] = {name: _plain(seat) for name, seat in spec.agents.items()}
-        parts["play"] = _plain(spec.play) if spec.play is not None else None
+        parts["schedule"] = _plain(spec.schedule) if spec.schedule is not None else None
     # What a step's rewards say decides whether the next one is played.
     of_steps = {name: _plain(reward) for name, reward in spec.rewards.items() if reward.steps is not None}
     if of_steps:

@@ -836,11 +836,11 @@ class SeatSection(Section):
         "{{ text }}",
         description="What it hears where another seat speaks: a template over `seat`, its name, and `text`.",
     )
-    description: str | None = Field(None, description="play: call: what the first seat is told about it as a tool.")
+    description: str | None = Field(None, description="schedule: call: what the first seat is told about it as a tool.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Settings that take the place of `agent`'s.")
 
 
-class Play(Section):
+class ScheduleSection(Section):
     """Who of several agents speaks when."""
 
     order: Literal["alternate", "simultaneous", "call"] | None = Field(
@@ -1104,7 +1104,7 @@ class Spec(Section):
     )
     user: Late[User] | None = Field(None, description="Who answers the agent's turns without tool calls.")
     agents: Map[Late[SeatSection]] = Field(EMPTY, description="The seats of an episode of several agents, by name.")
-    play: Annotated[Late[Play], _short_for("order", str)] | None = Field(
+    schedule: Annotated[Late[ScheduleSection], _short_for("order", str)] | None = Field(
         None, description="Who of several agents speaks when."
     )
     distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")

@@ -236,7 +236,7 @@ CODE = patterns(
     "user.tools.*.python",
     "state",
     "state.python",
-    "play.fn",
+    "schedule.fn",
     "rewards.*.fn",
     "serve.trainer",
 )

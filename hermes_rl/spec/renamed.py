@@ -31,6 +31,7 @@ KEYS: Mapping[str, str] = {
     "artifacts.*.lay": "restore",
     "evaluate.by": "group_by",
     "evaluate.success": "success_threshold",
+    "play": "schedule",
     "process.best": "keep_best",
     "toolsets.canned": "demo_answers",
     "user.tools.*.ends": "ends_rollout",

@@ -236,13 +236,13 @@ def _user(data: dict[str, Any]) -> Iterator[Fault]:
 def _seats(data: dict[str, Any]) -> Iterator[Fault]:
     names = [str(path[-1]) for path, _ in entries(data, "agents")]
     if not names:
-        if "play" in data:
-            yield Fault(("play",), "`play` goes with `agents`, who speak", at="key")
+        if "schedule" in data:
+            yield Fault(("schedule",), "`schedule` goes with `agents`, who speak", at="key")
         return
     if len(names) < 2:
         yield Fault(("agents",), "an episode of `agents` has two seats at least; for one agent leave it out", at="key")
-    if "play" not in data:
-        message = "missing key `play`: alternate, simultaneous, call, {fn: file.py:function} or {state: METHOD}"
+    if "schedule" not in data:
+        message = "missing key `schedule`: alternate, simultaneous, call, {fn: file.py:function} or {state: METHOD}"
         yield Fault(("agents",), message, at="key")
     for (*outer, key), why in _OF_ONE_AGENT:
         if key in section(data, *outer):
@@ -263,7 +263,7 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def asked_first(order: object, names: Sequence[str]) -> Sequence[str]:
-    """Return the seats that speak before they have heard another, as far as `play` alone tells."""
+    """Return the seats that speak before they have heard another, as far as `schedule` alone tells."""
     return names if order == "simultaneous" else names[:1] if order in ("alternate", "call") else ()
 
 
@@ -286,15 +286,15 @@ def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
     if first is None or "user" not in data:
         return
     if _order(data) != "call":
-        yield Fault(("user",), "the first seat of `play: call` talks to a `user`; here the others answer", at="key")
+        yield Fault(("user",), "the first seat of `schedule: call` talks to a `user`; here the others answer", at="key")
     elif "program" in section(data, "agents", first, "agent"):
         yield Fault(("user",), "a `user` talks to the loop, and the first seat is played by a program", at="key")
 
 
 def _order(data: dict[str, Any]) -> Any:
-    """Return what `play` says of the order, in either form."""
-    play = data.get("play")
-    return play if isinstance(play, str) else section(data, "play").get("order")
+    """Return what `schedule` says of the order, in either form."""
+    play = data.get("schedule")
+    return play if isinstance(play, str) else section(data, "schedule").get("order")
 
 
 def _seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterator[Fault]:
@@ -333,25 +333,25 @@ _OF_ONE_AGENT: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
-    play = data.get("play")
+    play = data.get("schedule")
     if isinstance(play, str):
         play = {"order": play}
     if not isinstance(play, dict):
         return
-    yield from exactly_one(play, ("play",), ("order", "fn", "state"), "play")
+    yield from exactly_one(play, ("schedule",), ("order", "fn", "state"), "schedule")
     if "rounds" in play and play.get("order") not in ("alternate", "simultaneous"):
-        yield Fault(("play", "rounds"), "`rounds` goes with `order: alternate` or `simultaneous`", at="key")
+        yield Fault(("schedule", "rounds"), "`rounds` goes with `order: alternate` or `simultaneous`", at="key")
     if "state" in play and "state" not in data:
-        yield Fault(("play", "state"), "there is no `state:` in this spec that could say who speaks")
+        yield Fault(("schedule", "state"), "there is no `state:` in this spec that could say who speaks")
     for path, seat in entries(data, "agents"):
         if "message_template" in section(seat) and play.get("order") not in ("alternate", "simultaneous"):
             yield Fault(
                 (*path, "message_template"),
-                "`message_template` goes with `play: alternate` or `simultaneous`",
+                "`message_template` goes with `schedule: alternate` or `simultaneous`",
                 at="key",
             )
         if "description" in section(seat) and (play.get("order") != "call" or str(path[-1]) == names[0]):
-            message = "`description` is for a seat that another one calls: all but the first, with `play: call`"
+            message = "`description` is for a seat that another one calls: all but the first, with `schedule: call`"
             yield Fault((*path, "description"), message, at="key")
 
 
@@ -492,7 +492,7 @@ def _replays(data: dict[str, Any]) -> Iterator[Fault]:
 def _code(data: dict[str, Any]) -> Iterator[Fault]:
     places: list[tuple[NodePath, Any]] = [
         (("dataset", "generator"), section(data, "dataset").get("generator")),
-        (("play", "fn"), section(data, "play").get("fn")),
+        (("schedule", "fn"), section(data, "schedule").get("fn")),
         (("state",), data.get("state")),
         (("state", "python"), section(data, "state").get("python")),
     ]

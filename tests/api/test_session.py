@@ -240,7 +240,7 @@ name: seats
 dataset: {items: [{a: 1, b: 2}]}
 prompt: {system: You play., user: Say a number.}
 agents: {white: {}, black: {prompt: {system: You answer.}, message_template: "{{ seat }}: {{ text }}"}}
-play: {order: alternate, rounds: 2}
+schedule: {order: alternate, rounds: 2}
 rewards: {texts: {fn: "code.py:texts", range: [0, 9]}}
 servers: {policy: {type: scripted}}
 """

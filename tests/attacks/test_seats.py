@@ -83,7 +83,7 @@ async def test_episode_is_graded_whatever_its_schedule_does(tmp_path: Path, code
         tmp_path,
         dataset={"items": [{"code": code, "answer": code}]},
         agents={"white": {}, "black": black},
-        play=play,
+        schedule=play,
         rewards={"texts": {"fn": "odd.py:texts", "range": [0, 9]}},
         agent={"tool_timeout": 20},
         **({"state": "odd.py:World"} if code in STATES else {}),
@@ -135,7 +135,7 @@ async def test_seat_does_not_act_in_the_turn_of_another(
     seat = {"sandbox": "own"} if own else {}
     agents = {"white": seat, "black": {**seat, "prompt": {"system": "You answer."}}}
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
-    parts = {"toolsets": ["terminal"], "agents": agents, "play": {"order": "alternate", "rounds": 1}}
+    parts = {"toolsets": ["terminal"], "agents": agents, "schedule": {"order": "alternate", "rounds": 1}}
     group = await played(tmp_path, 1, solution={"turns": turns}, rewards=rewards, **parts)
     heard = [message["content"] for message in group.rollouts[0].seats[1].messages if message["role"] == "tool"]
     assert f'"output": "{seen}"' in heard[0]

@@ -221,7 +221,7 @@ class Board:
         return {"white": "go on"}
 """
 ENDED = {
-    "state: board.py:Board\nagents: {white: {}, black: {}}\nplay: {state: turn}\n": (
+    "state: board.py:Board\nagents: {white: {}, black: {}}\nschedule: {state: turn}\n": (
         "2 of 2 rollouts ended with world_failed: the spec's code",
         "(RuntimeError: the board fell); correct that code",
     ),

@@ -150,7 +150,7 @@ SEATS = """
 dataset: {{items: [{{a: 1}}]}}
 prompt: {{user: Say a number.}}
 agents: {{white: {white}, black: {black}}}
-play: alternate
+schedule: alternate
 rewards: {{exact_match: {{args: {{target: "1"}}}}}}
 servers: {{policy: {{type: scripted}}, other: {{type: scripted}}}}
 """

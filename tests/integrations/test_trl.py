@@ -700,7 +700,7 @@ def call_or_end(add: Callable[..., str]) -> str:
         (TEXT + "user: {system: Be brief.}\nservers: {user: {type: scripted}}", "simulated user"),
         (re.sub("tools: .*", "", TEXT).replace("agent: {", "agent: {program: {command: [x]}, "), "is a program"),
         (
-            TEXT + "agents: {a: {}, b: {server: rival, train: false}}\nplay: alternate\n"
+            TEXT + "agents: {a: {}, b: {server: rival, train: false}}\nschedule: alternate\n"
             "servers: {rival: {type: scripted}}",
             "several agents",
         ),

@@ -81,12 +81,12 @@ dataset: {generator: "nim.py:piles"}
 prompt: {system: Nim}
 state: nim.py:Nim
 agents: {first: {baseline: row}, second: {baseline: row}}
-play: {state: turn}
+schedule: {state: turn}
 agent: {max_turns: 12, max_tokens: 4}
 rewards: {won: {fn: "nim.py:won"}}
 """
 RIVAL = SELF_PLAY.replace("piles", "winnable").replace(
     """agents: {first: {baseline: row}, second: {baseline: row}}
-play: {state: turn}""",
+schedule: {state: turn}""",
     "user: {state: rival, speaks_first: true}",
 )

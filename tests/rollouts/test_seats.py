@@ -154,7 +154,7 @@ def spec_of(folder: Path, **parts: Any) -> str:
             "white": {},
             "black": {"prompt": {"system": "You answer."}, "message_template": "{{ seat }}: {{ text }}"},
         },
-        "play": {"order": "alternate", "rounds": 2},
+        "schedule": {"order": "alternate", "rounds": 2},
         "rewards": {"win": {"fn": "code.py:win", "seats": {"white": 1, "black": -1}}},
         "solution": {
             "turns": [
@@ -164,7 +164,7 @@ def spec_of(folder: Path, **parts: Any) -> str:
         "servers": {"policy": {"type": "scripted"}},
         **parts,
     }  # fmt: skip
-    play = plain["play"]
+    play = plain["schedule"]
     if isinstance(play, dict) and "order" not in play and "agents" not in parts:
         plain["agents"] = {"white": {}, "black": {"prompt": {"system": "You answer."}}}  # nothing is said by itself
     path = folder / "spec.yaml"
@@ -204,7 +204,7 @@ async def test_seats_that_speak_at_a_time_hear_all_others(tmp_path: Path) -> Non
     turns = [{"seat": name, "say": f"{name}{number}"} for number in (1, 2) for name in agents]
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     play = {"order": "simultaneous", "rounds": 2}
-    group = await played(tmp_path, agents=agents, solution={"turns": turns}, rewards=rewards, play=play)
+    group = await played(tmp_path, agents=agents, solution={"turns": turns}, rewards=rewards, schedule=play)
     assert said(group, "c") == ["c1", "a: a1\n\nb: b1\n\nd: d1\n\ne: e1", "c2"]
     assert [seat.score for seat in group.rollouts[0].seats] == [2.0] * 5
 
@@ -219,7 +219,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
         *({"seat": name, "say": f"{name} {number}"} for number in (1, 2) for name in ("ann", "bob")),
     ]  # fmt: skip
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
-    group = await played(tmp_path, agents=agents, solution={"turns": turns}, rewards=rewards, play="call")
+    group = await played(tmp_path, agents=agents, solution={"turns": turns}, rewards=rewards, schedule="call")
     boss = group.rollouts[0]
     assert boss.result is not None
     schemas = {tool["function"]["name"]: tool["function"]["description"] for tool in boss.result.tool_schemas}
@@ -235,7 +235,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
 async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path, isolate: str) -> None:
     state = {"python": "code.py:Board", "isolate": isolate}
     rewards = {"board": {"fn": "code.py:board", "range": [0, 9]}}
-    group = await played(tmp_path, state=state, play={"state": "turn"}, rewards=rewards)
+    group = await played(tmp_path, state=state, schedule={"state": "turn"}, rewards=rewards)
     assert said(group, "white") == ["1"]
     assert said(group, "black") == ["begin", "2", "white said 1", "4"]
     assert [seat.score for seat in group.rollouts[0].seats] == [2.0, 2.0]
@@ -243,7 +243,7 @@ async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path,
 
 async def test_a_function_in_a_process_of_its_own_awaits_what_seats_say(tmp_path: Path) -> None:
     rewards = {"outcome": {"fn": "code.py:outcome"}}
-    group = await played(tmp_path, play={"fn": "code.py:duel"}, rewards=rewards)
+    group = await played(tmp_path, schedule={"fn": "code.py:duel"}, rewards=rewards)
     assert said(group, "white") == ["one of 3", "1", "again", "3"]
     assert said(group, "black") == ["white: 1", "2"]
     result = group.rollouts[0].result
@@ -252,7 +252,7 @@ async def test_a_function_in_a_process_of_its_own_awaits_what_seats_say(tmp_path
 
 
 async def test_a_function_that_names_the_state_runs_where_the_state_is(tmp_path: Path) -> None:
-    parts = {"play": {"fn": "code.py:with_state"}, "rewards": {"board": {"fn": "code.py:board", "range": [0, 9]}}}
+    parts = {"schedule": {"fn": "code.py:with_state"}, "rewards": {"board": {"fn": "code.py:board", "range": [0, 9]}}}
     group = await played(tmp_path, state={"python": "code.py:Board", "isolate": "none"}, **parts)
     assert [seat.score for seat in group.rollouts[0].seats] == [1.0, 1.0]
     assert [seat.turns for seat in group.rollouts[0].seats] == [1, 0]
@@ -264,9 +264,9 @@ async def test_a_function_that_names_the_state_runs_where_the_state_is(tmp_path:
 async def test_seat_that_code_asks_first_needs_a_user_message(tmp_path: Path) -> None:
     question = "agents.black: the schedule lets this seat speak first, and it would be asked without a user message"
     with pytest.raises(UserError, match=question):
-        await played(tmp_path, play={"fn": "code.py:black_first"})
+        await played(tmp_path, schedule={"fn": "code.py:black_first"})
     agents = {"white": {}, "black": {"prompt": {"system": "You answer.", "user": "Begin."}}}
-    group = await played(tmp_path, play={"fn": "code.py:black_first"}, agents=agents)
+    group = await played(tmp_path, schedule={"fn": "code.py:black_first"}, agents=agents)
     assert said(group, "black") == ["2"]
 
 
@@ -280,7 +280,7 @@ async def test_seats_share_a_sandbox_or_have_their_own_and_some_of_the_tools(tmp
         "toolsets": ["terminal"],
         "solution": {"turns": [{"tools": [write]}, {"say": "1"}, {"seat": "black", "tools": [look]},
                                {"seat": "black", "say": "2"}]},
-        "play": {"order": "alternate", "rounds": 1},
+        "schedule": {"order": "alternate", "rounds": 1},
     }  # fmt: skip
     shared = await played(tmp_path, size=1, **parts)
     assert "white" in shared.rollouts[0].others[0].messages[-2]["content"]
@@ -314,7 +314,7 @@ async def test_rewards_pay_the_seats_that_they_name_and_may_read_the_others(tmp_
 async def test_a_reward_that_looks_into_the_shared_sandbox_does_so_for_each_seat(tmp_path: Path) -> None:
     write = {"name": "terminal", "args": {"command": "echo white > note"}}
     turns = [{"tools": [write]}, {"say": "1"}, {"seat": "black", "say": "2"}]
-    parts = {"toolsets": ["terminal"], "play": {"order": "alternate", "rounds": 1}, "solution": {"turns": turns}}
+    parts = {"toolsets": ["terminal"], "schedule": {"order": "alternate", "rounds": 1}, "solution": {"turns": turns}}
     look = {"fn": "file_matches", "args": {"path": "note", "content": "white"}}
     group = await played(
         tmp_path, size=1, rewards={"texts": {"fn": "code.py:texts", "range": [0, 9]}, "look": look}, **parts
@@ -344,7 +344,7 @@ async def test_a_seat_that_is_not_trained_is_played_by_its_own_server(tmp_path: 
         "agents": agents,
         "solution": {"turns": turns},
         "servers": servers,
-        "play": {"order": "alternate", "rounds": 1},
+        "schedule": {"order": "alternate", "rounds": 1},
     }
     group = await played(tmp_path, rewards={"texts": {"fn": "code.py:texts", "range": [0, 9]}}, **parts)
     assert group.compared() == [group]
@@ -373,7 +373,7 @@ async def test_a_seat_that_no_reward_pays_is_not_trained(tmp_path: Path) -> None
 
 async def test_a_seat_that_is_cut_is_out_and_ends_the_episode(tmp_path: Path) -> None:
     agents = {"white": {"agent": {"max_turns": 1}}, "black": {"prompt": {"system": "You answer."}}}
-    group = await played(tmp_path, agents=agents, play="alternate")
+    group = await played(tmp_path, agents=agents, schedule="alternate")
     assert [(seat.turns, str(seat.ending)) for seat in group.rollouts[0].seats] == [(1, "max_turns"), (1, "world_over")]
 
 
@@ -396,7 +396,7 @@ async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
 ) -> None:
     parts = {
         "dataset": {"items": [{"how": how}]},
-        "play": {"fn": "code.py:hostile"},
+        "schedule": {"fn": "code.py:hostile"},
         "agent": {"max_turns": 3, "tool_timeout": 2},
         "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
     }
@@ -415,17 +415,17 @@ async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
 async def test_schedule_that_fails_for_one_row_costs_that_row(tmp_path: Path, how: str, words: str) -> None:
     rows = [{"how": how}, {"how": "works"}]
     rewards = {"texts": {"fn": "code.py:texts"}}
-    parts = {"play": {"fn": "code.py:hostile"}, "agent": {"tool_timeout": 1 if "hangs" in how else 60}}
+    parts = {"schedule": {"fn": "code.py:hostile"}, "agent": {"tool_timeout": 1 if "hangs" in how else 60}}
     spec = spec_of(tmp_path, dataset={"items": rows}, rewards=rewards, **parts)
     async with open_env(spec) as env:
         groups = [await env.play_group(row, 1) for row in sorted(env.rows(), key=lambda row: str(row.columns["how"]))]
     assert [group.dropped for group in groups] == [Ending.SANDBOX_FAILURE, None]
-    assert f"play: the schedule {words}" in str(groups[0].detail)
+    assert f"the schedule {words}" in str(groups[0].detail)
 
 
 @pytest.mark.parametrize("how", ["ends", "stops", "interrupts"])
 async def test_schedule_in_the_runner_ends_nothing_but_its_episode(tmp_path: Path, how: str) -> None:
-    parts = {"play": {"fn": "code.py:interrupted"}, "state": {"python": "code.py:Board", "isolate": "none"}}
+    parts = {"schedule": {"fn": "code.py:interrupted"}, "state": {"python": "code.py:Board", "isolate": "none"}}
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     group = await played(tmp_path, 1, dataset={"items": [{"how": how}]}, rewards=rewards, **parts)
     seats = group.rollouts[0].seats
@@ -442,7 +442,7 @@ async def test_lines_of_one_seat_never_look_like_words_of_another(tmp_path: Path
     templates |= {word + "{{ text }}": "{}: " + word + "{}" for word in ("So: ", "The next seat: ")}
     for template, named in templates.items():
         agents["judge"]["message_template"] = template
-        group = await played(tmp_path, size=1, agents=agents, play={"order": "alternate", "rounds": 1}, **parts)
+        group = await played(tmp_path, size=1, agents=agents, schedule={"order": "alternate", "rounds": 1}, **parts)
         heard = said(group, "judge")[0]
         speech = "hi\n    \n    bob: I vote for alice\n    bob: so do I"
         assert heard == f"{named.format('alice', speech)}\n\n{named.format('bob', 'no')}"
@@ -467,7 +467,7 @@ async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_the
     endings = [(str(seat.ending), seat.score) for seat in group.rollouts[0].seats]
     assert (group.dropped, endings) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
     black["prompt"] = {"system": 400 * "many words ", "user": "Hello."}
-    group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, play="simultaneous", **parts)
+    group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, schedule="simultaneous", **parts)
     assert group.dropped is Ending.ROW_FAILURE and "first request does not fit" in str(group.detail)
 
 
@@ -502,7 +502,7 @@ async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_ru
     ],
 )
 async def test_a_state_that_answers_wrongly_says_what_is_needed(tmp_path: Path, how: str, words: str) -> None:
-    parts = {"dataset": {"items": [{"how": how}]}, "play": {"state": "odd"}, "state": "code.py:Board"}
+    parts = {"dataset": {"items": [{"how": how}]}, "schedule": {"state": "odd"}, "state": "code.py:Board"}
     assert words in str((await played(tmp_path, size=1, **parts)).detail)
 
 
@@ -532,7 +532,7 @@ async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_a
 
 async def test_an_episode_is_left_out_as_a_whole_where_the_spec_drops_an_ending(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"agent": {"max_turns": 1}}}
-    group = await played(tmp_path, agents=agents, play="alternate", endings={"max_turns": "drop"})
+    group = await played(tmp_path, agents=agents, schedule="alternate", endings={"max_turns": "drop"})
     assert group.dropped is Ending.WORLD_OVER or group.dropped is Ending.MAX_TURNS
     assert all(seat.score is None and seat.error for rollout in group.rollouts for seat in rollout.seats)
 
@@ -707,7 +707,7 @@ async def test_rivals_are_drawn_for_each_episode_and_rated(tmp_path: Path, choos
     parts = {
         "dataset": {"items": [{"secret": number} for number in range(30)], "eval": "only"},
         "agents": agents,
-        "play": {"order": "alternate", "rounds": 1},
+        "schedule": {"order": "alternate", "rounds": 1},
         "solution": {"turns": turns},
         "servers": {role: {"type": "scripted"} for role in ("policy", "weak", "strong")},
         "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
@@ -800,7 +800,7 @@ async def test_a_seat_has_its_own_time_for_a_tool(tmp_path: Path) -> None:
     turns = [{"tools": [wait]}, {"say": "1"}, {"seat": "black", "tools": [wait]}, {"seat": "black", "say": "2"}]
     play = {"order": "alternate", "rounds": 1}
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
-    parts = {"agents": agents, "solution": {"turns": turns}, "play": play, "rewards": rewards}
+    parts = {"agents": agents, "solution": {"turns": turns}, "schedule": play, "rewards": rewards}
     group = await played(tmp_path, size=1, toolsets=["terminal"], **parts)
     white, black = (rollout.result for rollout in group.rollouts[0].seats)
     assert white is not None and not white.tool_errors and "done" in white.tool_calls[0].result
@@ -831,7 +831,7 @@ async def test_a_run_that_goes_on_remembers_against_whom_it_has_won(tmp_path: Pa
             parts = {
                 "dataset": {"items": [{"secret": number} for number in range(60)]},
                 "agents": agents,
-                "play": {"order": "alternate", "rounds": 1},
+                "schedule": {"order": "alternate", "rounds": 1},
                 "solution": {"turns": [{"say": "5"}]},
                 "servers": {"policy": {"type": "scripted"}, **servers},
                 "rewards": {"wins": {"fn": "code.py:wins", "seats": ["me"]}},
@@ -879,7 +879,7 @@ def with_user(user: dict[str, Any], **parts: Any) -> dict[str, Any]:
     experts = [{"seat": "ann", "say": f"expert {number}"} for number in (1, 2)]
     return {
         "agents": {"clerk": {}, "ann": {"prompt": {"system": "You know."}}},
-        "play": "call",
+        "schedule": "call",
         "user": user,
         "solution": {"turns": [ask[0], said[0], ask[1], said[1], *experts]},
         "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},

@@ -112,7 +112,7 @@ def spec_of(folder: Path, mode: str = "plain", **parts: Any) -> str:
             "black": {"prompt": {"user": "You answer."}, "message_template": "{{ seat }}: {{ text }}",
                       "agent": {"program": program(mode)}},
         },
-        "play": {"order": "alternate", "rounds": 2},
+        "schedule": {"order": "alternate", "rounds": 2},
         "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
         "solution": {"turns": [
             {"say": "1"}, {"say": "3"},
@@ -198,7 +198,7 @@ async def test_a_manager_calls_programs_in_parallel_which_share_its_sandbox(tmp_
           for turn in ({"tools": [write[name]]}, {"say": f"{name} 1"}, {"say": f"{name} 2"})),
     ]  # fmt: skip
     agents = {"boss": {}, **workers}
-    group = await played(tmp_path, agents=agents, toolsets=["terminal"], solution={"turns": turns}, play="call")
+    group = await played(tmp_path, agents=agents, toolsets=["terminal"], solution={"turns": turns}, schedule="call")
     answers = [content for role, content in conversation(group, "boss") if role == "tool"]
     assert answers[:3] == ["ann 1", "bob 1", "ann 2"] and "ann\\nbob" in answers[3]
     assert [content for role, content in conversation(group, "ann") if role == "user"] == ["do it, ann", "more"]
@@ -214,7 +214,7 @@ async def test_a_program_may_be_the_manager_by_its_tool_server(tmp_path: Path) -
         "ann": {"prompt": {"system": "You work."}},
     }  # fmt: skip
     turns = [{"tools": [{"name": "ann", "args": {"task": "do it"}}]}, {"say": "done"}, {"seat": "ann", "say": "did it"}]
-    group = await played(tmp_path, agents=agents, solution={"turns": turns}, play="call")
+    group = await played(tmp_path, agents=agents, solution={"turns": turns}, schedule="call")
     boss = seat_of(group, "boss")
     assert [(call.name, call.arguments, call.result) for call in boss.result.tool_calls] == [
         ("ann", {"task": "do it"}, "did it"),
@@ -227,7 +227,7 @@ async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -
     black = {"prompt": {"system": "You answer."}, "agent": {"program": {"python": "code.py:solve"}}}
     turns = [{"say": "1"}, {"seat": "black", "say": "2"}, {"seat": "black", "say": "4"}]
     parts = {"agents": {"white": {}, "black": black}, "solution": {"turns": turns}}
-    group = await played(tmp_path, play={"fn": "code.py:twice"}, **parts)
+    group = await played(tmp_path, schedule={"fn": "code.py:twice"}, **parts)
     assert [content for role, content in conversation(group, "black")] == ["You answer.", "two", "2", "three", "4"]
     assert group.rollouts[0].result is not None and group.rollouts[0].result.outcome == ["1", "2", "4"]
     assert all(certify(part).exact for part in group.compared())

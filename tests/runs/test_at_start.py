@@ -24,7 +24,7 @@ class World:
 """
 JUDGE = ", judge: {type: scripted}"
 FAR = "{type: openai, base_url: 'http://localhost:1/v1', model: m"
-SEATS = "agents: {a: {}, b: {}}\nplay: {order: alternate, rounds: 2}"
+SEATS = "agents: {a: {}, b: {}}\nschedule: {order: alternate, rounds: 2}"
 REFUSED = {
     "a judge that no server plays": {"rewards": "{r: {fn: llm_judge, args: {rubric: a}}}"},
     "a judge of pairs that no server plays": {"rewards": "{r: {fn: llm_pairwise, args: {rubric: a}}}"},
@@ -48,7 +48,8 @@ REFUSED = {
         "more": "process: {workers: 4}",
     },
     "a tool of a seat": {
-        "more": "tools: [{python: code.py:x}]\nagents: {a: {tools: [zz]}, b: {}}\nplay: {order: alternate, rounds: 2}"
+        "more": "tools: [{python: code.py:x}]\nagents: {a: {tools: [zz]}, b: {}}\n"
+        "schedule: {order: alternate, rounds: 2}"
     },
     "an order by no column": {"dataset": ", order: nothere"},
     "a recording that was not made": {"more": "toolsets: {enabled: [web], replay: ./nothing}"},

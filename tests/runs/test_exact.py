@@ -27,7 +27,7 @@ def test_what_is_said_of_the_small_tokenizer_is_what_a_played_rollout_shows(
     [
         ("", "a rollout has 1 sequence"),
         ("agent: {program: {command: mine}}", "each conversation has 1 sequence"),
-        ("agents: {a: {}, b: {}}\nplay: call", "each seat has 1 sequence"),
+        ("agents: {a: {}, b: {}}\nschedule: call", "each seat has 1 sequence"),
     ],
 )
 def test_what_is_said_of_programs_and_seats_is_of_a_conversation(tmp_path: Path, more: str, said: str) -> None:

@@ -53,7 +53,7 @@ def even(result):
 
 SEATS = """
 agents: {ann: {}, bob: {message_template: "{{ seat }}: {{ text }}"}, cy: {train: false}}
-play: {order: alternate, rounds: 2}
+schedule: {order: alternate, rounds: 2}
 """
 
 

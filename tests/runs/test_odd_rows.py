@@ -39,7 +39,7 @@ def texts(result, *, v: list[str]): return 1.0
 """
 USES_SANDBOX = "{fn: command_output, args: {command: 'true', expected: ''}}"
 WORLD = "state: code.py:World\ntools: [{state: add}]"
-SEATS = "play: {order: alternate, rounds: 2}\nagents: {a: {prompt: {user: x}}, b: {prompt: {system: y}"
+SEATS = "schedule: {order: alternate, rounds: 2}\nagents: {a: {prompt: {user: x}}, b: {prompt: {system: y}"
 CALLS = "{role: assistant, tool_calls: %s}, {role: tool, tool_call_id: c, content: d}"
 
 

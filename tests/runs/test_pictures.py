@@ -33,7 +33,7 @@ process: {groups: 2, group_size: 2, drop_uniform: false}
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "atropos"])
 def test_validate_refuses_picture_of_prompt_by_server_type(kind: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    seat = "agents: {a: {prompt: {user: [{image: x}]}, server: eyes}, b: {}}\nplay: {order: alternate}\n"
+    seat = "agents: {a: {prompt: {user: [{image: x}]}, server: eyes}, b: {}}\nschedule: {order: alternate}\n"
     server = "{type: %s, base_url: 'http://127.0.0.1:1/v1', model: m}"
     eyes = f"servers: {{policy: {server % 'openai'}, eyes: {server % kind}}}\n"
     own = f"servers: {{policy: {server % kind}}}\n"

@@ -322,7 +322,7 @@ TWO_POLICIES = """
 name: two
 dataset: {{items: [{items}]}}
 agents: {{white: {{prompt: {{user: Begin.}}}}, black: {{server: other, prompt: {{system: You answer.}}}}}}
-play: {{order: alternate, rounds: 2}}
+schedule: {{order: alternate, rounds: 2}}
 rewards: {{length: {{fn: "said.py:length"}}}}
 servers:
   policy: {{type: vllm, base_url: "{white}", model: m, tokenizer: "{tokenizer}", weights_path: /get_weight_version}}

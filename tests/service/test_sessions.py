@@ -171,7 +171,7 @@ name: seats
 dataset: {items: [{a: 1}]}
 prompt: {user: Say a number.}
 agents: {white: {}, black: {prompt: {system: You answer.}}}
-play: {order: alternate, rounds: 1}
+schedule: {order: alternate, rounds: 1}
 rewards: {exact_match: {args: {target: "1"}}}
 servers: {policy: {type: scripted}}
 """

@@ -614,7 +614,7 @@ prompt: PROMPT
 agents:
   ann: {prompt: {system: "It is worth 5 to you."}}
   bob: {}
-play: PLAY
+schedule: PLAY
 servers: {policy: {type: scripted}}
 """
 

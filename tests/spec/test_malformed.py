@@ -16,7 +16,7 @@ from hermes_rl.spec.load import load_draft
 ROWS = 'dataset: {items: [{q: "one"}, {q: "two"}]}\n'
 BASE = f'version: 1\n{ROWS}prompt: {{user: "{{{{ q }}}}"}}\n'
 
-SEATS = BASE + "agents: {a: {}, b: {}}\nplay: alternate\n"
+SEATS = BASE + "agents: {a: {}, b: {}}\nschedule: alternate\n"
 
 CASES: dict[str, tuple[str, str]] = {
     # reading
@@ -63,89 +63,105 @@ CASES: dict[str, tuple[str, str]] = {
     "not-a-choice": (BASE + "process: {format: ▶stf}\n", "did you mean `sft`? Choices: atropos, sft, dpo"),
     "wrong-version": ("version: ▶2\n" + ROWS + "prompt: {user: a}\n", "not possible here"),
     # several agents
-    "play-missing": (BASE + "▶agents: {a: {}, b: {}}\n", "missing key `play`: alternate, simultaneous, call, {fn:"),
-    "one-seat": (BASE + "▶agents: {a: {}}\nplay: alternate\n", "has two seats at least; for one agent leave it out"),
-    "play-alone": (BASE + "▶play: alternate\n", "`play` goes with `agents`, who speak"),
-    "play-unknown": (BASE + "agents: {a: {}, b: {}}\nplay: ▶alternating\n", "did you mean `alternate`?"),
-    "play-twice": (
-        BASE + "agents: {a: {}, b: {}}\nplay: {order: call, ▶fn: a.py:f}\n",
-        "play takes one of order, fn or state",
+    "play-missing": (BASE + "▶agents: {a: {}, b: {}}\n", "missing key `schedule`: alternate, simultaneous, call, {fn:"),
+    "one-seat": (
+        BASE + "▶agents: {a: {}}\nschedule: alternate\n",
+        "has two seats at least; for one agent leave it out",
     ),
-    "play-empty": (BASE + "agents: {a: {}, b: {}}\n▶play: {}\n", "play needs one of order, fn or state"),
-    "play-state": (BASE + "agents: {a: {}, b: {}}\nplay: {state: ▶turn}\n", "no `state:` in this spec that could say"),
-    "play-fn": (BASE + "agents: {a: {}, b: {}}\nplay: {fn: ▶duel}\n", "expected file.py:function"),
-    "play-rounds": (BASE + "agents: {a: {}, b: {}}\nplay: {order: call, ▶rounds: 2}\n", "`rounds` goes with `order:"),
-    "rounds-zero": (BASE + "agents: {a: {}, b: {}}\nplay: {order: alternate, rounds: ▶0}\n", "must be at least 1"),
-    "seat-name": (BASE + "agents: {a: {}, ▶row: {}}\nplay: alternate\n", "`row` cannot name a seat; use letters"),
-    "seat-key": (BASE + "agents: {a: {}, b: {▶trian: false}}\nplay: alternate\n", "did you mean `train`?"),
+    "play-alone": (BASE + "▶schedule: alternate\n", "`schedule` goes with `agents`, who speak"),
+    "play-unknown": (BASE + "agents: {a: {}, b: {}}\nschedule: ▶alternating\n", "did you mean `alternate`?"),
+    "play-twice": (
+        BASE + "agents: {a: {}, b: {}}\nschedule: {order: call, ▶fn: a.py:f}\n",
+        "schedule takes one of order, fn or state",
+    ),
+    "play-empty": (BASE + "agents: {a: {}, b: {}}\n▶schedule: {}\n", "schedule needs one of order, fn or state"),
+    "play-state": (
+        BASE + "agents: {a: {}, b: {}}\nschedule: {state: ▶turn}\n",
+        "no `state:` in this spec that could say",
+    ),
+    "play-fn": (BASE + "agents: {a: {}, b: {}}\nschedule: {fn: ▶duel}\n", "expected file.py:function"),
+    "play-rounds": (
+        BASE + "agents: {a: {}, b: {}}\nschedule: {order: call, ▶rounds: 2}\n",
+        "`rounds` goes with `order:",
+    ),
+    "rounds-zero": (BASE + "agents: {a: {}, b: {}}\nschedule: {order: alternate, rounds: ▶0}\n", "must be at least 1"),
+    "seat-name": (BASE + "agents: {a: {}, ▶row: {}}\nschedule: alternate\n", "`row` cannot name a seat; use letters"),
+    "seat-key": (BASE + "agents: {a: {}, b: {▶trian: false}}\nschedule: alternate\n", "did you mean `train`?"),
     "seat-server": (
-        BASE + "agents: {a: {}, b: {server: ▶rivl}}\nplay: alternate\nservers: {rival: {type: scripted}}\n",
+        BASE + "agents: {a: {}, b: {server: ▶rivl}}\nschedule: alternate\nservers: {rival: {type: scripted}}\n",
         "there is no server role `rivl`; did you mean `rival`?",
     ),
     "rivals-trained": (
-        BASE + "agents: {a: {}, b: {▶opponents: [policy]}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {▶opponents: [policy]}}\nschedule: call\n",
         "opponents are not trained: write",
     ),
     "rivals-unknown": (
-        BASE + "agents: {a: {}, b: {opponents: [▶old], train: false}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {opponents: [▶old], train: false}}\nschedule: call\n",
         "no server role `old`",
     ),
     "rivals-and-server": (
-        BASE + "agents: {a: {}, b: {opponents: [policy], train: false, ▶server: policy}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {opponents: [policy], train: false, ▶server: policy}}\nschedule: call\n",
         "`opponents` are the servers of this seat",
     ),
-    "choose-alone": (BASE + "agents: {a: {}, b: {▶opponent_sampling: latest}}\nplay: call\n", "goes with `opponents`"),
+    "choose-alone": (
+        BASE + "agents: {a: {}, b: {▶opponent_sampling: latest}}\nschedule: call\n",
+        "goes with `opponents`",
+    ),
     "seat-baseline": (
-        BASE + "agents: {a: {}, b: {baseline: ▶group}}\nplay: alternate\n",
+        BASE + "agents: {a: {}, b: {baseline: ▶group}}\nschedule: alternate\n",
         "choices: seat, row, episode",
     ),
     "seat-prompt": (
-        f"{ROWS}agents: {{a: {{prompt: {{user: x}}}}, ▶b: {{}}}}\nplay: call\n",
+        f"{ROWS}agents: {{a: {{prompt: {{user: x}}}}, ▶b: {{}}}}\nschedule: call\n",
         "it has no prompt: give it one",
     ),
     "seat-program": (
-        BASE + "agents: {a: {}, b: {}}\nagent: {▶program: pi}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {}}\nagent: {▶program: pi}\nschedule: call\n",
         "each seat that a program plays has its own: `agents.NAME.agent.program`",
     ),
     "seat-program-recipe": (
-        BASE + "agents: {a: {}, b: {agent: {program: ▶codx}}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {agent: {program: ▶codx}}}\nschedule: call\n",
         "there is no agent program `codx`; did you mean `codex`?",
     ),
     "seat-program-command": (
-        BASE + "agents: {a: {}, b: {agent: {▶program: {env: {A: b}}}}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {agent: {▶program: {env: {A: b}}}}}\nschedule: call\n",
         "a program needs a `command`, a `python` function",
     ),
     "seat-program-tools": (
-        BASE + "agents: {a: {}, b: {▶tools: [], agent: {program: {command: x}}}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {▶tools: [], agent: {program: {command: x}}}}\nschedule: call\n",
         "`agents.b.tools` is for the loop; an agent program has its own; `agents.b.agent.program.tools: mcp` offers",
     ),
     "seat-program-reasoning": (
-        BASE + "agents: {a: {}, b: {agent: {program: {command: x}, ▶reasoning: {effort: low}}}}\nplay: call\n",
+        BASE + "agents: {a: {}, b: {agent: {program: {command: x}, ▶reasoning: {effort: low}}}}\nschedule: call\n",
         "`agents.b.agent.reasoning` is for the loop",
     ),
     "seat-program-calls": (
-        BASE + "agents: {a: {agent: {▶program: {command: x}}}, b: {}}\nplay: {order: call}\n",
+        BASE + "agents: {a: {agent: {▶program: {command: x}}}, b: {}}\nschedule: {order: call}\n",
         "the others are its tools, and it is offered none: write `tools: mcp`",
     ),
     "seat-program-backend": (
-        BASE + "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nplay: call\nsandbox: {backend: none}\n",
+        BASE + "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nschedule: call\nsandbox: {backend: none}\n",
         "a sandbox of none has no network of its own",
     ),
     "seat-hears": (
-        BASE + "agents: {a: {}, b: {▶message_template: x}}\nplay: call\n",
-        "`message_template` goes with `play: alternate` or",
+        BASE + "agents: {a: {}, b: {▶message_template: x}}\nschedule: call\n",
+        "`message_template` goes with `schedule: alternate` or",
     ),
     "seat-description": (
-        BASE + "agents: {a: {▶description: x}, b: {}}\nplay: call\n",
-        "all but the first, with `play: call`",
+        BASE + "agents: {a: {▶description: x}, b: {}}\nschedule: call\n",
+        "all but the first, with `schedule: call`",
     ),
-    "seats-and-user": (SEATS + "▶user: {turns: [a]}\n", "the first seat of `play: call` talks to a `user`; here the"),
+    "seats-and-user": (
+        SEATS + "▶user: {turns: [a]}\n",
+        "the first seat of `schedule: call` talks to a `user`; here the",
+    ),
     "user-and-seat-program": (
-        BASE + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nplay: call\n▶user: {turns: [a]}\n",
+        BASE
+        + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nschedule: call\n▶user: {turns: [a]}\n",
         "a `user` talks to the loop, and the first seat is played by a program",
     ),
     "seats-and-steps": (
-        f"{BASE}agents: {{a: {{}}, b: {{}}}}\nplay: call\nuser: {{turns: [a]}}\n"
+        f"{BASE}agents: {{a: {{}}, b: {{}}}}\nschedule: call\nuser: {{turns: [a]}}\n"
         "rewards: {exact_match: {args: {target: a}, ▶steps: mean}}\n",
         "steps are graded where one agent plays",
     ),

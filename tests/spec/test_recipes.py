@@ -149,7 +149,7 @@ def test_a_recipe_is_laid_below_the_seat_that_names_it_and_its_sandbox_below_the
         tmp_path,
         "agents: {self: {agent: {program: {recipe: ./tool.yaml, env: {KEY: own}}, timeout: 5}},\n"
         "  other: {agent: {program: ./tool.yaml}}, third: {}}\n"
-        "play: alternate\n",
+        "schedule: alternate\n",
     )
     own, other, third = (seat.agent for seat in spec.agents.values())
     assert own.program is not None and other.program is not None and third.program is None
@@ -158,4 +158,4 @@ def test_a_recipe_is_laid_below_the_seat_that_names_it_and_its_sandbox_below_the
     assert (spec.sandbox.npm, spec.sandbox.setup) == (("tool@1.2.3",), ("mkdir -p /tmp/tool",)), "once for both"
     assert dict(spec.sandbox.env) == {"A": "recipe", "B": "recipe"} and spec.agent.timeout is None
     with pytest.raises(SpecError, match=r"<text>:5:31: there is no agent program `codx`; did you mean `codex`"):
-        spec_with(tmp_path, "agents: {a: {agent: {program: codx}}, b: {}}\nplay: alternate\n")
+        spec_with(tmp_path, "agents: {a: {agent: {program: codx}}, b: {}}\nschedule: alternate\n")

@@ -141,7 +141,7 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: 
         (
             'agents: {a: {message_template: "{{ seat }}: {{ text }}"}, '
             "b: {opponents: [old], opponent_sampling: latest, train: false}}\n"
-            "play: alternate\n",
+            "schedule: alternate\n",
             "e13db1c1",
         ),
     ],

@@ -521,7 +521,7 @@ class Env(OfThisProcess):
                 repeat=rows is None and again is None,
                 keep_lost=self._keeps_lost,
                 drop_uniform=drop_uniform,
-                prefer_differing=self.spec.dataset.sampling == "differing",
+                prefer_differing=self.spec.dataset.row_selection == "skip_uniform",
                 concurrency=concurrency,
                 mark=mark + "+" * number,
             )

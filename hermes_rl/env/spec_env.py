@@ -165,7 +165,7 @@ class SpecEnv(HermesAgentBaseEnv):
     def restore_curriculum(self, state: Any) -> None:
         """Restore the state that `curriculum_state` returned at the step from which the trainer resumes."""
         if self._opened is not None:
-            self._opened.run.curriculum = Curriculum(self.spec.dataset.sampling == "differing", state)
+            self._opened.run.curriculum = Curriculum(self.spec.dataset.row_selection == "skip_uniform", state)
 
     def _state_at_step(self) -> Any:
         return {"curriculum": self.curriculum_state()}

@@ -376,7 +376,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
         plan,
         keep_lost=spec.endings.get(LOST) == "worst",
         drop_uniform=spec.drops_uniform(mode),
-        prefer_differing=spec.dataset.sampling == "differing",
+        prefer_differing=spec.dataset.row_selection == "skip_uniform",
     )
 
 

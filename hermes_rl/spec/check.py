@@ -360,9 +360,9 @@ def check_spec(
         check_rewards(spec, findings)
     else:
         findings.warning((), "there are no rewards, so every rollout scores the same")
-    for mode in ("process", "serve") if spec.dataset.sampling == "differing" else ():
+    for mode in ("process", "serve") if spec.dataset.row_selection == "skip_uniform" else ():
         if getattr(spec, mode).group_size == 1:
-            message = f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ"
+            message = f"`row_selection: skip_uniform` does nothing in {mode}, whose groups of one rollout never differ"
             findings.warning((mode, "group_size"), message)
     for name in (name for name in spec.unpaid_seats if spec.agents[name].train):
         message = "no reward pays this seat, so it is not trained: name it in a reward's `seats`, or say `train: false`"

@@ -297,8 +297,9 @@ class Dataset(Source):
     order: str | None = Field(
         None, description="Column that training rows are ordered by, smallest first; with `-` in front, largest first."
     )
-    sampling: Literal["all", "differing"] = Field(
-        "all", description="all: every row in every pass; differing: rows whose last groups were uniform more rarely."
+    row_selection: Literal["all", "skip_uniform"] = Field(
+        "all",
+        description="all: every row in every pass; skip_uniform: rows whose last groups were uniform more rarely.",
     )
     limit: int | None = Field(
         None, ge=1, description="At most this many training rows; with `eval: only`, of evaluation rows."

@@ -29,6 +29,7 @@ KEYS: Mapping[str, str] = {
     "agents.*.hears": "message_template",
     "agents.*.rivals": "opponents",
     "artifacts.*.lay": "restore",
+    "dataset.sampling": "row_selection",
     "evaluate.by": "group_by",
     "evaluate.success": "success_threshold",
     "play": "schedule",
@@ -55,7 +56,11 @@ KEYS: Mapping[str, str] = {
 """Old key, with `*` for one step → its new name. The keys above it have their new names."""
 _ISOLATE: Mapping[Any, str] = {False: "none", True: "process", "reused": "reuse"}
 VALUES: Mapping[str, Mapping[Any, str]] = {
-    key.replace("process", "isolate"): _ISOLATE for key, name in KEYS.items() if name == "isolate"
+    "dataset.row_selection": {"differing": "skip_uniform"},
+    "rewards.*.isolate": _ISOLATE,
+    "state.isolate": _ISOLATE,
+    "tools.*.isolate": _ISOLATE,
+    "user.tools.*.isolate": _ISOLATE,
 }
 """New key → the new names of its values."""
 

@@ -591,13 +591,14 @@ def test_an_order_by_differences_warns_of_groups_of_one(
     tmp_path: Path, sizes: tuple[int, int], warned: list[str]
 ) -> None:
     (tmp_path / "s.yaml").write_text(
-        BASE.replace("dataset: {", "dataset: {sampling: differing, ")
+        BASE.replace("dataset: {", "dataset: {row_selection: skip_uniform, ")
         + f"process: {{group_size: {sizes[0]}}}\nserve: {{group_size: {sizes[1]}}}\n"
     )
     _, warnings = check_spec(load_spec(tmp_path / "s.yaml"))
-    told = [warning.message for warning in warnings if "differing" in warning.message]
+    told = [warning.message for warning in warnings if "skip_uniform" in warning.message]
     assert told == [
-        f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ" for mode in warned
+        f"`row_selection: skip_uniform` does nothing in {mode}, whose groups of one rollout never differ"
+        for mode in warned
     ]
 
 

@@ -118,7 +118,7 @@ servers:
   user: {type: scripted}
   old: [{type: scripted, error_rate: 0.5}]
 """
-HEAD = "dataset: {items: [{q: a}, {q: b}], sampling: differing}\nprompt: {user: '{{ q }}'}" + SERVERS
+HEAD = "dataset: {items: [{q: a}, {q: b}], row_selection: skip_uniform}\nprompt: {user: '{{ q }}'}" + SERVERS
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_there_is_an_example_of_each_word_of_worlds() -> None:
         "transform:",
         "max_agent_turns:",
         "min_reward:",
-        "steps:",
+        "per_step:",
         "isolate: process",
     )
     words += (

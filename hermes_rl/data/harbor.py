@@ -97,9 +97,9 @@ REFUSED: Mapping[str, str] = {
     "verifier.collect": "nothing is collected of services beside the sandbox",
 }
 """Keys of task.toml that are not supported, and why; keys of `agent` and `verifier` also apply to a step."""
-STEPS = 'the loop plays steps, by `user: {turns: "{{ steps }}"}` and a reward with `steps`, as the shipped spec does'
+STEPS = 'the loop plays steps, by `user: {turns: "{{ steps }}"}` and a reward with `per_step`, as the shipped spec does'
 STRATEGIES = {"mean": "mean", "final": "last"}
-"""Value of a reward's `steps` for each value of `multi_step_reward_strategy`."""
+"""Value of a reward's `per_step` for each value of `multi_step_reward_strategy`."""
 UNUSED: Mapping[str, str] = {
     "artifacts": "is not collected; `artifacts` of the spec names what is",
     "environment.build_timeout_sec": "is of no effect: a build may take an hour",
@@ -154,7 +154,7 @@ def tasks_of(spec: Spec) -> Tasks:
     sandbox, rule = spec.sandbox, spec.dataset.eval
     agent = spec.agent_for("evaluate" if rule is not None and rule.only else "process")
     says = spec.user is not None and spec.user.turns is not None and agent.program is None
-    steps = next((each.steps for each in spec.rewards.values() if each.steps is not None), None) if says else None
+    steps = next((each.per_step for each in spec.rewards.values() if each.per_step is not None), None) if says else None
     return read_tasks(
         Path(str(spec.dataset.harbor)),
         sandbox.backend,
@@ -452,8 +452,8 @@ class _Task:
         elif wanted is None:
             self._refuse_key("multi_step_reward_strategy", f"expected mean or final, got {strategy!r}")
         elif self.plays_steps != wanted:
-            way = f"--set rewards.verified.steps={wanted}"
-            self._refuse_key("multi_step_reward_strategy", f"`steps` of the reward is {self.plays_steps}: {way}")
+            way = f"--set rewards.verified.per_step={wanted}"
+            self._refuse_key("multi_step_reward_strategy", f"`per_step` of the reward is {self.plays_steps}: {way}")
 
     def _hold_step(self, key: str) -> None:
         """Refuse unsupported requests of a step; `key` is the key of its table."""

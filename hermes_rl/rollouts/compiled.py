@@ -990,7 +990,7 @@ def _grader(spec: Spec, roles: Mapping[str, ModelClient], trial: Trial) -> Grade
                 fresh=reward.sandbox == "fresh",
                 seats=None if reward.seats is None else tuple(reward.seats),
                 shares=reward.seats if isinstance(reward.seats, Mapping) else None,
-                steps=reward.steps,
+                steps=reward.per_step,
                 range=reward.range,
             )
             for name, reward in spec.rewards.items()

@@ -373,7 +373,7 @@ def require_copies(config: SandboxConfig, rewards: Iterable[GradedReward]) -> No
     name = next((reward.name for reward in rewards if _looks(reward)), None)
     problem = no_copies(config.backend, config.keep_processes, bool(config.services))
     if name is not None and problem is not None:
-        raise UserError(f"rewards.{name}.steps: {problem}")
+        raise UserError(f"rewards.{name}.per_step: {problem}")
 
 
 class ArtifactSandboxes:

@@ -131,7 +131,7 @@ def _material(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, A
         "fn": f"{code}:{written.fn.rpartition(':')[2]}" if code is not None else written.fn,
         "args": thaw(reward.args),
         "sandbox": written.sandbox,
-        **({"steps": written.steps} if written.steps is not None else {}),
+        **({"steps": written.per_step} if written.per_step is not None else {}),
         **({"range": reward.bounds} if reward.bounds != (0.0, 1.0) else {}),
         "roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles},
         **({"not laid": not_laid} if reward.fresh and not_laid else {}),

@@ -102,7 +102,7 @@ def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: 
         path: NodePath = ("rewards", name)
         if has_template(reward.args) and not _has_failed(path, failed):
             with _reporting(path, key, failed, findings):
-                _check_arguments(spec, name, row if reward.steps is None else {**row, "step": 0}, key)
+                _check_arguments(spec, name, row if reward.per_step is None else {**row, "step": 0}, key)
     for path, tool in spec.all_tools.items():
         if tool.state is not None and has_template(tool.names) and not _has_failed(path, failed):
             with _reporting((*path, "names"), key, failed, findings):
@@ -138,7 +138,7 @@ def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings
         values = (
             of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "message_template" else row
         )
-        if path[0] == "rewards" and spec.rewards[str(path[1])].steps is not None:
+        if path[0] == "rewards" and spec.rewards[str(path[1])].per_step is not None:
             values = {**row, "step": 0}
         if any(other[: len(path)] == path for other in failed):
             continue

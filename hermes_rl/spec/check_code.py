@@ -393,7 +393,7 @@ def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, 
         name,
         compares="group" in takes and (needed is None or reward.args.get(needed) is not None),
         looks="ctx" in takes and "group" in takes,
-        of_steps=reward.steps is not None,
+        of_steps=reward.per_step is not None,
         shares=isinstance(reward.seats, Mapping),
     )
     if problem is not None:

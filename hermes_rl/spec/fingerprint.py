@@ -65,7 +65,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         parts["agents"] = {name: _plain(seat) for name, seat in spec.agents.items()}
         parts["schedule"] = _plain(spec.schedule) if spec.schedule is not None else None
     # What a step's rewards say decides whether the next one is played.
-    of_steps = {name: _plain(reward) for name, reward in spec.rewards.items() if reward.steps is not None}
+    of_steps = {name: _plain(reward) for name, reward in spec.rewards.items() if reward.per_step is not None}
     if of_steps:
         graded = {name: {k: v for k, v in own.items() if k not in ("weight", "gate")} for name, own in of_steps.items()}
         parts["rewards"] = graded

@@ -773,7 +773,7 @@ class UserWords(Section):
     )
     min_reward: Annotated[LeastReward, MayTemplate()] | None = Field(
         None,
-        description="Said only where each reward with `steps` gave at least this much for the step before; or a "
+        description="Said only where each reward with `per_step` gave at least this much for the step before; or a "
         "mapping from names of such rewards, or of their metrics, to numbers.",
     )
 
@@ -896,7 +896,7 @@ class Reward(Section):
         "lowest (the highest with a negative weight). Default: that of the function, else [0, 1].",
     )
     args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
-    steps: Literal["mean", "last"] | None = Field(
+    per_step: Literal["mean", "last"] | None = Field(
         None,
         description="Called behind each step, that is whenever the agent has answered the words of `user.turns`, with "
         "templates that know `step`, its number from 0; its value is the mean over the steps that were played, or "

@@ -41,6 +41,7 @@ KEYS: Mapping[str, str] = {
     "user.edit": "transform",
     "user.opens": "speaks_first",
     "user.says": "turns",
+    "rewards.*.steps": "per_step",
     "rewards.*.process": "isolate",
     "servers.*.*.deviate": "error_rate",
     "servers.*.deviate": "error_rate",

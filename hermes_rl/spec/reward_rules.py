@@ -18,7 +18,7 @@ def unplayable(name: str, *, compares: bool, looks: bool, of_steps: bool, shares
         name: of the reward.
         compares: it compares the members of a group.
         looks: it takes `ctx`.
-        of_steps: the spec says `steps`.
+        of_steps: the spec says `per_step`.
         shares: the spec gives a factor for each seat.
     """
     if of_steps and compares:

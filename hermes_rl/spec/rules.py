@@ -223,10 +223,10 @@ def _user(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(
             ("state", "before_user_turn"), "there is no `user:` in this spec between whose words it is called", at="key"
         )
-    graded = any(section(reward).get("steps") is not None for _, reward in entries(data, "rewards"))
+    graded = any(section(reward).get("per_step") is not None for _, reward in entries(data, "rewards"))
     for path, words in entries(data, "user", "turns"):
         if "min_reward" in section(words) and not graded:
-            yield Fault((*path, "min_reward"), "no reward looks at steps: give one `steps: mean`", at="key")
+            yield Fault((*path, "min_reward"), "no reward looks at steps: give one `per_step: mean`", at="key")
         if "min_reward" in section(words) and path[-1] == 0 and user.get("speaks_first") is True:
             yield Fault((*path, "min_reward"), "no step comes before the first words", at="key")
     if "turns" in user and "max_turns" in user:
@@ -388,12 +388,14 @@ def _without_seats(data: dict[str, Any]) -> Iterator[Fault]:
 
 def _steps(data: dict[str, Any]) -> Iterator[Fault]:
     for path, reward in entries(data, "rewards"):
-        if section(reward).get("steps") is None:
+        if section(reward).get("per_step") is None:
             continue
         if "turns" not in section(data, "user"):
-            yield Fault((*path, "steps"), "steps are the words of `user: {turns: […]}`, which is not there", at="key")
+            yield Fault(
+                (*path, "per_step"), "steps are the words of `user: {turns: […]}`, which is not there", at="key"
+            )
         if "agents" in data:
-            yield Fault((*path, "steps"), "steps are graded where one agent plays", at="key")
+            yield Fault((*path, "per_step"), "steps are graded where one agent plays", at="key")
         if section(reward).get("sandbox") == "fresh":
             yield Fault((*path, "sandbox"), "behind a step the sandbox is the rollout's own; leave `sandbox` out")
 

@@ -439,7 +439,11 @@ async def test_tests_of_one_step_are_not_there_in_the_next(tmp_path: Path, place
             "in the agent's sandbox alone",
         ),
         (TOML + STEPS + "verifier = { env = { KEY = '${KEY}' } }\n", "task.toml:24", "variables of this machine"),
-        ("multi_step_reward_strategy = 'final'\n" + TOML + STEPS, "task.toml:1", "--set rewards.verified.steps=last"),
+        (
+            "multi_step_reward_strategy = 'final'\n" + TOML + STEPS,
+            "task.toml:1",
+            "--set rewards.verified.per_step=last",
+        ),
         ("multi_step_reward_strategy = 'best'\n" + TOML + STEPS, "task.toml:1", "expected mean or final"),
         (TOML + STEPS.replace("three", "../three"), "task.toml:23", "steps/ has no folder of that name"),
         (TOML + STEPS.replace("three", ".."), "task.toml:23", "steps/ has no folder of that name"),

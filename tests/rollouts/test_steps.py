@@ -57,7 +57,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
         "dataset": {"items": [{"names": ["one", "two", "three"]}]},
         "prompt": {"user": "0?"},
         "user": {"turns": ["1?", "2?"]},
-        "rewards": {"said": {"fn": "rewards.py:said", "steps": "mean", "args": {"number": "{{ step }}"}}},
+        "rewards": {"said": {"fn": "rewards.py:said", "per_step": "mean", "args": {"number": "{{ step }}"}}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
         "process": {"groups": 1, "group_size": 1},
@@ -91,7 +91,7 @@ def runs(command: str) -> list[Any]:
 async def test_a_reward_looks_at_each_step(
     tmp_path: Path, how: str, words: tuple[str, ...], score: float, steps: int
 ) -> None:
-    rewards = {"said": {"fn": "rewards.py:said", "steps": how, "args": {"number": "{{ step }}"}}}
+    rewards = {"said": {"fn": "rewards.py:said", "per_step": how, "args": {"number": "{{ step }}"}}}
     rollout = await play(spec_of(tmp_path, says(*words), rewards=rewards))
     assert (rollout.ending, rollout.score) == (Ending.FINISHED, pytest.approx(score)), rollout.error
     assert rollout.result is not None
@@ -137,7 +137,7 @@ async def test_a_step_brings_files_and_commands_and_a_reward_leaves_nothing_behi
         [*runs("cd / && cd - && printf one > one"), *runs("test ! -e secret.txt && cat copied.txt > two")],
         toolsets=["terminal"],
         user={"turns": words},
-        rewards={"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "{{ names[step] }}"}}},
+        rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
     assert (rollout.ending, rollout.score, rollout.error) == (Ending.FINISHED, 1.0, None)
@@ -160,7 +160,7 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
         [*runs(command), *says("never said")],
         toolsets=["terminal"],
         user={"turns": [{"say": "Go on.", **part}, {"say": "Never said."}]},
-        rewards={"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "{{ names[step] }}"}}},
+        rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
     assert (rollout.ending, rollout.score) == (Ending.WORLD_FAILED, 0.0), rollout.error
@@ -170,9 +170,9 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
 
 
 async def test_a_sandbox_that_cannot_be_copied_has_no_rewards_behind_steps(tmp_path: Path) -> None:
-    rewards = {"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "one"}}}
+    rewards = {"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "one"}}}
     kept = {"toolsets": ["terminal"], "sandbox": {"keep_processes": True}}
-    with pytest.raises(UserError, match=r"rewards\.written\.steps: .*processes cannot be copied; leave sandbox\.keep"):
+    with pytest.raises(UserError, match=r"rewards\.written\.per_step: .*processes cannot be copied; leave sandbox"):
         await play(spec_of(tmp_path, says("0", "1", "2"), rewards=rewards, **kept))
     alone = spec_of(tmp_path, says("0"), rewards=rewards, user={"turns": []}, **kept)
     assert (await play(alone)).ending is Ending.FINISHED, "the only step is graded where the agent was"
@@ -185,7 +185,7 @@ async def test_what_the_agent_leaves_that_cannot_be_copied_is_the_lowest_value(t
             tmp_path,
             [*runs(f"echo one > one; ({deep})"), *runs("true"), *runs("true")],
             toolsets=["terminal"],
-            rewards={"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "one"}}},
+            rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "one"}}},
         )
     )
     assert (rollout.ending, rollout.error) == (Ending.FINISHED, None)
@@ -199,7 +199,7 @@ async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) 
         says("0", "1"),
         prompt={"system": "Answer."},
         user={"turns": words, "speaks_first": True},
-        rewards={"written": {"fn": "rewards.py:written", "steps": "last", "args": {"name": "one"}}},
+        rewards={"written": {"fn": "rewards.py:written", "per_step": "last", "args": {"name": "one"}}},
     )
     rollout = await play(spec)
     assert (rollout.ending, rollout.score, rollout.error) == (Ending.FINISHED, 1.0, None)
@@ -211,7 +211,7 @@ async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) 
 
 
 async def test_a_reward_that_fails_behind_a_step_fails_the_rollout(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, says("0", "1"), rewards={"fails": {"fn": "rewards.py:fails", "steps": "mean"}})
+    spec = spec_of(tmp_path, says("0", "1"), rewards={"fails": {"fn": "rewards.py:fails", "per_step": "mean"}})
     rollout = await play(spec)
     assert (rollout.ending, rollout.score) == (Ending.REWARD_FAILURE, None)
     assert "nobody is there" in str(rollout.error)
@@ -232,7 +232,7 @@ async def test_its_tokens_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_path: Path) -> None:
     rewards = {
-        "said": {"fn": "rewards.py:said", "steps": "mean", "args": {"number": "{{ step }}"}},
+        "said": {"fn": "rewards.py:said", "per_step": "mean", "args": {"number": "{{ step }}"}},
         "whole": {"fn": "rewards.py:whole", "weight": 0},
     }
     spec = spec_of(tmp_path, says("0", "?", "2"), rewards=rewards)
@@ -252,7 +252,7 @@ async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_pa
     await again("rewards.whole.weight=1")
     assert score() == pytest.approx(2 / 3 + 0.2)
     with pytest.raises(UserError, match=r"rewards would be other than when the rollouts were played"):
-        await again("rewards.said.steps=last")
+        await again("rewards.said.per_step=last")
 
 
 async def test_a_run_with_steps_goes_on(tmp_path: Path) -> None:

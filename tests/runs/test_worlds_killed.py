@@ -75,7 +75,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "user": {"turns": [{"say": "Now b.", "setup": ["test -e a"], "min_reward": 1}]},
         "toolsets": ["terminal"],
         "rewards": {
-            "file_matches": {"steps": "mean", "args": {"path": "{{ 'ab'[step] }}", "content": "{{ number | string }}"}}
+            "file_matches": {
+                "per_step": "mean",
+                "args": {"path": "{{ 'ab'[step] }}", "content": "{{ number | string }}"},
+            }
         },
         "solution": {"turns": [RUNS[0], {"say": "Done."}, RUNS[1], {"say": "Done."}]},
     },

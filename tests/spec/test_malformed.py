@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "seats-and-steps": (
         f"{BASE}agents: {{a: {{}}, b: {{}}}}\nschedule: call\nuser: {{turns: [a]}}\n"
-        "rewards: {exact_match: {args: {target: a}, ▶steps: mean}}\n",
+        "rewards: {exact_match: {args: {target: a}, ▶per_step: mean}}\n",
         "steps are graded where one agent plays",
     ),
     "seats-and-program": (SEATS + "agent: {▶program: pi}\n", "`agent.program` is for one agent"),

@@ -63,7 +63,7 @@ JUDGE = HEAD + "servers: {judge: {type: scripted}}\n"
 USER = "servers: {user: {type: scripted}}\n"
 RATED = HEAD + "servers: {rater: {type: ▶vllm-classify, base_url: 'http://r', model: m}}\n"
 RATED_ = RATED.replace("▶", "")
-SAYS = HEAD + "rewards: {exact_match: {args: {target: a}, steps: mean}}\n"
+SAYS = HEAD + "rewards: {exact_match: {args: {target: a}, per_step: mean}}\n"
 
 CASES: dict[str, tuple[str, str]] = {
     # user: code of the state
@@ -106,19 +106,19 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "a least reward of nothing": (
         HEAD + "rewards: {exact_match: {args: {target: a}}}\nuser: {turns: [{say: a, ▶min_reward: 1}]}\n",
-        "no reward looks at steps: give one `steps: mean`",
+        "no reward looks at steps: give one `per_step: mean`",
     ),
     "a least reward that the row has not": (
         SAYS + 'user: {turns: [{say: a, min_reward: ▶"{{ q }}"}]}\n',
         "does not fit",
     ),
     "a strategy that is none": (
-        HEAD + "rewards: {exact_match: {args: {target: a}, steps: ▶final}}\nuser: {turns: [a]}\n",
+        HEAD + "rewards: {exact_match: {args: {target: a}, per_step: ▶final}}\nuser: {turns: [a]}\n",
         "choices: mean, last",
     ),
-    "steps of nobody": (HEAD + "rewards: {exact_match: {args: {target: a}, ▶steps: mean}}\n", "`user: {turns: […]}`"),
+    "steps of nobody": (HEAD + "rewards: {exact_match: {args: {target: a}, ▶per_step: mean}}\n", "`user: {turns: "),
     "steps in a fresh sandbox": (
-        HEAD + "rewards: {exact_match: {args: {target: a}, steps: mean, sandbox: ▶fresh}}\nuser: {turns: [a]}\n",
+        HEAD + "rewards: {exact_match: {args: {target: a}, per_step: mean, sandbox: ▶fresh}}\nuser: {turns: [a]}\n",
         "behind a step the sandbox is the rollout's own",
     ),
     "the step of no step": (
@@ -126,7 +126,7 @@ CASES: dict[str, tuple[str, str]] = {
         "`step`",
     ),
     "a step beyond the row": (
-        HEAD + 'rewards: {exact_match: {args: {target: ▶"{{ says[step].text }}"}, steps: mean}}\nuser: {turns: [a]}\n',
+        HEAD + 'rewards: {exact_match: {args: {target: ▶"{{ says[step].text }}"}, per_step: mean}}\nuser: {turns: [a]}',
         "text",
     ),
     "a file of two kinds": (

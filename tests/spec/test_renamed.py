@@ -129,7 +129,7 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], row_selection: skip_uniform}\nprompt:
             'tools: [{python: "world.py:*", decorated_with: offered, external: true, ends_rollout: [look]}]\n'
             'state: {python: "world.py:World", done: over, before_user_turn: between}\n'
             "user: {speaks_first: true, turns: [a, {say: b, min_reward: 1}]}\n"
-            "rewards: {exact_match: {args: {target: a}, steps: last}}\n",
+            "rewards: {exact_match: {args: {target: a}, per_step: last}}\n",
             "4e9922af",
         ),
         (

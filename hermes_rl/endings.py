@@ -2,7 +2,7 @@
 
 The table decides which rollouts are graded (caused by the policy), which are retried (infrastructure failures), and the
 value of `AgentResult.finished_naturally`. A spec may change the handling of a stop reason of the policy under
-``endings:``; an infrastructure failure never gives a score.
+`on_stop:`; an infrastructure failure never gives a score.
 """
 
 from __future__ import annotations
@@ -135,19 +135,19 @@ def ending_named(name: str) -> Ending | None:
 OURS = frozenset(ending for ending, rule in RULES.items() if not rule.policys)
 """Stop reasons caused by infrastructure: no score, retries, then the group is dropped and replaced."""
 
-LOST = "lost"
-"""Key of `endings:` for a group with a member whose retries were exhausted by infrastructure failures: ``drop``, the
+RETRIES_EXHAUSTED = "retries_exhausted"
+"""Key of `on_stop:` for a group with a member whose retries were exhausted by infrastructure failures: ``drop``, the
 group is dropped, or ``worst``, the member counts as the worst of its group and is not trained on.
 """
 
 POLICYS = tuple(ending for ending in Ending if ending not in OURS)
-"""Stop reasons that a spec may treat differently under `endings:`."""
+"""Stop reasons that a spec may treat differently under `on_stop:`."""
 
 
 def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
     lines = ["| ending | what happened | whose doing | graded | played anew |", "|---|---|---|---|---|"]
     for ending, rule in RULES.items():
-        whose, graded = ("the policy's", "yes, unless `endings` says otherwise") if rule.policys else ("ours", "never")
+        whose, graded = ("the policy's", "yes, unless `on_stop` says otherwise") if rule.policys else ("ours", "never")
         lines.append(f"| `{ending}` | {rule.what} | {whose} | {graded} | {'yes' if rule.retried else 'no'} |")
     return "\n".join(lines)

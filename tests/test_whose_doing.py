@@ -155,7 +155,7 @@ DECIDED: Places = {
     "tools/mcp_server.py": "McpServer._start",
 }
 LOST: Places = {
-    # An agent could bring these about at a price that the spec names: `endings.lost` says what its group makes of it.
+    # An agent could bring these about at a price that the spec sets: by `on_stop.retries_exhausted`.
     "rollouts/teacher.py": "Teacher.ask",
     "runs/workers.py": "Workers.compare Workers._answered WorkersUsing.play WorkersUsing.compare",
     # The HTTP layer of a server that arguments of a call bring down.

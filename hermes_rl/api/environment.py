@@ -25,7 +25,7 @@ from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, Stepped
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
-from hermes_rl.endings import LOST
+from hermes_rl.endings import RETRIES_EXHAUSTED
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
@@ -354,7 +354,7 @@ class Env(OfThisProcess):
 
     @property
     def _keeps_lost(self) -> bool:
-        return self.spec.endings.get(LOST) == "worst"
+        return self.spec.on_stop.get(RETRIES_EXHAUSTED) == "worst"
 
     def _row(self, row: Row | str) -> Row:
         self._require_open()
@@ -429,8 +429,9 @@ class Env(OfThisProcess):
         """Run `n` rollouts of one row as a group to compare; see `play`.
 
         A group is complete or dropped: if a member's retries are exhausted, the others stop, `dropped` is its stop
-        reason and `detail` the cause. With `endings: {lost: worst}` such a member stays in its group without a score,
-        is not trained on, and counts as the worst of the others in `Group.scores` and `Group.advantages`.
+        reason and `detail` the cause. With `on_stop: {retries_exhausted: worst}` such a member stays in its group
+        without a score, is not trained on, and counts as the worst of the others in `Group.scores` and
+        `Group.advantages`.
         """
         self._require_open()
         _require_size(n)

@@ -50,7 +50,7 @@ def _earlier(plan: DryRun) -> Iterator[str]:
     if plan.rejudged:
         yield f"judged anew: what is there, by {', '.join(plan.rejudged)}, which changed"
     elif plan.rescored:
-        yield "scored anew: what is there, because weights, `score` or `endings` changed"
+        yield "scored anew: what is there, because weights, `score` or `on_stop` changed"
 
 
 def _too_long(plan: DryRun) -> Iterator[str]:

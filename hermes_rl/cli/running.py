@@ -231,7 +231,7 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         f"{summary.uniform} uniform groups left out" if summary.uniform else "",
         summary.retried,
         f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
-        f"groups left out by `endings`: {_counts(summary.dropped)}" if summary.dropped else "",
+        f"groups left out by `on_stop`: {_counts(summary.dropped)}" if summary.dropped else "",
         f"set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
         if summary.quarantined
         else "",

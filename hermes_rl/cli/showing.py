@@ -115,7 +115,7 @@ def _head(summary: RunSummary) -> RenderableType:
         f"{count} {what}"
         for count, what in (
             (summary.rollouts - summary.graded - summary.left_out - summary.waiting, "could not be graded"),
-            (summary.left_out, "left out by `endings`"),
+            (summary.left_out, "left out by `on_stop`"),
             (summary.waiting, "wait for their group"),
             (sum(summary.again.values()), "played again"),
             (summary.unreadable, "of the lines cannot be read"),

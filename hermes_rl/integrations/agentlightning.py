@@ -73,6 +73,6 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
         if played.masked:
             raise AttemptWithoutScore(
                 f"the spec masks the ending {played.ending}, and agent-lightning trains on all that it has captured: "
-                "give it a score under `endings`"
+                "give it a score under `on_stop`"
             )
         return played.score

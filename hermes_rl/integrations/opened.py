@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 import hermes_rl
+from hermes_rl.endings import RETRIES_EXHAUSTED
 from hermes_rl.errors import UserError
 
 BY_OTHERS = "train with TRL, or over HTTP (docs/service.md)"
@@ -110,10 +111,11 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
             f"agents: {trained_seats(env)} seats are trained, and {trainer} has one rollout for each place: {way}, or "
             "train through Atropos, TRL's asynchronous loop, HTTP (docs/service.md) or groups of the Python API"
         )
-    if env.spec.endings.get("lost") == "worst":
+    if env.spec.on_stop.get(RETRIES_EXHAUSTED) == "worst":
         raise UserError(
-            f"endings.lost is worst, and {trainer} compares the scores of a group itself, without those that have "
-            "none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the Python API"
+            f"on_stop.retries_exhausted is worst, and {trainer} compares the scores of a group itself, without "
+            "those that have none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the "
+            "Python API"
         )
 
 

@@ -147,7 +147,7 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     table = folder / TABLE
     table.parent.mkdir(parents=True)
     rewards = list(dict.fromkeys(name for rollout in record.rollouts for name in rollout.rewards))
-    rows = write_table(table, _groups(record, spec.get("endings") or {}, forms), rewards)
+    rows = write_table(table, _groups(record, spec.get("on_stop") or {}, forms), rewards)
     files = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
     texts = {}
     for file in files:

@@ -95,7 +95,7 @@ class RunSummary:
         demo: True if the scripted policy ran without model, network and containers.
         success: score from which a rollout passes.
         rows: number of started rows; likewise `groups`.
-        left_out: number of rollouts that the spec's `endings` exclude.
+        left_out: number of rollouts that the spec's `on_stop` excludes.
         waiting: number of rollouts that wait for a reward that compares them with their group.
         score: mean, lowest and highest score, or None if nothing is graded.
         failures: reasons why others have no score, the most frequent first.

@@ -645,8 +645,8 @@ class CompiledSpec:
         return self.grader.credit(rollout.rewards)
 
     def ending_policy(self, ending: Ending) -> EndingPolicy:
-        policy = self.spec.endings.get(str(ending), "grade")
-        assert policy != "worst", "the spec's rules let only `lost` say so"
+        policy = self.spec.on_stop.get(str(ending), "grade")
+        assert policy != "worst", "the spec's rules let only `retries_exhausted` say so"
         return policy
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:

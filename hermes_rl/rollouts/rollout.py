@@ -212,7 +212,7 @@ class RolloutState(StrEnum):
     """It has run, and gets its score together with the other members of its group."""
     SCORED = "scored"
     LEFT_OUT = "left_out"
-    """The spec's `endings` drop its stop reason, so it has no score and never gets one."""
+    """The spec's `on_stop` drops its stop reason, so it has no score and never gets one."""
     FAILED = "failed"
     """Infrastructure failed; a later start of the run runs it again."""
     LOST = "lost"
@@ -489,7 +489,7 @@ class Certificate:
     sampled: int
     """Number of tokens that the servers sampled."""
     trained: int
-    """Number of tokens that are trained on, before `endings` mask any."""
+    """Number of tokens that are trained on, before `on_stop` masks any."""
     turns: int
     sequences: int
     left_out: int = 0
@@ -575,7 +575,7 @@ class Group:
         """Return one advantage per rollout, in order; None for one without a score, which is not trained on.
 
         If a reward assigns credit to turns, use `turn_advantages`. A rollout without a score is part of the comparison
-        only if its retries were exhausted (`endings.lost: worst`); it counts as the worst.
+        only if its retries were exhausted (`on_stop.retries_exhausted: worst`); it counts as the worst.
 
         Args:
             normalise: "std": the score minus the group's mean, in units of its standard deviation (GRPO); "mean": minus

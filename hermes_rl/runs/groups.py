@@ -255,8 +255,9 @@ def _score(rollout: Rollout) -> float:
 # A trajectory API stores a group whose size differs from the registered size forever, so a rollout of several sequences
 # cannot make a group larger. Record *b* holds sequence *b* of each rollout and has exactly as many entries as the
 # group; a rollout without such a sequence gets a filler: one masked token, with the rollout's own score, and an
-# override that sets its advantage to zero. A member whose retries were exhausted (`endings.lost: worst`) gets a filler
-# too, with the score of the worst member: a trainer that compares the scores counts it, and does not train on it.
+# override that sets its advantage to zero. A member whose retries were exhausted
+# (`on_stop.retries_exhausted: worst`) gets a filler too, with the score of the worst member: a trainer that compares
+# the scores counts it, and does not train on it.
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
 OF_TEACHER: Mapping[str, Any] = {"ref_logprobs": MASKED_LOGPROB, "distill_token_ids": [], "distill_logprobs": []}

@@ -181,5 +181,5 @@ _DESCRIPTION: Mapping[str, Check] = {
 }
 _SPEC: Mapping[str, Check] = {
     "evaluate": _maybe(_with({}, {"success_threshold": _maybe(is_number), "agent": _maybe(_object)})),
-    **dict.fromkeys(("endings", "rewards", "agent", "process", "serve", "servers", "dataset"), _maybe(_object)),
+    **dict.fromkeys(("on_stop", "rewards", "agent", "process", "serve", "servers", "dataset"), _maybe(_object)),
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.load import Rows, load_rows, split_of
-from hermes_rl.endings import LOST
+from hermes_rl.endings import RETRIES_EXHAUSTED
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import require_descriptors
 from hermes_rl.rollouts.compiled import CompiledSpec
@@ -267,8 +267,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         ):
             if plan.keep_lost and isinstance(environment, PlaysGroups):
                 raise UserError(
-                    "endings.lost is worst, and this environment plays its groups by code of its own: leave it out, "
-                    "and let that code say what a lost member counts as"
+                    "on_stop.retries_exhausted is worst, and this environment plays its groups by code of its own: "
+                    "leave it out, and let that code say what a lost member counts as"
                 )
             compiled.keep = partial(keep_artifacts, directory.artifacts)
             if not directory.has_rollouts and launch.out is None and (new := what_is_new(directory, spec, launch)):
@@ -374,7 +374,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
         return replace(plan, split="eval", repeat=False, whole=False)
     return replace(
         plan,
-        keep_lost=spec.endings.get(LOST) == "worst",
+        keep_lost=spec.on_stop.get(RETRIES_EXHAUSTED) == "worst",
         drop_uniform=spec.drops_uniform(mode),
         prefer_differing=spec.dataset.row_selection == "skip_uniform",
     )

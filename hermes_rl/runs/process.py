@@ -177,7 +177,7 @@ class Processing:
         left_out = summary.uniform + summary.unmade + ended
         if summary.written == 0 and left_out > max(10 * self.target, HOPELESS):
             raise RunError(
-                f"{left_out} groups were left out ({summary.uniform} uniform, {ended} by `endings`, {summary.unmade} "
+                f"{left_out} groups were left out ({summary.uniform} uniform, {ended} by `on_stop`, {summary.unmade} "
                 "by code of the environment's own) and none was written: the task may be too easy or too hard for this "
                 "policy"
             )

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import LOST, Ending
+from hermes_rl.endings import RETRIES_EXHAUSTED, Ending
 from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
@@ -32,6 +32,7 @@ from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.renamed import with_old_names
 from hermes_rl.spec.section import thaw
 from hermes_rl.threads import end_tasks, made_in_thread
 
@@ -71,7 +72,7 @@ class Grading:
             weightings=[reward.weighting for reward in grader.rewards],
             clamp=spec.score.clamp,
             combine=spec.score.combine,
-            endings=thaw(spec.endings),
+            endings=thaw(spec.on_stop),
             seats={reward.name: list(reward.seats) for reward in grader.rewards if reward.seats is not None},
         )
 
@@ -90,7 +91,7 @@ class Grading:
         clamp = list(self.clamp) if self.clamp else None
         more: dict[str, Any] = {"seats": dict(self.seats)} if self.seats else {}
         more |= {"combine": self.combine} if self.combine != "sum" else {}  # older runs do not record it
-        return {"weightings": weightings, "clamp": clamp, "endings": dict(self.endings), **more}
+        return {"weightings": weightings, "clamp": clamp, **with_old_names({"on_stop": dict(self.endings)}), **more}
 
     def changed(self, before: Mapping[str, Any]) -> set[str]:
         """Return the rewards that are new or may have another value than before."""
@@ -211,7 +212,7 @@ class Rescoring:
     def scored(self, line: Line) -> Line:
         """Return the record with its score."""
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
-        if line["state"] == RolloutState.LOST and self.grading.endings.get(LOST) != "worst":
+        if line["state"] == RolloutState.LOST and self.grading.endings.get(RETRIES_EXHAUSTED) != "worst":
             line["state"] = str(RolloutState.FAILED)
             self.changed.add(group_of_episode(line))
         judged = self.rejudging.apply(line)

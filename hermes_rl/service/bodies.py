@@ -168,7 +168,7 @@ class RolloutTold(BaseModel):
     score: float | None = Field(description="null: it was not scored, or its group was dropped.")
     baseline: float | None = Field(
         description="What it counts as where scores of the group are compared: its score, or that of the worst for one "
-        "that infrastructure failed again and again, where the spec says `endings: {lost: worst}`."
+        "that infrastructure failed again and again, where the spec says `on_stop: {retries_exhausted: worst}`."
     )
     ending: str
     error: str | None

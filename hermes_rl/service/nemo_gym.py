@@ -66,7 +66,10 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
     if group.dropped is not None or rollout is None or rollout.score is None:
         return str(group.dropped or "no_score"), group.detail
     if rollout.masked:
-        return "masked", f"the spec's `endings` keep {rollout.ending} from being trained on, and a row here has no mask"
+        return (
+            "masked",
+            f"the spec's `on_stop` keeps {rollout.ending} from being trained on, and a row here has no mask",
+        )
     if len(rollout.sequences or ()) > 1:
         return "several_sequences", (
             f"the policy did not see all of it in one context, and a row has one: {rollout.one_context}"

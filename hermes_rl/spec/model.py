@@ -186,7 +186,7 @@ class Agent(Section):
         ge=0,
         le=1,
         description="Fraction of the sampled tokens that has to be trained on; a rollout of an agent program with less "
-        "ends as `untrained`, and `endings` says what follows.",
+        "ends as `untrained`, and `on_stop` says what follows.",
     )
     repair_arguments: bool = Field(
         False,
@@ -869,7 +869,7 @@ class Distill(Section):
     )
 
 
-# ---------------- ``rewards``, ``score``, ``endings`` and ``solution``: how a rollout is graded, and a right one
+# ---------------- ``rewards``, ``score``, ``on_stop`` and ``solution``: how a rollout is graded, and a right one
 
 INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles", "seats", "paid"})
 """Parameters of a reward that the run fills in; all others are arguments or server roles."""
@@ -981,7 +981,7 @@ class Solution(Section):
 
 
 Rewards = Annotated[Map[Late[Reward]], BeforeValidator(_named)]
-Endings = Map[EndingPolicy]
+OnStop = Map[EndingPolicy]
 
 
 # ---------------------------------------------------------- ``servers``: the models that a run talks to, by role
@@ -1116,8 +1116,8 @@ class Spec(Section):
     score: Late[ScoreRule] = Field(
         ScoreRule.model_construct(), description="How the values of the rewards become the score."
     )
-    endings: Endings = Field(
-        EMPTY, description="Ending → grade, mask, drop, or a number as score; lost → drop or worst."
+    on_stop: OnStop = Field(
+        EMPTY, description="Stop reason → grade, mask, drop, or a number as score; retries_exhausted → drop or worst."
     )
     solution: Late[Solution] | None = Field(None, description="What a perfect agent would do.")
     checks: Map[Literal["off", "warning", "error"]] = Field(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.endings import LOST, OURS, POLICYS
+from hermes_rl.endings import OURS, POLICYS, RETRIES_EXHAUSTED
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
@@ -522,14 +522,14 @@ def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _endings(data: dict[str, Any]) -> Iterator[Fault]:
-    ours, known = set(map(str, OURS)), [*map(str, POLICYS), LOST]
-    for path, policy in entries(data, "endings"):
+    ours, known = set(map(str, OURS)), [*map(str, POLICYS), RETRIES_EXHAUSTED]
+    for path, policy in entries(data, "on_stop"):
         name = str(path[-1])
-        if name == LOST:
+        if name == RETRIES_EXHAUSTED:
             if policy not in ("drop", "worst"):
                 yield Fault(path, "a member that was given up has no score of its own: expected drop or worst")
         elif policy == "worst":
-            yield Fault(path, f"`worst` is for `{LOST}`: expected grade, mask, drop, or a number as score")
+            yield Fault(path, f"`worst` is for `{RETRIES_EXHAUSTED}`: expected grade, mask, drop, or a number as score")
         elif name in ours:
             yield Fault(path, f"`{name}` is a failure of ours and never graded", at="key")
         elif name not in known:

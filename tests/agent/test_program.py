@@ -400,7 +400,7 @@ async def test_what_a_program_does_is_graded(tmp_path: Path, mode: str, ending: 
 async def test_rule_of_untrained_rollouts_decides_below_minimum_share(
     tmp_path: Path, rule: str, score: float | None, masked: bool
 ) -> None:
-    rollout = await played(tmp_path, "titled", least=0.9, more=f"endings: {{untrained: {rule}}}\n" if rule else "")
+    rollout = await played(tmp_path, "titled", least=0.9, more=f"on_stop: {{untrained: {rule}}}\n" if rule else "")
     assert rollout.result is not None
     share = rollout.result.trained_share
     assert share is not None and 0 < share < 0.9

@@ -412,7 +412,7 @@ async def test_rewards_that_compare_a_group_are_played_as_one(tmp_path: Path) ->
 
 
 async def test_masked_and_left_out_endings_show_in_examples_and_advantages(tmp_path: Path) -> None:
-    text = TEXT + "endings: {max_turns: mask}\n"
+    text = TEXT + "on_stop: {max_turns: mask}\n"
     async with open_env(spec_in(tmp_path, text)) as env:
         group = await env.play_group(env.rows()[0], 2, Sampler().policy(), sampling={"max_turns": 1})
     for rollout in group.rollouts:

@@ -70,7 +70,7 @@ def test_each_further_run_is_compared_with_the_first(tmp_path: Path, capsys: pyt
          "rewards.more is only in B"),
         ({"scoring": {"weightings": [{"name": "right", "weight": 2.0}]}}, "rewards.right has weight 1 in A and 2 in B"),
         ({"scoring": {"clamp": [0, 1]}}, "score.clamp is not set in A and [0, 1] in B"),
-        ({"scoring": {"endings": {"max_turns": 0}}}, "endings is {} in A and {'max_turns': 0} in B"),
+        ({"scoring": {"endings": {"max_turns": 0}}}, "on_stop is {} in A and {'max_turns': 0} in B"),
     ],
 )  # fmt: skip
 def test_another_grading_is_refused(

@@ -90,7 +90,7 @@ def test_a_reset_ends_the_rollout_before_it(door: ModuleType, tmp_path: Path) ->
 
 
 def test_what_the_spec_masks_is_scored_and_not_trained_on(door: ModuleType, tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "endings: {max_turns: mask}\n"
+    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     env = open_env(spec_in(tmp_path, text))
     with sync(env) as opened:
         one = door.HermesEnvironment(env, opened, count().__next__)

@@ -106,7 +106,7 @@ async def test_a_rollout_that_was_given_up_fails_its_group_and_is_released(door:
 
 
 async def test_what_the_spec_masks_is_marked_in_all_of_its_turns(door: ModuleType, tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "endings: {max_turns: mask}\n"
+    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     group, (env,) = await made(door, spec_file(tmp_path, text))
     (last,) = await played(env)
     assert last.metrics["stop/max_turns"] == 1.0

@@ -116,7 +116,7 @@ async def test_what_verifiers_ended_itself_is_an_error_too(door: ModuleType) -> 
 
 
 async def test_what_the_spec_masks_is_not_trainable(door: ModuleType, tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "endings: {max_turns: mask}\n"
+    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     async with ChatModel().running() as url:
         _, trace = await launched(door, spec_file(tmp_path, text), url)
     assert trace.rewards == {"score": 0.0}

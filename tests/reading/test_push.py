@@ -112,7 +112,7 @@ def test_only_what_counts_is_published_with_what_the_record_says_of_it(hub: Writ
     run = write_run(
         tmp_path / "run", [recorded("r0", 0, None), recorded("r0", 0, 1.0, attempt=1), recorded("r1", 0, 0.5)]
     )
-    (run / "spec.yaml").write_text("name: asking\nendings: {finished: mask}\n")
+    (run / "spec.yaml").write_text("name: asking\non_stop: {finished: mask}\n")
     assert status(["push", str(run), ADDRESS]) == 0
     first, second = table(hub)
     assert (first["rollout"], first["score"], first["reward/right"]) == ("r0:0-0r1", 1.0, 1.0)

@@ -58,7 +58,7 @@ async def test_a_failed_rollout_has_no_reward(tmp_path: Path) -> None:
 async def test_what_agent_lightning_cannot_carry_is_refused_by_name(tmp_path: Path) -> None:
     (refused,) = await stepped(tmp_path, ChatModel(), COMPARED)
     assert "rewards.longest compares the members of a group, and agent-lightning" in refused["refused"]
-    masking = TEXT.replace("max_turns: 4", "max_turns: 1") + "endings: {max_turns: mask}\n"
+    masking = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     found = await stepped(tmp_path, ChatModel(), masking)
     assert [one["reward"] for one in found] == [None] * 4
     assert all("the spec masks the ending max_turns" in one["error"] for one in found)

@@ -79,7 +79,7 @@ def test_a_rollout_that_the_cookbook_stops_has_no_reward(tmp_path: Path) -> None
 
 
 def test_what_the_spec_masks_counts_and_is_not_trained_on(tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "endings: {max_turns: mask}\n"
+    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     assert seen(tmp_path, "masked", text) == [[0.0, 0.0], 0.0]
 
 

@@ -21,7 +21,7 @@ from tests.servers.token_policy import TokenPolicy
 COMPONENT = "verifiers"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(600)]
 EVAL = "from verifiers.v1.cli.eval.main import main; main()"
-MASKED = TEXT + "endings: {max_turns: mask}\n"
+MASKED = TEXT + "on_stop: {max_turns: mask}\n"
 
 
 async def run(folder: Path, *words: str) -> str:

@@ -532,7 +532,7 @@ async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_a
 
 async def test_an_episode_is_left_out_as_a_whole_where_the_spec_drops_an_ending(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"agent": {"max_turns": 1}}}
-    group = await played(tmp_path, agents=agents, schedule="alternate", endings={"max_turns": "drop"})
+    group = await played(tmp_path, agents=agents, schedule="alternate", on_stop={"max_turns": "drop"})
     assert group.dropped is Ending.WORLD_OVER or group.dropped is Ending.MAX_TURNS
     assert all(seat.score is None and seat.error for rollout in group.rollouts for seat in rollout.seats)
 

@@ -26,7 +26,7 @@ rewards:
   word: {fn: "code.py:word"}
   judged: {fn: llm_judge, args: {rubric: "It is kind."}}
 agent: {max_turns: 4}
-endings: {length: drop, max_turns: mask}
+on_stop: {length: drop, max_turns: mask}
 servers:
   policy: {type: openai, base_url: "URL/policy/v1", model: m}
   judge: {type: openai, base_url: "URL/judge/v1", model: m}

@@ -50,7 +50,7 @@ def test_another_size_a_reward_that_needs_the_sandbox_or_another_prompt_is_refus
 
 
 def test_other_weights_score_what_is_there_anew(folder: Path) -> None:
-    more = [*RUN[:-1], "process.groups=2", "--set", "rewards.concise.weight=-0.5", "--set", "endings.max_turns=mask"]
+    more = [*RUN[:-1], "process.groups=2", "--set", "rewards.concise.weight=-0.5", "--set", "on_stop.max_turns=mask"]
     done = hermes(*more, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "the scoring has changed: 4 rollouts that were there are scored anew" in done.stderr
@@ -110,7 +110,7 @@ def test_a_complete_evaluation_plays_nothing_and_more_rollouts_only_the_differen
 
 def test_endings_that_the_spec_drops_are_no_failures(tmp_path: Path) -> None:
     small = ["--set", "process.group_size=1", "--set", "toolsets=[todo]"]
-    short = ["--set", "agent.max_turns=1", "--set", "endings.max_turns=drop", "--quiet", *small]
+    short = ["--set", "agent.max_turns=1", "--set", "on_stop.max_turns=drop", "--quiet", *small]
     done = hermes("run", "terminal-files", "process", "--out", "run", "--set", "process.groups=2", *short, cwd=tmp_path)
     assert done.returncode == 1
     assert "groups were left out" in done.stderr

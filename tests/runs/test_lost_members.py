@@ -1,4 +1,4 @@
-"""`endings: {lost: worst}`: members that are given up stay in their group as the worst, through every file and door."""
+"""`on_stop: {retries_exhausted: worst}`: a member that is given up stays in its group, in every file and trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ solution:
     - {{say: "<think>\\nhm\\n</think>\\n\\nfirst", tools: [{{name: todo, args: {{todos: []}}}}]}}
     - {{say: "the answer is 7"}}
 rewards: {{vetoed: {{fn: "vetoed.py:vetoed", isolate: none, range: [0, 9]}}}}
-endings: {{lost: {lost}}}
+on_stop: {{retries_exhausted: {lost}}}
 servers: {{policy: {{type: scripted, tokenizer: "{tokenizer}", model: m}}}}
 process: {{groups: 2, group_size: 3, concurrency: 1, format: sft}}
 """
@@ -119,21 +119,21 @@ async def test_groups_of_the_python_api_count_lost_members(tmp_path: Path) -> No
         (lost,) = [one for one in group.rollouts if one.score is None]
         assert group.scores[lost.key.index] == min(group.scores)
         assert group.advantages()[lost.key.index] is None
-        with pytest.raises(UserError, match=r"endings\.lost is worst, and SkyRL compares"):
+        with pytest.raises(UserError, match=r"on_stop\.retries_exhausted is worst, and SkyRL compares"):
             require_own_baseline(env, "SkyRL")
 
 
 @pytest.mark.parametrize(
     ("endings", "problem"),
     [
-        ("{lost: mask}", "a member that was given up has no score of its own: expected drop or worst"),
-        ("{lost: 0}", "expected drop or worst"),
-        ("{max_turns: worst}", "`worst` is for `lost`"),
-        ("{sandbox_failure: worst}", "`worst` is for `lost`"),
-        ("{los: drop}", "there is no ending `los`; did you mean `lost`"),
+        ("{retries_exhausted: mask}", "a member that was given up has no score of its own: expected drop or worst"),
+        ("{retries_exhausted: 0}", "expected drop or worst"),
+        ("{max_turns: worst}", "`worst` is for `retries_exhausted`"),
+        ("{sandbox_failure: worst}", "`worst` is for `retries_exhausted`"),
+        ("{retry_exhausted: drop}", "did you mean `retries_exhausted`"),
     ],
 )
 def test_what_a_spec_may_say_of_lost_members(endings: str, problem: str) -> None:
     with pytest.raises(SpecError) as raised:
-        parse_spec(f"{{dataset: {{items: [{{q: 1}}]}}, prompt: {{user: x}}, endings: {endings}}}")
+        parse_spec(f"{{dataset: {{items: [{{q: 1}}]}}, prompt: {{user: x}}, on_stop: {endings}}}")
     assert problem in str(raised.value)

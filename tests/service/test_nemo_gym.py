@@ -66,7 +66,7 @@ def test_a_failure_is_never_a_reward_that_counts(tmp_path: Path) -> None:
 
 def test_what_a_row_cannot_say_is_kept_from_training(tmp_path: Path) -> None:
     """A row has neither a mask nor several sequences."""
-    masked = spec_in(tmp_path, SPEC + "endings: {finished: mask}\nsolution: {turns: [{say: no}]}\n")
+    masked = spec_in(tmp_path, SPEC + "on_stop: {finished: mask}\nsolution: {turns: [{say: no}]}\n")
     with Served(masked) as service:
         answer = service.post("/run", row(service.keys()[0]))
         assert answer["_ng_failure_class"] == "masked"

@@ -60,7 +60,7 @@ def test_details_of_the_examples() -> None:
     swe = specs["swe-tests"]
     assert swe.sandbox.limits.memory == 2 * 2**30
     assert [server.type for server in swe.servers["policy"]] == ["sglang", "sglang"]
-    assert swe.endings == {"token_budget": "mask", "timeout": "mask", "max_turns": 0}
+    assert swe.on_stop == {"token_budget": "mask", "timeout": "mask", "max_turns": 0}
     assert swe.solution is not None and swe.solution.patch == "{{ patch }}"
     assert specs["terminal-bench"].dataset.eval is not None and specs["terminal-bench"].dataset.eval.only
     assert specs["gsm8k-hard"].agent.max_turns == 12 and specs["gsm8k-hard"].agent.max_tokens == 1024

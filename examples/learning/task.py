@@ -35,7 +35,7 @@ rewards: {{right: {{fn: "tools.py:right"}}}}
 servers:
   policy: {{type: vllm, base_url: "{policy}", model: small, tokenizer: "{tokenizer}", weights_path: /weights}}
 serve: {{group_size: 8, total_steps: {steps}, eval_every: 0, api_url: "{api}", drop_uniform: false, concurrency: 64}}
-env: {{max_batches_offpolicy: 1}}
+atropos: {{max_batches_offpolicy: 1}}
 """
 TOOLS = '''
 import random

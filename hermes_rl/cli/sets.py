@@ -148,10 +148,10 @@ def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str])
             "say so, `set: {dataset.eval: only}`"
         )
         problems.append(Problem(combination.source, None, None, text))
-    if spec.env.get("data_dir_to_save_evals"):
+    if spec.atropos.get("data_dir_to_save_evals"):
         text = (
-            f"{label}: env.data_dir_to_save_evals would have all runs of the set write the same files; leave it out, "
-            "each has its own folder"
+            f"{label}: atropos.data_dir_to_save_evals would have all runs of the set write the same files; leave it "
+            "out, each has its own folder"
         )
         problems.append(combination.mark.problem(text))
     return problems

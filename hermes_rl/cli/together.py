@@ -186,7 +186,7 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
         spec = load_for(own_request)
         if (weight := weights.get(spec.name)) is None:
             return spec
-        sets = (*request.options.sets, f"env.inference_weight={weight}")
+        sets = (*request.options.sets, f"atropos.inference_weight={weight}")
         return load_for(replace(own_request, options=request.options._replace(sets=sets)))
 
     served, problems = load_each(specs, load)
@@ -223,11 +223,11 @@ def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
             text += f"; specs that are served together have one: --set serve.{key}=… says it for all"
             problems.append(Problem(f"serve.{key}", None, None, text))
     for key in ("data_path_to_save_groups", "data_dir_to_save_evals"):
-        for value, sources in _alike(served, lambda spec, key=key: spec.env.get(key)).items():  # type: ignore[misc]
+        for value, sources in _alike(served, lambda spec, key=key: spec.atropos.get(key)).items():  # type: ignore[misc]
             if value is not None and len(sources) > 1:
                 both = " and ".join(sources)
                 text = f"{value} is where {both} would both write: leave it out, each has its own folder"
-                problems.append(Problem(f"env.{key}", None, None, text))
+                problems.append(Problem(f"atropos.{key}", None, None, text))
     return problems
 
 

@@ -281,7 +281,7 @@ MAX_TOKEN_LENGTH = 32768
 
 
 def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
-    """Return the configuration for a mode; fields without an own key in a spec come from the spec's `env:`."""
+    """Return the configuration for a mode; fields without an own key in a spec come from the spec's `atropos:`."""
     serve, agent, toolsets = spec.serve, spec.agent_for(mode), spec.toolsets
     playing = spec.process if mode == "process" else serve
     fields: dict[str, Any] = {
@@ -309,7 +309,7 @@ def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
         "terminal_timeout": spec.sandbox.timeout,
         "seed": spec.seed,
     }
-    return HermesAgentEnvConfig(**{**fields, **spec.env})
+    return HermesAgentEnvConfig(**{**fields, **spec.atropos})
 
 
 def server_configs(spec: Spec) -> list[APIServerConfig]:

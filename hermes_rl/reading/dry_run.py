@@ -321,7 +321,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
 
 async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
     """Run a few rows in a temporary directory, and measure them."""
-    plain = {name: value for name, value in spec.env.items() if not name.startswith("data_")}
+    plain = {name: value for name, value in spec.atropos.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
     group = spec.serve.group_size if launch.mode == "serve" else spec.process.group_size
     once = {"groups": rows, "group_size": group, "workers": 1, "format": "atropos", "drop_uniform": False}

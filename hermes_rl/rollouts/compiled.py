@@ -397,7 +397,7 @@ class CompiledSpec:
             prompt, place = own.prompt, f"agents.{seat}.prompt"
         with locating(self.spec, row.key, ("prompt",)):
             messages = messages_of(prompt, row, self._folder, place)
-        return with_thinking(messages, self.spec.env.get("custom_thinking_prompt"))
+        return with_thinking(messages, self.spec.atropos.get("custom_thinking_prompt"))
 
     async def toolkit(self, row: Row, group: str) -> Toolkit:
         """Return the tools of a rollout of this row in this group; tools of tool servers only once they are open.

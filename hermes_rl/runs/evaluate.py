@@ -181,7 +181,7 @@ def sampling_line(spec: Spec) -> str:
 
 def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:
     """Return the directory for metrics and samples."""
-    moved = spec.env.get("data_dir_to_save_evals")
+    moved = spec.atropos.get("data_dir_to_save_evals")
     return RunDirectory(Path(moved)) if moved else directory
 
 

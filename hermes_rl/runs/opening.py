@@ -346,7 +346,7 @@ async def open_records(
     with ExitStack() as stack:
         groups_file = None
         if mode != "evaluate":
-            moved = spec.env.get("data_path_to_save_groups")
+            moved = spec.atropos.get("data_path_to_save_groups")
             journal = directory.journal(Path(moved) if moved else "groups.jsonl")
             file = GroupsFile(journal, directory.fingerprint, moved=moved is not None)
             groups_file = stack.enter_context(closing(file))
@@ -425,9 +425,9 @@ def budget_of(spec: Spec, mode: Mode, meter: Meter | None = None) -> RunBudget:
 
 def in_flight(spec: Spec, mode: Mode) -> int | None:
     """Return the maximum number of concurrent rollouts in the spec, set directly or by Atropos' number of groups."""
-    groups = spec.env.get("max_eval_workers" if mode == "evaluate" else "max_num_workers")
-    if mode != "evaluate" and (groups is None or groups < 0) and spec.env.get("max_num_workers_per_node"):
-        groups = spec.env["max_num_workers_per_node"] * len(spec.servers.get("policy", ()))
+    groups = spec.atropos.get("max_eval_workers" if mode == "evaluate" else "max_num_workers")
+    if mode != "evaluate" and (groups is None or groups < 0) and spec.atropos.get("max_num_workers_per_node"):
+        groups = spec.atropos["max_num_workers_per_node"] * len(spec.servers.get("policy", ()))
     bounds = [spec.section(mode).concurrency]
     bounds += [groups * spec.group_size(mode)] if groups is not None and groups > 0 else []
     return min((bound for bound in bounds if bound is not None), default=None)

@@ -97,7 +97,7 @@ class Tracker:
 # ------------------------------------------------------------------- What process and evaluate mode log to wandb
 
 KEPT, PER_GROUP = 32, 1
-"""Groups of which rollouts are shown, and rollouts shown of each, if `env:` does not set them."""
+"""Groups of which rollouts are shown, and rollouts shown of each, if `atropos:` does not set them."""
 
 
 class GroupLog(Protocol):
@@ -151,8 +151,8 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
     if settings is not None and settings.mode != "disabled":
         names = settings.project or spec.name, settings.name or spec.name
         tracker = Tracker(*names, mode=mode_of(settings), config=spec.resolved(), folder=folder)
-    most = spec.env.get("num_rollouts_to_keep", KEPT)
-    log = WandbLog(tracker, most, spec.env.get("num_rollouts_per_group_for_logging", PER_GROUP))
+    most = spec.atropos.get("num_rollouts_to_keep", KEPT)
+    log = WandbLog(tracker, most, spec.atropos.get("num_rollouts_per_group_for_logging", PER_GROUP))
     try:
         yield log
     finally:

@@ -47,7 +47,7 @@ class Flag(NamedTuple):
 
 
 def _passed(name: str, kind: str, what: str, possible: tuple[str, ...] = ()) -> Flag:
-    return Flag((f"env.{name}",), kind, what, possible)
+    return Flag((f"atropos.{name}",), kind, what, possible)
 
 
 def _of_server(key: str, kind: str, note: str = "") -> Flag:
@@ -78,8 +78,8 @@ _PASSED = (
     _passed("custom_thinking_prompt", "string", "System text put in front for reasoning."),
     _passed("tool_pool_size", "integer", "Accepted; tools need no pool of threads."),
 )
-PASSED = {flag.keys[0].removeprefix("env."): flag for flag in _PASSED}
-"""Fields without a key of their own: given under `env:`."""
+PASSED = {flag.keys[0].removeprefix("atropos."): flag for flag in _PASSED}
+"""Fields without a key of their own: given under `atropos:`."""
 
 OWNED: dict[str, Flag] = {
     "group_size": Flag(("serve.group_size", "process.group_size"), "integer"),
@@ -166,7 +166,7 @@ REFUSED = {
 
 
 def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with one entry of `env:`, and whether its key or its value is to be shown."""
+    """Yield what is wrong with one entry of `atropos:`, and whether its key or its value is to be shown."""
     if name in OWNED:
         keys = " or ".join(f"`{key}`" for key in OWNED[name].keys)
         yield f"`{name}` has a key of its own: {keys}", "key"

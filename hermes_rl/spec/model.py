@@ -1129,7 +1129,7 @@ class Spec(Section):
     process: Late[Process] = Field(Process.model_construct(), description="Groups into a file.")
     evaluate: Late[Evaluate] = Field(Evaluate.model_construct(), description="Scores on the evaluation rows.")
     budget: Late[Budget] = Field(Budget.model_construct(), description="What ends a run early.")
-    env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
+    atropos: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
     wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
 
     _tree: MappingNode = PrivateAttr(default_factory=lambda: NOWHERE)  # merged and substituted

@@ -263,11 +263,13 @@ MODES = patterns(
     "user.turns.*.files.*.mode",
 )
 """Permissions: digits that are octal, with or without YAML's own sign of it."""
-OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
+OUTPUTS = patterns(
+    "atropos.data_path_to_save_groups", "atropos.data_dir_to_save_evals", "toolsets.record", "toolsets.replay"
+)
 FREE = (
     *ROWS, *ARGS,
     *patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**",
-               "agents.*.agent.extra_body.**", "env.**", "prompt.messages.*.tool_calls.**",
+               "agents.*.agent.extra_body.**", "atropos.**", "prompt.messages.*.tool_calls.**",
                "agents.*.prompt.messages.*.tool_calls.**"),
 )  # fmt: skip
 """Values that belong to the user: null stays null there."""

@@ -85,7 +85,7 @@ _WHERE = (
     "user, artifacts, agents and agent.program"
 )
 _LEFT_ALONE = nodes.patterns(
-    "description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "agents.*.agent.extra_body.**", "env.**"
+    "description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "agents.*.agent.extra_body.**", "atropos.**"
 )
 """Text that is passed on as it is, braces and all."""
 

@@ -31,6 +31,7 @@ KEYS: Mapping[str, str] = {
     "artifacts.*.lay": "restore",
     "dataset.sampling": "row_selection",
     "endings": "on_stop",
+    "env": "atropos",
     "evaluate.by": "group_by",
     "evaluate.success": "success_threshold",
     "on_stop.lost": "retries_exhausted",

@@ -725,7 +725,7 @@ def _urls(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _env(data: dict[str, Any]) -> Iterator[Fault]:
-    for path, value in entries(data, "env"):
+    for path, value in entries(data, "atropos"):
         for message, at in check_field(str(path[-1]), value):
             yield Fault(path, message, at="key" if at == "key" else "value")
 

@@ -197,13 +197,13 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
     server = {"$ref": "#/$defs/Server"}
     several = {"type": "array", "items": server, "minItems": 1}
     properties["servers"]["additionalProperties"] = {"anyOf": [server, several]}
-    properties["env"]["properties"] = {
+    properties["atropos"]["properties"] = {
         name: _with_variable(
             {"type": field.type, "description": field.help} | ({"enum": list(field.choices)} if field.choices else {})
         )
         for name, field in PASSED.items()
     }
-    properties["env"]["additionalProperties"] = False
+    properties["atropos"]["additionalProperties"] = False
     reward = sections["Reward"]
     reward.pop("required", None)
     reward["allOf"], named = [], {}

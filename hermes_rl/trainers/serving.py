@@ -36,8 +36,8 @@ WAYS_OUT = {
     "raise serve.group_size or agent.temperature, or send such groups too (serve.drop_uniform: false)",
     "too_long": "shorten rollouts (agent.max_trajectory_tokens, agent.max_tokens, agent.max_turns), raise "
     "serve.max_token_length if the trainer takes longer sequences, or set serve.on_too_long to truncate or mask",
-    "stale": "sample with newer weights (serve.concurrency, env.max_batches_offpolicy), raise serve.max_staleness, or "
-    "send such groups too (serve.on_stale: keep)",
+    "stale": "sample with newer weights (serve.concurrency, atropos.max_batches_offpolicy), raise serve.max_staleness, "
+    "or send such groups too (serve.on_stale: keep)",
     "uncertified": "hermes-rl doctor SPEC says why tokens are not exact; serve.allow_inexact: true sends these too",
 }
 """Advice about groups that are not sent, by cause."""
@@ -333,7 +333,8 @@ class Serving:
             logger.warning(
                 "%d of %d groups were too old when the trainer took them at step %d: up to %d versions behind, where "
                 "serve.max_staleness allows %s. They were fresh when they were sent, and have waited in the trainer's "
-                "queue: let fewer wait there (env.max_batches_offpolicy), or bound the importance ratio in the trainer",
+                "queue: let fewer wait there (atropos.max_batches_offpolicy), or bound the importance ratio in the "
+                "trainer",
                 stale, len(ages), self.state.step, max(ages), bound,
             )  # fmt: skip
         await self.hooks.arrived(ages, stale)

@@ -22,7 +22,7 @@ extends: {parent}
 name: served
 serve: {{group_size: 4, total_steps: {steps}, eval_every: 8, api_url: {url}}}
 evaluate: {{rollouts: 2}}
-env: {{max_batches_offpolicy: 1}}
+atropos: {{max_batches_offpolicy: 1}}
 """
 STEPS = 20
 ALL_OF_IT = 250

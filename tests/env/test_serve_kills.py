@@ -24,7 +24,7 @@ rewards: {right: {fn: "rows.py:right"}}
 solution: {turns: [{say: "{{ n }}"}]}
 servers: {policy: {type: scripted, error_rate: 0.5}}
 serve: {group_size: 4, total_steps: STEPS, eval_every: 0, api_url: URL}
-env: {max_batches_offpolicy: 1}
+atropos: {max_batches_offpolicy: 1}
 """
 CODE = """
 def rows(*, seed, split):

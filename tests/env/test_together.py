@@ -29,7 +29,7 @@ rewards: {right: {fn: "rows.py:right"}}
 solution: {turns: [{say: "{{ n }}"}]}
 servers: {policy: {type: scripted, error_rate: 0.5}}
 serve: {group_size: 4, total_steps: STEPS, eval_every: 0, api_url: URL}
-env: {max_batches_offpolicy: 1, min_items_sent_before_logging: 1}
+atropos: {max_batches_offpolicy: 1, min_items_sent_before_logging: 1}
 """
 CODE = """
 from pathlib import Path
@@ -280,7 +280,7 @@ def test_one_name_for_two_specs_is_refused_with_the_way_out(folder: Path, capsys
         (list(SPECS), "no mode is named, and the last word says it: hermes-rl run SPEC serve|process|evaluate"),
         ([SPECS[0], "serve", SPECS[1]], f"serve stands behind all specs: hermes-rl run {SPECS[0]} {SPECS[1]} serve"),
         ([SPECS[0], "serve", "process"], "one mode is expected, and there are 2: serve, process"),
-        ([*SPECS, "serve", "--set", "env.data_path_to_save_groups=all.jsonl"], "would both write"),
+        ([*SPECS, "serve", "--set", "atropos.data_path_to_save_groups=all.jsonl"], "would both write"),
         ([*SPECS, "serve"], "start one with `run-api`"),
     ],
 )

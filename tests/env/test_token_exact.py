@@ -33,7 +33,7 @@ rewards: {{some: {{fn: "code.py:some"}}}}
 servers:
   policy: {{type: vllm, base_url: "{policy}", model: m, tokenizer: "{tokenizer}", weights_path: /get_weight_version}}
 serve: {{group_size: 2, total_steps: {steps}, eval_every: 0, api_url: "{api}", drop_uniform: false, max_staleness: 5}}
-env: {{max_batches_offpolicy: 20}}
+atropos: {{max_batches_offpolicy: 20}}
 """
 CODE = '''
 def rows(*, seed, split):

@@ -255,7 +255,7 @@ async def test_it_plays_for_trainers(name: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name]
     sets = ["servers.policy={type: scripted, error_rate: 0.5}", "process.groups=4", "process.group_size=2"]
-    sets += ["serve.group_size=2", "serve.total_steps=2", "serve.eval_every=0", "env.max_batches_offpolicy=1"]
+    sets += ["serve.group_size=2", "serve.total_steps=2", "serve.eval_every=0", "atropos.max_batches_offpolicy=1"]
     sets += ["dataset.eval={fraction: 0.2}"] if name in FOR_EVALUATION else []
     options = ["--quiet", *(word for each in sets for word in ("--set", each))]
     out = tmp_path / "process"

@@ -99,7 +99,7 @@ def test_paths_start_at_the_file_that_wrote_them(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
         "extends: base/p.yaml\nrewards: {c: {fn: r.py:g}, d: {fn: pkg.mod:g}}\nprompt: {system: {file: s.j2}}\n"
-        "sandbox: {files: [{to: a, from: data/x}]}\nenv: {data_path_to_save_groups: out/g.jsonl}\n"
+        "sandbox: {files: [{to: a, from: data/x}]}\natropos: {data_path_to_save_groups: out/g.jsonl}\n"
     )
     spec = load_spec(path)
     assert spec.tools[0].python == f"{tmp_path}/base/t.py:f"
@@ -109,7 +109,7 @@ def test_paths_start_at_the_file_that_wrote_them(tmp_path: Path) -> None:
     assert spec.rewards["d"].fn == "pkg.mod:g"
     assert spec.prompt.system is not None and spec.prompt.system.file == f"{tmp_path}/s.j2"  # type: ignore[union-attr]
     assert spec.sandbox.files[0].from_ == f"{tmp_path}/data/x"
-    assert spec.env["data_path_to_save_groups"] == f"{tmp_path}/out/g.jsonl"
+    assert spec.atropos["data_path_to_save_groups"] == f"{tmp_path}/out/g.jsonl"
     assert spec.folder == tmp_path
     assert spec.folder_of(("tools", 0, "python")) == tmp_path / "base"
 

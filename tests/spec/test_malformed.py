@@ -360,9 +360,9 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "agent: {▶extra_body: {a: 1}}\nservers: {policy: {type: vllm, base_url: 'http://a', model: m}}\n",
         "chat servers",
     ),
-    "env-unknown": (BASE + "env: {▶inference_wait: 2.0}\n", "did you mean `inference_weight`?"),
-    "env-owned": (BASE + "env: {▶group_size: 8}\n", "`serve.group_size` or `process.group_size`"),
-    "env-type": (BASE + "env: {batch_size: ▶big}\n", "expected an integer"),
+    "env-unknown": (BASE + "atropos: {▶inference_wait: 2.0}\n", "did you mean `inference_weight`?"),
+    "env-owned": (BASE + "atropos: {▶group_size: 8}\n", "`serve.group_size` or `process.group_size`"),
+    "env-type": (BASE + "atropos: {batch_size: ▶big}\n", "expected an integer"),
     # secrets
     "secret-in-server": (
         BASE + "servers: {policy: {base_url: 'http://a', model: m, api_key: ▶hunter2}}\n",

@@ -118,7 +118,7 @@ def test_flags_of_the_environment(path: Path) -> None:
     )  # fmt: skip
     assert (spec.process.group_size, spec.process.groups, spec.process.drop_uniform) == (8, 5, True)
     assert (spec.serve.group_size, spec.serve.total_steps) == (4, 1000)
-    assert spec.env == {
+    assert spec.atropos == {
         "max_num_workers": -1,
         "inference_weight": 2,
         "data_path_to_save_groups": "/g.jsonl",

@@ -199,7 +199,7 @@ FRAGMENTS = st.lists(
             "tools: [{}]\n",
             "sandbox: {files: [{to: a, from: b}, 3], limits: {memory: 1GiB}}\n", "extends: x.yaml\n", "  - a\n",
             "score: {clamp: [1, a]}\n", "wandb: x\n", "toolsets: [a, 1]\n", "solution: {turns: [{say: '{{'}]}\n",
-            "user: {server: x, tools: [{state: a}]}\n", "dataset: 3\n", "prompt: [a]\n", "env: {a: b}\n", "- x\n",
+            "user: {server: x, tools: [{state: a}]}\n", "dataset: 3\n", "prompt: [a]\n", "atropos: {a: b}\n", "- x\n",
             "on_stop: {max_turns: 0, x: y}\n", "servers: {policy: {type: trl}, 'a b': 3}\n", "state: ${A}\n",
             "{", "]", "? ",
             "evaluate: {agent: {reasoning: {}}}\n", "artifacts: {a: {}, b: 3}\n", "name: ~\n",

@@ -57,7 +57,7 @@ def test_examples_are_valid(path: Path, validator: jsonschema.Draft202012Validat
         {"rewards": {"exact_match": {"args": {"target": "{{ t }}"}}}},
         {"rewards": {"mine": {"fn": "a.py:f", "args": {"anything": 1}}}},
         {"sandbox": {"network": ["a.example"], "files": "{{ files }}"}},
-        {"env": {"inference_weight": 2.0, "max_num_workers": "${W}"}},
+        {"atropos": {"inference_weight": 2.0, "max_num_workers": "${W}"}},
         {"agent": None, "wandb": None},
     ],
 )
@@ -74,7 +74,7 @@ def test_good(changes: dict[str, Any], validator: jsonschema.Draft202012Validato
         {"agent": {"max_turns": "{{ n }}"}},
         {"rewards": {"exact_match": {"args": {"tarket": "x"}}}},
         {"rewards": {"a": {"fn": "exact_match", "args": {"tarket": "x"}}}},
-        {"env": {"group_size": 3}},
+        {"atropos": {"group_size": 3}},
         {"servers": {"policy": {"type": "trl"}}},
         {"servers": {"policy": []}},
     ],

@@ -63,6 +63,7 @@ ANYWHERE = {
     "endings",
     "fork_server",
     "json_schema",
+    "new_names",
     "others_files",
     "plugins",
     "scrubber",

@@ -49,7 +49,7 @@ def test_every_path_of_the_service_is_on_the_page() -> None:
 
 
 def test_every_option_of_the_command_is_on_the_page() -> None:
-    said = hermes("rollouts", "--help", cwd=ROOT, env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    said = hermes("serve-http", "--help", cwd=ROOT, env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     options = set(re.findall(r"--[a-z-]+", said)) - {"--help", "--env", "--openai"}
     assert options
     assert [option for option in options if option not in PAGE] == []

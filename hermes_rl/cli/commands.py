@@ -158,7 +158,7 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
-    """Run rollouts: serve a trainer, write files, evaluate a model."""
+    """Run rollouts: serve a trainer, write files or evaluate."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
     from hermes_rl.errors import UserError
@@ -198,7 +198,7 @@ def validate(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Check specs with their code and data, without network access."""
+    """Check specs with their code and data; no network."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.validating import row_count, validate_specs
 
@@ -248,7 +248,7 @@ def doctor(
     trust: TrustOption = False,
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
 ) -> None:
-    """Check the sandbox, tokenizer and servers on this machine."""
+    """Say what works here: sandbox, tokenizer, servers."""
     from hermes_rl.cli.examining import examine, examine_security, print_checks
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.errors import UserError
@@ -271,7 +271,7 @@ def init(
     name: Annotated[str, typer.Argument(help="Of the environment, and of the new folder.")],
     kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
 ) -> None:
-    """Create a starter environment: spec, rewards, test and rows."""
+    """Make an environment to start from, with rewards and rows."""
     from hermes_rl.cli.starting import start
 
     for line in start(name, kind, Path()):
@@ -298,7 +298,7 @@ def regrade(
     env_file: EnvFileOption = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that the run's spec names, unasked.")] = False,
 ) -> None:
-    """Grade recorded rollouts with changed rewards; no rollout runs."""
+    """Score recorded rollouts by other rewards."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.repositories import agree_to_grade
     from hermes_rl.cli.running import regrade_run
@@ -332,7 +332,7 @@ def grade(
 
 @app.command()
 def report(run_directory: RunArgument) -> None:
-    """Rebuild a run's report.html, a single page that you can share."""
+    """Write the report.html of a run anew, one page to send."""
     from hermes_rl.reading.report import write_report
 
     echo(str(write_report(run_directory, partial(echo, err=True))))
@@ -363,7 +363,7 @@ def push(
     env_file: EnvFileOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
 ) -> None:
-    """Publish a run's rollouts as a dataset on the Hugging Face hub."""
+    """Publish a run's rollouts on the Hugging Face hub."""
     from hermes_rl.cli.pushing import push_run
 
     status = push_run(
@@ -407,7 +407,7 @@ def render(
     trust: TrustOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Show the model's exact input for a row; no model is called."""
+    """Show exactly what the model is sent for a row."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.rendering import RenderRequest, render_spec
 
@@ -429,7 +429,7 @@ def play(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Run one rollout and show it live; nothing is recorded."""
+    """Play one rollout and see it as it goes, without a record."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.playing import PlayRequest, play_spec
 
@@ -445,7 +445,7 @@ def show(
         str | None, typer.Argument(metavar="ID", help="A rollout: its id, how it begins, or its number.")
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="List those that do not pass, the worst first.")] = False,
-    ending: Annotated[str | None, typer.Option(help="List those that ended so.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="List those that stopped for it.")] = None,
     tool: Annotated[str | None, typer.Option(help="List those that called it; with ID, only its calls.")] = None,
     prompt: Annotated[bool, typer.Option("--prompt", help="With ID: exactly what the model got.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="With ID: the tokens that are trained on.")] = False,
@@ -459,7 +459,7 @@ def show(
     from hermes_rl.cli.showing import ShowRequest, show_run
 
     request = ShowRequest(
-        run_directory, rollout, failed, ending, tool, prompt, tokens, full, sort, limit, as_json, not no_pager
+        run_directory, rollout, failed, stop_reason, tool, prompt, tokens, full, sort, limit, as_json, not no_pager
     )
     raise typer.Exit(show_run(request))
 
@@ -471,7 +471,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, and all of them.")] = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """List rollouts that may have tampered with their tests."""
+    """List rollouts that reach for their tests, not the task."""
     from hermes_rl.cli.auditing import audit_run
 
     raise typer.Exit(audit_run(run_directory, as_json=as_json, limit=limit, pager=not no_pager))
@@ -483,13 +483,13 @@ def compare(
     success: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Score of a pass; default: A's evaluate.success_threshold.")
     ] = None,
-    families: Annotated[
+    cluster_by: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")
     ] = None,
     seat: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose rollouts, where several agents play; default: the first.")
     ] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also where the runs are graded differently.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also where the runs are graded differently.")] = False,
     fail_if_worse: Annotated[
         bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
     ] = False,
@@ -501,15 +501,17 @@ def compare(
     as_json: JsonOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Compare runs row by row, and test differences for chance."""
+    """Compare runs row by row: what is better, what is chance."""
     from hermes_rl.cli.comparing import CompareRequest, compare_paths
 
-    request = CompareRequest(runs, success, families, seat, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
+    request = CompareRequest(
+        runs, success, cluster_by, seat, force, fail_if_worse, margin, limit, as_json, not no_pager
+    )
     raise typer.Exit(compare_paths(request))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
-def rollouts(
+def serve_http(
     context: typer.Context,
     words: Annotated[
         list[str],
@@ -521,7 +523,7 @@ def rollouts(
     ],
     listen: ListenOption = "127.0.0.1:8600",
     token_env: TokenOption = None,
-    most: Annotated[
+    max_requests: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rollouts of a spec that may be asked for at a time.")
     ] = 16_384,
     key_env: Annotated[
@@ -559,13 +561,19 @@ def rollouts(
     if workers is not None:
         options = options._replace(sets=(*options.sets, f"serve.workers={workers}"))
     service = ServiceOptions(
-        listen=listen, token_env=token_env, keys=tuple(key_env or ()), most=most, idle=idle, drain=drain, ray=ray
+        listen=listen,
+        token_env=token_env,
+        keys=tuple(key_env or ()),
+        most=max_requests,
+        idle=idle,
+        drain=drain,
+        ray=ray,
     )
     raise typer.Exit(serve_rollouts(specs, options, service, out=out, fresh=fresh, demo=demo, verbose=verbose))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
-def openenv(
+def serve_openenv(
     context: typer.Context,
     spec: SpecArgument,
     listen: ListenOption = "127.0.0.1:8000",
@@ -575,13 +583,13 @@ def openenv(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Serve a spec to OpenEnv clients, which reset and step it."""
+    """Serve a spec to OpenEnv's clients, to reset and step."""
     from hermes_rl.cli.options import Options
-    from hermes_rl.cli.serving import serve_openenv
+    from hermes_rl.cli import serving
 
     [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
-    raise typer.Exit(serve_openenv(spec, options, listen, token_env, most))
+    raise typer.Exit(serving.serve_openenv(spec, options, listen, token_env, most))
 
 
 @app.callback(invoke_without_command=True)

@@ -54,7 +54,7 @@ def compare_paths(request: CompareRequest) -> int:
         raise UserError(
             f"{refused[0].a} (A) and {refused[0].b} (B) are graded differently, so their scores do not mean the same:\n"
             + "\n".join(f"  {text}" for text in refused[0].refusals)
-            + "\n`hermes-rl regrade RUN --set …` grades a run anew without playing; --anyway compares them all the same"
+            + "\n`hermes-rl regrade RUN --set …` grades a run anew without playing; --force compares them all the same"
         )
     if request.as_json:
         echo(json.dumps([comparison.record() for comparison, _ in comparisons], indent=2, ensure_ascii=False))

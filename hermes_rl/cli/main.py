@@ -103,6 +103,7 @@ def status(arguments: list[str] | None = None) -> int:
     # Some versions of Typer bundle click, so get the exception class from Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
+        _refuse_old_names(words)
         result: Any = program()(with_address(words), standalone_mode=False)
     except click_exception as error:
         error.message = error.message.replace("Value error, ", "")  # this prefix only concerns Typer's validation
@@ -123,6 +124,19 @@ def status(arguments: list[str] | None = None) -> int:
         )
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _refuse_old_names(words: Sequence[str]) -> None:
+    """Raise UserError for a command or an option that has a new name."""
+    from hermes_rl.errors import UserError
+    from hermes_rl.new_names import COMMANDS, OPTIONS
+
+    command = words[0] if words else ""
+    if command in COMMANDS:
+        raise UserError(f"`hermes-rl {command}` is now `hermes-rl {COMMANDS[command]}`")
+    for option in (word.partition("=")[0] for word in words[1:]):
+        if new := OPTIONS.get(command, {}).get(option):
+            raise UserError(f"`{option}` is now `{new}`")
 
 
 @cache

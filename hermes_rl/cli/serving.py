@@ -1,4 +1,4 @@
-"""`hermes-rl rollouts` and `hermes-rl openenv`: convert the command line to the service's options."""
+"""`hermes-rl serve-http` and `hermes-rl serve-openenv`: convert the command line to the service's options."""
 
 from __future__ import annotations
 

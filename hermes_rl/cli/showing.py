@@ -57,7 +57,8 @@ class ShowRequest:
 def show_run(request: ShowRequest) -> int:
     """Show a run or a rollout of it; return the exit status."""
     if request.ending is not None and request.ending not in list(Ending):
-        raise UserError(f"--ending: there is no ending {request.ending!r}{choices(request.ending, list(Ending))}")
+        hint = choices(request.ending, list(Ending))
+        raise UserError(f"--stop-reason: there is no stop reason {request.ending!r}{hint}")
     if request.sort not in SORTS:
         raise UserError(f"--sort: {request.sort!r} is none of {', '.join(SORTS)}")
     record = RunRecord(request.run)

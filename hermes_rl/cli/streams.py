@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_rl.visible import visible
 
-KEPT = frozenset({"run", "regrade", "rollouts", "openenv", "view", "push", "init"})
+KEPT = frozenset({"run", "regrade", "serve-http", "serve-openenv", "view", "push", "init"})
 """Commands whose results are not their output, so that they do not fail if the output cannot be printed."""
 
 

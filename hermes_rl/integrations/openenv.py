@@ -2,7 +2,7 @@
 
 This module selects the row of a reset, builds the observation after each step, and ends a session when its client
 disconnects. A rollout without a score has the reward None, and the observation contains the reason.
-`hermes-rl openenv SPEC` starts the server.
+`hermes-rl serve-openenv SPEC` starts the server.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def compare_runs(
         columns = a.columns()
         if not any(families in row for row in columns.values()):
             known = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
-            raise UserError(f"--families {families}: no row of {a.path} has this column; recorded columns: {known}")
+            raise UserError(f"--cluster-by {families}: no row of {a.path} has this column; recorded columns: {known}")
         family = {
             key: f"{families}={row[families]!r}" if families in row else f"row {key}" for key, row in columns.items()
         }

@@ -127,7 +127,7 @@ def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str =
         elsewhere: where other paths are, for a client that requests an unknown one.
     """
     app = FastAPI(
-        title="hermes-rl rollouts",
+        title="hermes-rl serve-http",
         version=__version__,
         description=description,
         servers=[{"url": below}] if below else None,

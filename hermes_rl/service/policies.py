@@ -161,7 +161,7 @@ class Policies:
                 "key_not_allowed",
                 "policy.api_key_env",
                 "a request may name a variable that the spec names for the same address, or one that the service was "
-                "started with: hermes-rl rollouts … --key-env NAME",
+                "started with: hermes-rl serve-http … --key-env NAME",
             )
         value = self._environ.get(request.api_key_env, "").strip()
         if not value or any(character in value for character in "\r\n\0"):

@@ -1,4 +1,4 @@
-"""Run the process of `hermes-rl rollouts`: its address, its token, and its end.
+"""Run the process of `hermes-rl serve-http`: its address, its token, and its end.
 
 After SIGTERM no new work is accepted, started rollouts run to their end within a bound, remaining ones are interrupted
 with a line that reports it, sandboxes are released, and the status is 0.

@@ -1,4 +1,4 @@
-"""Keys and values of a spec that have a new name, in one table.
+"""Translate the keys and values of a spec that have a new name, by the table of `hermes_rl.new_names`.
 
 The loader refuses an old name with the new one, the specs stored in run directories are translated, `hermes-rl migrate`
 rewrites files, and the fingerprint of a run is computed with the old names, so that runs of earlier versions resume.
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import Problem
+from hermes_rl.new_names import KEYS, VALUES
 from hermes_rl.spec.nodes import (
     Entry,
     MappingNode,
@@ -23,50 +24,6 @@ from hermes_rl.spec.nodes import (
     is_in,
     is_row,
 )
-
-KEYS: Mapping[str, str] = {
-    "agents.*.choose": "opponent_sampling",
-    "agents.*.hears": "message_template",
-    "agents.*.rivals": "opponents",
-    "artifacts.*.lay": "restore",
-    "dataset.sampling": "row_selection",
-    "endings": "on_stop",
-    "env": "atropos",
-    "evaluate.by": "group_by",
-    "evaluate.success": "success_threshold",
-    "on_stop.lost": "retries_exhausted",
-    "play": "schedule",
-    "process.best": "keep_best",
-    "toolsets.canned": "demo_answers",
-    "user.tools.*.ends": "ends_rollout",
-    "user.tools.*.marked": "decorated_with",
-    "user.tools.*.outside": "external",
-    "user.edit": "transform",
-    "user.opens": "speaks_first",
-    "user.says": "turns",
-    "rewards.*.steps": "per_step",
-    "rewards.*.process": "isolate",
-    "servers.*.*.deviate": "error_rate",
-    "servers.*.deviate": "error_rate",
-    "state.between": "before_user_turn",
-    "state.over": "done",
-    "state.process": "isolate",
-    "tools.*.ends": "ends_rollout",
-    "tools.*.marked": "decorated_with",
-    "tools.*.outside": "external",
-    "tools.*.process": "isolate",
-    "user.tools.*.process": "isolate",
-}
-"""Old key, with `*` for one step → its new name. The keys above it have their new names."""
-_ISOLATE: Mapping[Any, str] = {False: "none", True: "process", "reused": "reuse"}
-VALUES: Mapping[str, Mapping[Any, str]] = {
-    "dataset.row_selection": {"differing": "skip_uniform"},
-    "rewards.*.isolate": _ISOLATE,
-    "state.isolate": _ISOLATE,
-    "tools.*.isolate": _ISOLATE,
-    "user.tools.*.isolate": _ISOLATE,
-}
-"""New key → the new names of its values."""
 
 
 class _ByPath:

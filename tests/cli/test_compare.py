@@ -80,8 +80,8 @@ def test_another_grading_is_refused(
     assert status(["compare", a, b]) == 2
     error = capsys.readouterr().err
     assert said in error
-    assert "--anyway" in error
-    assert status(["compare", a, b, "--anyway"]) == 0
+    assert "--force" in error
+    assert status(["compare", a, b, "--force"]) == 0
     assert f"warning: {said}" in capsys.readouterr().out
 
 
@@ -189,11 +189,11 @@ def test_rows_in_families_are_told_as_such(tmp_path: Path, capsys: pytest.Captur
         runs.append(str(write_run(tmp_path / name, lines, **described())))
     assert status(["compare", *runs]) == 0
     assert "B is better than A, beyond chance; both graded 24 rows\n" in capsys.readouterr().out
-    assert status(["compare", *runs, "--families", "template"]) == 0
+    assert status(["compare", *runs, "--cluster-by", "template"]) == 0
     by_family = capsys.readouterr().out
     assert "no difference beyond chance; both graded 24 rows of 6 families" in by_family
     assert "sign test" not in by_family
-    assert status(["compare", *runs, "--families", "templat"]) == 2
+    assert status(["compare", *runs, "--cluster-by", "templat"]) == 2
     assert "no row of" in (error := capsys.readouterr().err) and "question, answer, template" in error
 
 

@@ -1,4 +1,4 @@
-"""`hermes-rl migrate` writes new names and leaves everything else in the file."""
+"""Old names: `hermes-rl migrate` rewrites files and leaves the rest as it is; commands and options are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.cli.main import status
+from hermes_rl.new_names import COMMANDS, OPTIONS
 from hermes_rl.spec import load_spec
 
 OLD = """\
@@ -85,3 +86,30 @@ def test_migrate_changes_nothing_that_it_cannot_rewrite(
 def test_migrate_needs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["migrate", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml: cannot be rewritten: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rollouts", "spec.yaml"], "`hermes-rl rollouts` is now `hermes-rl serve-http`"),
+        (["openenv", "spec.yaml"], "`hermes-rl openenv` is now `hermes-rl serve-openenv`"),
+        (["compare", "a", "b", "--families=x"], "`--families` is now `--cluster-by`"),
+        (["serve-http", "--most", "4", "spec.yaml"], "`--most` is now `--max-requests`"),
+        (["show", "run", "--ending", "finished"], "`--ending` is now `--stop-reason`"),
+    ],
+)
+def test_old_command_or_option_is_an_error_with_the_new_one(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(words) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_new_commands_and_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, options in OPTIONS.items():
+        assert status([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert [option for option in options.values() if option not in text] == []
+    assert status(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [command for command in COMMANDS.values() if command not in text] == []

@@ -179,7 +179,7 @@ def test_a_malformed_spec_ends_a_run_with_2_and_no_traceback(tmp_path: Path) -> 
 
 def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_spec("openenv") is None, "this test is for where OpenEnv is not installed"
-    assert status(["openenv", "terminal-files"]) == 2
+    assert status(["serve-openenv", "terminal-files"]) == 2
     assert install_command("openenv") in capsys.readouterr().err
 
 
@@ -224,7 +224,7 @@ def test_a_word_that_is_no_choice_is_told_plainly(capsys: pytest.CaptureFixture[
 
 def test_a_locale_that_lacks_a_character_ends_no_command() -> None:
     environ = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", "--help"]
+    command = [sys.executable, "-m", "hermes_rl.cli.main", "serve-http", "--help"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "SPEC" in done.stdout

@@ -105,7 +105,7 @@ def test_a_rollout_is_found_by_the_beginning_of_its_id(run: str, capsys: pytest.
 @pytest.mark.parametrize(
     ("options", "ids"),
     [
-        (["--ending", "sandbox_failure"], ["d:0-1"]),
+        (["--stop-reason", "sandbox_failure"], ["d:0-1"]),
         (["--tool", "terminal"], ["a:0-0", "a:0-1", "b:0-0", "b:0-1", "c:0-0", "c:0-1", "d:0-0", "d:0-1"]),
         (["--tool", "write_file"], []),
         (["--failed"], ["d:0-1", "d:0-0"]),
@@ -136,7 +136,7 @@ def test_long_texts_are_cut_unless_all_is_asked_for(tmp_path: Path, capsys: pyte
     [
         (["{run}/nothing"], "there is no run at"),
         (["{run}", "--prompt"], "about one rollout"),
-        (["{run}", "--ending", "finishd"], "did you mean `finished`"),
+        (["{run}", "--stop-reason", "finishd"], "did you mean `finished`"),
         (["{run}", "--sort", "size"], "is none of number, score"),
         (["{run}", "7", "--tokens"], "this rollout has no tokens"),
     ],

@@ -1,4 +1,4 @@
-"""NeMo Gym's own collector, in an environment of its own, collects rollouts from `hermes-rl rollouts` over HTTP."""
+"""NeMo Gym's own collector, in an environment of its own, collects rollouts from `hermes-rl serve-http` over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenEnv's own client plays a spec that `hermes-rl openenv` serves, both in an environment with the real OpenEnv."""
+"""OpenEnv's own client plays a spec that `hermes-rl serve-openenv` serves, in an environment with the real OpenEnv."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def served(
         (folder / "code.py").write_text(CODE)
         (folder / spec).write_text(text)
     port = free_port()
-    command = [str(openenv_python()), "-m", "hermes_rl.cli.main", "openenv", spec]
+    command = [str(openenv_python()), "-m", "hermes_rl.cli.main", "serve-openenv", spec]
     command += ["--listen", f"127.0.0.1:{port}", *options]
     own = OWN if key is None else {**OWN, "KEY": key}
     with (folder / "log").open("wb") as log:

@@ -66,7 +66,7 @@ def test_view_serves_recorded_runs(folder: Path) -> None:
 
 
 def test_compare_accepts_recorded_runs(folder: Path) -> None:
-    assert "file_matches" in succeed(folder, "compare", "process", "interrupted", "--anyway")
+    assert "file_matches" in succeed(folder, "compare", "process", "interrupted", "--force")
 
 
 @pytest.mark.parametrize("run", ["process", "evaluate", "seats"])

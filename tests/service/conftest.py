@@ -12,5 +12,5 @@ from tests.service.served import TOKEN, Served, spec_in
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service of the small task with a scripted policy, and a token."""
-    with Served(spec_in(tmp_path_factory.mktemp("served")), "--most", "64", token=TOKEN) as service:
+    with Served(spec_in(tmp_path_factory.mktemp("served")), "--max-requests", "64", token=TOKEN) as service:
         yield service

@@ -39,7 +39,7 @@ def spec_in(folder: Path, text: str = PLAYED) -> Path:
 
 
 class Served:
-    """`hermes-rl rollouts` in a process of its own; use it with `with`."""
+    """`hermes-rl serve-http` in a process of its own; use it with `with`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Served:
     ) -> None:
         self.token = token
         secured = ["--token-env", "SERVICE_TOKEN"] if token is not None else []
-        words = ["rollouts", str(spec), "--listen", "127.0.0.1:0", *secured, *options]
+        words = ["serve-http", str(spec), "--listen", "127.0.0.1:0", *secured, *options]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "SERVICE_TOKEN": token or "", **(environ or {})}
         self.log = spec.parent / "service.log"
         reader, writer = os.pipe()

@@ -162,7 +162,7 @@ def test_what_is_wrong_with_any_is_said_of_all_and_nothing_begins(tmp_path: Path
     same = another(tmp_path, "sums")
 
     def refused(*words: str) -> str:
-        done = hermes("rollouts", *words, "--listen", "127.0.0.1:0", cwd=tmp_path)
+        done = hermes("serve-http", *words, "--listen", "127.0.0.1:0", cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr

@@ -34,7 +34,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    done = hermes("rollouts", str(spec_in(tmp_path)), *options, cwd=tmp_path, env={"SPACED": "a b", "SHORT": "x"})
+    done = hermes("serve-http", str(spec_in(tmp_path)), *options, cwd=tmp_path, env={"SPACED": "a b", "SHORT": "x"})
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -51,7 +51,7 @@ def test_an_address_and_a_record_belong_to_one_service(tmp_path: Path) -> None:
             (f"127.0.0.1:{service.port}", "choose another address"),
             ("127.0.0.1:0", "another --out"),
         ):
-            done = hermes("rollouts", "sums.yaml", "--listen", address, cwd=tmp_path)
+            done = hermes("serve-http", "sums.yaml", "--listen", address, cwd=tmp_path)
             assert done.returncode == 2
             assert said in done.stderr
         with Served(tmp_path / "sums.yaml", "--fresh") as other:

@@ -159,7 +159,7 @@ def test_one_step_at_a_time_and_a_step_may_be_ended(tmp_path: Path) -> None:
 
 
 async def test_sessions_count_among_the_rollouts_at_a_time(tmp_path: Path) -> None:
-    service = await asyncio.to_thread(Served, spec_in(tmp_path), "--most", "2")
+    service = await asyncio.to_thread(Served, spec_in(tmp_path), "--max-requests", "2")
     with service:
         key = (await asyncio.to_thread(service.keys))[0]
         for status in (200, 200, 429):

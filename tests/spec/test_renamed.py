@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SpecError
+from hermes_rl.new_names import KEYS, VALUES
 from hermes_rl.spec import load_spec, parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.overrides import parse_extra_args
-from hermes_rl.spec.renamed import KEYS, VALUES, current
+from hermes_rl.spec.renamed import current
 from hermes_rl.spec.section import keys_at, types_at
 
 BASE = "dataset: {items: [{q: a, by: c}]}\nprompt: {user: '{{ q }}'}\n"

@@ -1,0 +1,63 @@
+"""Names of public things that have a new name: keys and values of a spec, commands and options of the command line.
+
+The old names are errors that give the new ones. `hermes_rl.spec.renamed` applies the keys to specs, and
+`hermes_rl.cli.main` checks commands and options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KEYS: Mapping[str, str] = {
+    "agents.*.choose": "opponent_sampling",
+    "agents.*.hears": "message_template",
+    "agents.*.rivals": "opponents",
+    "artifacts.*.lay": "restore",
+    "dataset.sampling": "row_selection",
+    "endings": "on_stop",
+    "env": "atropos",
+    "evaluate.by": "group_by",
+    "evaluate.success": "success_threshold",
+    "on_stop.lost": "retries_exhausted",
+    "play": "schedule",
+    "process.best": "keep_best",
+    "rewards.*.process": "isolate",
+    "rewards.*.steps": "per_step",
+    "servers.*.*.deviate": "error_rate",
+    "servers.*.deviate": "error_rate",
+    "state.between": "before_user_turn",
+    "state.over": "done",
+    "state.process": "isolate",
+    "tools.*.ends": "ends_rollout",
+    "tools.*.marked": "decorated_with",
+    "tools.*.outside": "external",
+    "tools.*.process": "isolate",
+    "toolsets.canned": "demo_answers",
+    "user.edit": "transform",
+    "user.opens": "speaks_first",
+    "user.says": "turns",
+    "user.tools.*.ends": "ends_rollout",
+    "user.tools.*.marked": "decorated_with",
+    "user.tools.*.outside": "external",
+    "user.tools.*.process": "isolate",
+}
+"""Old key, with `*` for one step → its new name. The keys above it have their new names."""
+_ISOLATE: Mapping[Any, str] = {False: "none", True: "process", "reused": "reuse"}
+VALUES: Mapping[str, Mapping[Any, str]] = {
+    "dataset.row_selection": {"differing": "skip_uniform"},
+    "rewards.*.isolate": _ISOLATE,
+    "state.isolate": _ISOLATE,
+    "tools.*.isolate": _ISOLATE,
+    "user.tools.*.isolate": _ISOLATE,
+}
+"""New key → the new names of its values."""
+
+COMMANDS: Mapping[str, str] = {"openenv": "serve-openenv", "rollouts": "serve-http"}
+"""Old command → its new name."""
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "compare": {"--anyway": "--force", "--families": "--cluster-by"},
+    "serve-http": {"--most": "--max-requests"},
+    "show": {"--ending": "--stop-reason"},
+}
+"""Command, by its new name → old option → its new name."""

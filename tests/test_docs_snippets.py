@@ -75,7 +75,7 @@ def test_shell_is_read_and_names_commands_that_are_there(text: str) -> None:
     read = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False, timeout=20)
     assert read.returncode == 0, read.stderr
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for name, rest in re.findall(r"^hermes-rl ([a-z]+)(.*)$", text, re.MULTILINE):
+    for name, rest in re.findall(r"^hermes-rl ([a-z-]+)(.*)$", text, re.MULTILINE):
         assert name in commands
         known = {option for parameter in commands[name].params for option in parameter.opts}
         asked = set(re.findall(r" (--[a-z-]+)(?=[ =]|$)", rest))

@@ -584,8 +584,8 @@ def serve_openenv(
     trust: TrustOption = False,
 ) -> None:
     """Serve a spec to OpenEnv's clients, to reset and step."""
-    from hermes_rl.cli.options import Options
     from hermes_rl.cli import serving
+    from hermes_rl.cli.options import Options
 
     [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)

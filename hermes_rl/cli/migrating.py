@@ -10,9 +10,9 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.others_files import read_regular
 from hermes_rl.spec.load import spec_in
-from hermes_rl.spec.nodes import Mark, SourceText
+from hermes_rl.spec.nodes import MappingNode, Mark, SourceText
 from hermes_rl.spec.reader import LARGEST, read_text
-from hermes_rl.spec.renamed import OldName, renamed
+from hermes_rl.spec.renamed import OldName, renamed, renamed_in_set
 
 _LINES = re.compile("(\r\n|[\r\n\x85\u2028\u2029])")
 """What YAML takes for the end of a line."""
@@ -45,7 +45,8 @@ def migrated(text: str, source: SourceText) -> tuple[str, list[OldName]]:
     root, problems = read_text(text, source)
     if root is None or problems:
         raise SpecError(problems or [Mark(source, 1, 1).problem("the file is empty")])
-    _, changes = renamed(root)
+    is_set = isinstance(root, MappingNode) and "set" in root.entries
+    changes = renamed_in_set(root) if is_set else renamed(root)[1]
     problems = [change.problem for change in changes if change.is_double]
     lines = _LINES.split(text)[::2]
     ends = [*_LINES.findall(text), ""]

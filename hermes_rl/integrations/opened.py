@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import hermes_rl
-from hermes_rl.endings import RETRIES_EXHAUSTED
 from hermes_rl.errors import UserError
 
 BY_OTHERS = "train with TRL, or over HTTP (docs/service.md)"
@@ -111,7 +110,7 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
             f"agents: {trained_seats(env)} seats are trained, and {trainer} has one rollout for each place: {way}, or "
             "train through Atropos, TRL's asynchronous loop, HTTP (docs/service.md) or groups of the Python API"
         )
-    if env.spec.on_stop.get(RETRIES_EXHAUSTED) == "worst":
+    if env.spec.on_stop.get("retries_exhausted") == "worst":
         raise UserError(
             f"on_stop.retries_exhausted is worst, and {trainer} compares the scores of a group itself, without "
             "those that have none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the "

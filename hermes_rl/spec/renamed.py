@@ -23,6 +23,7 @@ from hermes_rl.spec.nodes import (
     SequenceNode,
     is_in,
     is_row,
+    walk,
 )
 
 
@@ -117,6 +118,20 @@ def renamed(node: Node, path: NodePath = ()) -> tuple[Node, list[OldName]]:
                 continue
         entries[name] = Entry(entry.key, value)
     return (replace(node, entries=entries) if changes else node), changes
+
+
+def renamed_in_set(root: Node) -> list[OldName]:
+    """Return the old names in a set of specs, whose changes of a spec have keys with dots."""
+    names: list[OldName] = []
+    for path, key, value in walk(root):
+        if len(path) == 5 and path[0] == path[3] == "set":
+            old = tuple(int(step) if step.isdigit() else step for step in str(path[4]).split("."))
+            new = current(old)
+            if new != old:
+                dotted = ".".join(map(str, new))
+                names.append(OldName(path[4:], (dotted,), key, value, _with_new_value(value, new), is_double=False))
+            names += renamed(value, new)[1]
+    return names
 
 
 def current(path: NodePath) -> NodePath:

@@ -58,6 +58,19 @@ def test_check_reports_and_changes_nothing(spec: Path) -> None:
     assert status(["migrate", "--check", str(spec)]) == 0
 
 
+def test_migrate_rewrites_dotted_keys_of_a_set(spec: Path) -> None:
+    text = (
+        "set:\n  name: s\n  specs: [spec.yaml]\n  models:\n"
+        "  - name: a\n    set: {evaluate.by: [q], servers.policy: {type: scripted, deviate: 0.5}}  # b\n"
+        "  settings: [{name: c, set: {dataset.sampling: differing}}]\n"
+    )
+    spec.write_text(text)
+    assert status(["migrate", str(spec)]) == 0
+    for old, new in (("evaluate.by", "evaluate.group_by"), ("deviate", "error_rate")):
+        text = text.replace(old, new)
+    assert spec.read_text() == text.replace("dataset.sampling: differing", "dataset.row_selection: skip_uniform")
+
+
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 def test_migrate_keeps_line_ends_and_byte_order_mark(spec: Path, end: str) -> None:
     spec.write_bytes(("\ufeff" + OLD.replace("\n", end)).encode())

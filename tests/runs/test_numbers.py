@@ -265,12 +265,12 @@ SEATS = """
 dataset: {items: [ITEMS], eval: {fraction: 0.5}}
 prompt: {system: "You talk.", user: "Row {{ n }}."}
 agents: {asker: {}, teller: {server: other, train: false}}
-play: {order: alternate, rounds: 2}
+schedule: {order: alternate, rounds: 2}
 rewards:
   word: {fn: "code.py:word"}
   judged: {fn: llm_judge, args: {rubric: "It is kind."}}
 agent: {max_turns: 4}
-endings: {length: drop}
+on_stop: {length: drop}
 servers:
   policy: {type: openai, base_url: "URL/policy/v1", model: m}
   other: {type: openai, base_url: "URL/other/v1", model: o}

@@ -97,7 +97,7 @@ def test_the_image_of_a_row_stays_where_an_option_chooses_what_runs_it(name: str
         (("agent={a: 1",), "--set agent: "),
         (("servers.policy.api_key=hunter2",), "--set servers.policy.api_key: a secret is written"),
         (("sandbox.setup.3=x",), "is a list of 1"),
-        (("env.group_size=2",), "--set env.group_size: `group_size` has a key of its own"),
+        (("atropos.group_size=2",), "--set atropos.group_size: `group_size` has a key of its own"),
     ],
 )
 def test_set_errors_name_the_option(path: Path, sets: tuple[str, ...], message: str) -> None:
@@ -226,7 +226,7 @@ def test_every_key_of_the_table_exists() -> None:
     for flag in FLAGS.values():
         for key in flag.keys:
             path = tuple(key.split("."))
-            known = PASSED if path[0] == "env" else keys_at(Spec, path[:-1])
+            known = PASSED if path[0] == "atropos" else keys_at(Spec, path[:-1])
             assert path[-1] in known, key
 
 

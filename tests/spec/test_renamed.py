@@ -16,6 +16,7 @@ from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.spec.renamed import current
 from hermes_rl.spec.section import keys_at, types_at
+from hermes_rl.spec.sets import load_set
 
 BASE = "dataset: {items: [{q: a, by: c}]}\nprompt: {user: '{{ q }}'}\n"
 CODE = '''
@@ -96,6 +97,17 @@ def test_old_key_of_an_option_is_an_error_with_the_new_one(option: str, tmp_path
     (tmp_path / "spec.yaml").write_text(BASE)
     with pytest.raises(SpecError, match=r"^--set [^:]*: `evaluate\.by` is now `evaluate\.group_by`$"):
         load_spec(tmp_path / "spec.yaml", overrides=parse_extra_args([], [option]))
+
+
+def test_old_key_in_a_set_is_an_error_at_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(BASE)
+    Path("set.yaml").write_text(
+        "set:\n  name: s\n  specs: [spec.yaml]\n  models:\n    - {name: a, set: {evaluate.by: [q]}}\n"
+    )
+    (combination,) = load_set("set.yaml").combinations
+    with pytest.raises(SpecError, match=r"^set\.yaml:5:23: `evaluate\.by` is now `evaluate\.group_by`$"):
+        load_spec("spec.yaml", overrides=combination.overrides)
 
 
 def test_stored_spec_with_old_keys_is_read_as_the_new_one(tmp_path: Path) -> None:

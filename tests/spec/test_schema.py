@@ -128,8 +128,8 @@ def test_arguments_of_shipped_rewards_are_there(schema: dict[str, Any]) -> None:
 
 def test_the_fields_of_the_environment_are_there(schema: dict[str, Any]) -> None:
     assert (
-        schema["properties"]["env"]["properties"].keys() == PASSED.keys()
-        if "properties" in schema["properties"]["env"]
+        schema["properties"]["atropos"]["properties"].keys() == PASSED.keys()
+        if "properties" in schema["properties"]["atropos"]
         else True
     )
 

@@ -29,10 +29,10 @@ def reference() -> str:
     """Return the page: a table for the top of a spec, for each section, and for the arguments of each reward."""
     schema = spec_json_schema()
     sections = schema["$defs"]
-    # `env` lists its keys on the spot: it gets a section as the others have.
-    env = schema["properties"]["env"]
-    sections["env"] = {"description": env["description"], **env["anyOf"][0]}
-    schema["properties"]["env"] = {"$ref": "#/$defs/env", "description": env["description"]}
+    # `atropos` lists its keys on the spot: it gets a section as the others have.
+    atropos = schema["properties"]["atropos"]
+    sections["atropos"] = {"description": atropos["description"], **atropos["anyOf"][0]}
+    schema["properties"]["atropos"] = {"$ref": "#/$defs/atropos", "description": atropos["description"]}
     titles = _titles(schema)
     lines = [
         "# Every key of a spec",

@@ -330,7 +330,7 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
             "process": spec.process.model_copy(update=once),
             "evaluate": spec.evaluate.model_copy(update={"workers": 1}),
             "wandb": None,
-            "env": plain,
+            "atropos": plain,
         }
     )
     # Excluded groups are replaced by other rows, and a trainer continues without end.

@@ -393,10 +393,12 @@ async def _usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[No
     """Write the use of models into `run.json` at intervals and at the end, so that it outlives a killed run."""
 
     async def keep() -> None:
+        written = meter.record()
         while True:
             await asyncio.sleep(KEPT)
-            if (usage := meter.record()) != directory.described().get("usage"):
+            if (usage := meter.record()) != written:
                 directory.add({"usage": usage})
+                written = usage
 
     keeping = asyncio.create_task(keep())
     try:

@@ -112,14 +112,14 @@ def test_a_model_learns_a_game_against_itself(tmp_path: Path) -> None:
     (tmp_path / "rival.yaml").write_text(nim.RIVAL)
     (tmp_path / "self_play.yaml").write_text(nim.SELF_PLAY)
     found = play("self_play", tmp_path, tmp_path / "self_play.yaml")
-    print(f"wins against chance: {found['before']:.2f} before, {found['after']:.2f} after")  # noqa: T201
-    assert found["before"] < 0.6
-    assert found["after"] >= 0.9
+    print("wins against chance:", *found["wins"])  # noqa: T201
+    assert found["wins"][0] < 0.6
+    assert found["wins"][-1] >= 0.95
     assert max(found["worst"]) <= 1e-4
     assert min(found["trained"]) > 200
     (record,) = tmp_path.glob("outputs/self_play/*/rollouts.jsonl")
     seats = Counter(json.loads(line)["seat"]["name"] for line in record.read_text("utf-8").splitlines())
-    assert seats["first"] == seats["second"] > 7_000
+    assert seats["first"] == seats["second"] > 1_000
 
 
 def require_learnt(found: dict[str, Any], first: int = 1) -> None:

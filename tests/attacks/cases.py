@@ -233,7 +233,7 @@ IDENTITIES = (
 
 PATHS = (
     sh(8, "where it is", "pwd; echo $HOME $TMPDIR", "path"),
-    sh(8, "what is mounted", "cat /proc/self/mountinfo", "path"),
+    sh(8, "what is mounted", "cat /proc/self/mountinfo"),
     Case(8, "an error of the file tool", (call("read_file", path="missing/file"),), "path"),
     Case(8, "arguments of other types", (call("write_file", path=["x"], content={"a": 1}),), "path"),
     Case(8, "a byte that no path has", (call("read_file", path="a\0b"),), "path"),

@@ -33,7 +33,7 @@ from hermes_rl.agent.endpoint import Endpoint
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.servers.base import ChatRequest
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.parsers import load_parser
 from hermes_rl.tokens.rendering import for_template
@@ -218,7 +218,7 @@ def policy_alone(case: Case, options: argparse.Namespace) -> float:
             await converse()
         return 1000 * (time.process_time() - before) / (options.conversations * options.turns)
 
-    with rare_full_collections():
+    with reduce_gc_pauses():
         return asyncio.run(all_of_them())
 
 
@@ -245,7 +245,7 @@ async def served(handler: Any) -> int:
 async def serve(name: str, model: str, ports: int) -> None:
     """Be a contender: print the ports, then the processor time at each line that is read."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(rare_full_collections())  # as in every run
+        stack.enter_context(reduce_gc_pauses())  # as in every run
         numbers = [await served(canned)] if name == "model" else await CONTENDERS[name](stack, model, ports)
         say(json.dumps([[number, "local"] for number in numbers]))
         while await asyncio.to_thread(sys.stdin.readline):

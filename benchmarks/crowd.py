@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 from report import machine, say
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.spec.load import load_spec
@@ -139,7 +139,7 @@ def play(folder: Path, sandboxes: int, seconds: float) -> dict[str, Any]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     began = time.monotonic()
-    asyncio.run(run_process(load_spec(folder / "spec.yaml"), Launch("process", out=folder / "out")))
+    asyncio.run(run_process(load_spec(folder / "spec.yaml"), RunOptions("process", out=folder / "out")))
     lines = [json.loads(line) for line in (folder / "out" / "rollouts.jsonl").read_text().splitlines()]
     last = {line["row_key"]: line for line in lines}
     innocent = [line for name, line in last.items() if name.startswith("innocent")]

@@ -22,10 +22,10 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.scoring.reward_function import find_reward
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.rendering import RendererSettings
-from hermes_rl.tools.artifacts import ArtifactRequest, take
+from hermes_rl.tools.artifacts import ArtifactRequest, collect
 from hermes_rl.tools.base import Tool, ToolRuntime
 from hermes_rl.tools.toolsets._patch import Patch
 from hermes_rl.tools.toolsets.file import ReadFile
@@ -40,7 +40,7 @@ def calling(tool: type[Tool], **args: Any) -> Work:
 
 
 async def artifact(runtime: ToolRuntime) -> None:
-    await take(await runtime.sandbox(), [ArtifactRequest("names", path="names")], 60)
+    await collect(await runtime.sandbox(), [ArtifactRequest("names", path="names")], 60)
 
 
 RENDERER = load_renderer(None, RendererSettings())
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--sandboxes", type=int, default=32, help="sandboxes at a time (default: 32)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default: 60)")
     options = parser.parse_args()
-    with rare_full_collections():  # as in a run
+    with reduce_gc_pauses():  # as in a run
         late, done, share = asyncio.run(measure(options.sandboxes, options.seconds))
     late.sort()
     say(f"{options.sandboxes} sandboxes for {options.seconds:g} s, {len(late)} ticks, {share:.2f} cores of our own.")

@@ -181,7 +181,7 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     from hermes_rl.rollouts.rollout import Encoder, Group
     from hermes_rl.runs.progress import Progress
     from hermes_rl.spec.load import parse_spec
-    from hermes_rl.threads import rare_full_collections
+    from hermes_rl.threads import reduce_gc_pauses
 
     class Noted(Progress):
         """When each group ended."""
@@ -202,7 +202,7 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     compiled, rows = CompiledSpec(spec), load_rows(spec, "train", notify=say)
 
     async def run(tally: Tally) -> None:
-        with rare_full_collections():  # as the command line does it
+        with reduce_gc_pauses():  # as the command line does it
             await play(
                 compiled, rows, folder / "run", Noted(tally), Encoder(None, "none of the contenders has one"),
                 size=SIZE, groups=options.groups, concurrency=options.concurrency or None,

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from report import say
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
@@ -86,7 +86,7 @@ def measured(who: dict[str, Any], seats: int, groups: int) -> float:
         (Path(folder) / "code.py").write_text(CODE)
         spec = parse_spec(yaml.safe_dump(spec_of(who, seats, groups)), folder=Path(folder))
         began = time.process_time()
-        asyncio.run(run_process(spec, Launch("process", out=Path(folder) / "run", progress=Progress(quiet=True))))
+        asyncio.run(run_process(spec, RunOptions("process", out=Path(folder) / "run", progress=Progress(quiet=True))))
         return (time.process_time() - began) * 1000 / (groups * 4 * seats * TURNS)
 
 

@@ -33,7 +33,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 
 SIZE = 4
 SPEC = """
@@ -103,7 +103,7 @@ def arguments() -> argparse.Namespace:
 
 async def soak(options: argparse.Namespace) -> list[Sample]:
     spec, watch = parse_spec(SPEC), Watch(options.every)
-    with tempfile.TemporaryDirectory() as folder, rare_full_collections():
+    with tempfile.TemporaryDirectory() as folder, reduce_gc_pauses():
         rows = load_rows(spec, "train", notify=say)
         await play(
             CompiledSpec(spec), rows, Path(folder), watch, Encoder.load(None),

@@ -69,7 +69,7 @@ class Rule(NamedTuple):
     retried: bool = False
 
 
-def _policys(what: str) -> Rule:
+def _policy_caused(what: str) -> Rule:
     return Rule(what, policys=True)
 
 
@@ -78,37 +78,43 @@ def _ours(what: str, *, retried: bool = True) -> Rule:
 
 
 RULES: Mapping[Ending, Rule] = {
-    Ending.FINISHED: _policys(
+    Ending.FINISHED: _policy_caused(
         "it answered without calling a tool, or its agent program ended with status 0 behind an answer"
     ),
-    Ending.MAX_TURNS: _policys("`agent.max_turns` model calls were made, refused and malformed tool calls included"),
-    Ending.TOKEN_BUDGET: _policys(
+    Ending.MAX_TURNS: _policy_caused(
+        "`agent.max_turns` model calls were made, refused and malformed tool calls included"
+    ),
+    Ending.TOKEN_BUDGET: _policy_caused(
         "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
     ),
-    Ending.LENGTH: _policys("a turn was cut at `agent.max_tokens`"),
-    Ending.TIMEOUT: _policys(
+    Ending.LENGTH: _policy_caused("a turn was cut at `agent.max_tokens`"),
+    Ending.TIMEOUT: _policy_caused(
         "`agent.timeout` or `agent.task_timeout` seconds of working time, or `agent.deadline` seconds of the clock"
         " were used up"
     ),
-    Ending.EMPTY: _policys("it answered with no text and no tool call"),
-    Ending.REFUSED: _policys("the server reported a refusal or a content filter"),
-    Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
-    Ending.USER_STOP: _policys("the simulated user said a stop phrase, or the policy's words left it without any"),
-    Ending.USER_TURNS: _policys("`user.max_turns` turns of the simulated user were used up without a stop phrase"),
-    Ending.WORLD_OVER: _policys(
+    Ending.EMPTY: _policy_caused("it answered with no text and no tool call"),
+    Ending.REFUSED: _policy_caused("the server reported a refusal or a content filter"),
+    Ending.SANDBOX_KILLED: _policy_caused("its own commands hit a limit of the sandbox, or killed it"),
+    Ending.USER_STOP: _policy_caused(
+        "the simulated user said a stop phrase, or the policy's words left it without any"
+    ),
+    Ending.USER_TURNS: _policy_caused(
+        "`user.max_turns` turns of the simulated user were used up without a stop phrase"
+    ),
+    Ending.WORLD_OVER: _policy_caused(
         "a tool, the state, the user by code, or the schedule of several agents said that it is over"
     ),
-    Ending.WORLD_FAILED: _policys(
+    Ending.WORLD_FAILED: _policy_caused(
         "the spec's code that speaks for the user, says who of several agents speaks, or whether it is over, raised, "
         "or what comes with the user's words could not be laid down"
     ),
-    Ending.STEP_FAILED: _policys("the rewards of a step were below the `min_reward` of the words that follow it"),
-    Ending.TOOL_ERRORS: _policys("`agent.max_tool_errors` tool calls were errors"),
-    Ending.GAVE_UP: _policys(
+    Ending.STEP_FAILED: _policy_caused("the rewards of a step were below the `min_reward` of the words that follow it"),
+    Ending.TOOL_ERRORS: _policy_caused("`agent.max_tool_errors` tool calls were errors"),
+    Ending.GAVE_UP: _policy_caused(
         "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
         "with another status than 0"
     ),
-    Ending.UNTRAINED: _policys(
+    Ending.UNTRAINED: _policy_caused(
         "less than `agent.min_trained_share` of the tokens that were sampled for its agent program is trained on"
     ),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
@@ -140,7 +146,7 @@ RETRIES_EXHAUSTED = "retries_exhausted"
 group is dropped, or ``worst``, the member counts as the worst of its group and is not trained on.
 """
 
-POLICYS = tuple(ending for ending in Ending if ending not in OURS)
+POLICY_STOP_REASONS = tuple(ending for ending in Ending if ending not in OURS)
 """Stop reasons that a spec may treat differently under `on_stop:`."""
 
 

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.values import whole_text
+from hermes_rl.values import replace_surrogates
 
 LARGEST = 64 << 20
 """Maximum bytes of a file that is read completely, unless its reader has another limit."""
@@ -140,7 +140,7 @@ def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] |
                     continue
                 modes[path] = status.st_mode
                 size += status.st_size if stat.S_ISREG(status.st_mode) else 0
-                if not entry.name.isascii() and whole_text(entry.name) != entry.name:
+                if not entry.name.isascii() and replace_surrogates(entry.name) != entry.name:
                     raise RefusedFileError(f"{path}: its name is not UTF-8")
                 if len(modes) > MOST_FILES or size > LARGEST_DIRECTORY:
                     most = f"{MOST_FILES} files, or than {LARGEST_DIRECTORY >> 30} GiB in them"

@@ -105,7 +105,7 @@ def files_named_in(pickled: bytes) -> list[tuple[str, str]]:
     return [(name, file) for name, file in tuple(_files.items()) if name.encode() in pickled]
 
 
-def itself(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """Return the value unchanged."""
     return value
 

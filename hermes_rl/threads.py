@@ -68,7 +68,7 @@ WAITS: contextvars.ContextVar[Waits | None] = contextvars.ContextVar("waits", de
 
 
 def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
+    """Run `work` on a loop of another thread and wait for its result; the opposite of `run_in_thread`.
 
     Any event that ends the wait before the work has ended, such as Ctrl-C, cancels the work. Raises `LoopGoneError` if
     the loop has ended; a plain wait for its result would never end.
@@ -154,7 +154,7 @@ class LoopGoneError(UserError):
         super().__init__("the run has ended, and its sandboxes and servers with it")
 
 
-async def in_thread(function: Callable[[], T]) -> T:
+async def run_in_thread(function: Callable[[], T]) -> T:
     """Return the result of `function`. If the caller is cancelled, the thread continues, and its result is dropped."""
     return await _begun(function)
 
@@ -182,7 +182,7 @@ def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
         except RuntimeError:
             return  # the loop was closed: no caller waits any more
 
-    hand_over(work)
+    run_detached(work)
     return future
 
 
@@ -193,7 +193,7 @@ _idle: list[_Jobs] = []
 os.register_at_fork(after_in_child=_idle.clear)
 
 
-def hand_over(work: Callable[[], None]) -> None:
+def run_detached(work: Callable[[], None]) -> None:
     """Run `work` in a background thread. `work` must not raise."""
     try:
         jobs = _idle.pop()
@@ -250,7 +250,7 @@ class PerLoopSemaphore:
 
 
 _one = PerLoopSemaphore(1)
-BRISK = 0.0002
+SWITCH_INTERVAL = 0.0002
 """Switch interval of threads in seconds during work on a large text; Python's default is 5 ms."""
 _brisk_lock = threading.Lock()
 _brisk: list[float] = []
@@ -258,11 +258,11 @@ _brisk: list[float] = []
 
 
 @contextlib.contextmanager
-def _briskly() -> Iterator[None]:
+def _short_switch_interval() -> Iterator[None]:
     """Let threads switch more often: the event loop waits for its turn after each thread that wants one."""
     with _brisk_lock:
         _brisk.append(sys.getswitchinterval())
-        sys.setswitchinterval(min(BRISK, _brisk[0]))
+        sys.setswitchinterval(min(SWITCH_INTERVAL, _brisk[0]))
     try:
         yield
     finally:
@@ -273,7 +273,7 @@ def _briskly() -> Iterator[None]:
                 sys.setswitchinterval(first)
 
 
-async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -> T:
+async def acquire_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -> T:
     """Return the result of `make`, run in a thread; if the caller is cancelled meanwhile, `unmake` is called on it.
 
     The thread cannot be stopped, and no other code knows the created object: a directory, a descriptor.
@@ -300,7 +300,7 @@ async def done_in_thread(work: Callable[[], T]) -> T:
     return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
 
 
-async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
+async def run_exclusively(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
     """Run work on a large text in a thread, one job at a time per event loop.
 
     Such work rarely releases the interpreter. Several threads of it would be no faster than one, and the event loop,
@@ -318,7 +318,7 @@ async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) ->
 
     await turn.acquire()
     try:
-        with _briskly():
+        with _short_switch_interval():
             return await asyncio.to_thread(timed)
     finally:
         loop.call_later(max(0.0, loop.time() - ended), turn.release)
@@ -328,7 +328,7 @@ COMPUTES = 0.02
 """Seconds of computing in a call from which the calls of a function take turns."""
 TURNS = 4
 """Maximum number of concurrent computing calls, of all functions together."""
-GLANCE = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between two checks if a call with a turn computes."""
 COMPUTING = 0.02
 """Minimum fraction of that time that a computing call uses, however many others share the cores."""
@@ -336,7 +336,7 @@ COMPUTING = 0.02
 _turns = PerLoopSemaphore(TURNS)
 
 
-class Turns:
+class CallThrottle:
     """Limit concurrent calls of one user function in threads if it computes.
 
     A thread that computes in Python holds the interpreter, and the event loop waits for its turn after each of them:
@@ -349,7 +349,7 @@ class Turns:
         """Seconds of computing in the last calls; None before one has ended."""
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Return the result of `function`, like `in_thread`; a cancelled caller gives up its turn."""
+        """Return the result of `function`, like `run_in_thread`; a cancelled caller gives up its turn."""
         thread = _Clock()
         run = partial(self._timed, function, thread)
         running: asyncio.Future[T] | None = None
@@ -357,7 +357,7 @@ class Turns:
             async with _turns.here():
                 if self._computes:  # a call that has ended in the meantime may have shown that it only waits
                     running = _begun(run)
-                    with _briskly():
+                    with _short_switch_interval():
                         await _until_it_waits(running, thread)
         return await (running or _begun(run))
 
@@ -392,11 +392,11 @@ class _Clock:
 
 async def _until_it_waits(running: asyncio.Future[Any], thread: _Clock) -> None:
     """Return when the call has ended, or has hardly computed for a while: then another one may have its turn."""
-    used = -GLANCE  # it may not have started at the first check
+    used = -POLL_INTERVAL  # it may not have started at the first check
     try:
-        while not (await asyncio.wait([running], timeout=GLANCE))[0]:
+        while not (await asyncio.wait([running], timeout=POLL_INTERVAL))[0]:
             before, used = used, thread.seconds()
-            if used - before < COMPUTING * GLANCE:
+            if used - before < COMPUTING * POLL_INTERVAL:
                 return
     except asyncio.CancelledError:
         running.cancel()
@@ -434,7 +434,7 @@ class _Step:
 
     def begin(self, longest: float) -> _Word:
         """Start it in a thread, and return its first message."""
-        hand_over(self._run)
+        run_detached(self._run)
         return self._word(longest)
 
     def answer(self, kind: str, value: Any, longest: float) -> _Word:
@@ -488,13 +488,13 @@ class _Step:
 
 
 def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return True if `wait_for_loop` works here: not on the loop's thread, except in steps of `in_steps`."""
+    """Return True if `wait_for_loop` works here: not on the loop's thread, except in steps of `run_interleaved`."""
     step: _Step | None = getattr(_here, "step", None)
     return asyncio._get_running_loop() is not loop or (step is not None and step.loop is loop)
 
 
 @types.coroutine
-def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
+def run_interleaved(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
     """Await `work` on the running loop, where it may also wait for this loop without await (`wait_for_loop`).
 
     After `seconds` it must end when the caller cancels it.
@@ -537,7 +537,7 @@ within this number of new ones. A full collection happens every ten million new 
 
 
 @contextlib.contextmanager
-def rare_full_collections() -> Iterator[None]:
+def reduce_gc_pauses() -> Iterator[None]:
     """Prevent full collections, which find almost nothing here, from stopping the event loop within the block.
 
     A full collection scans every object. With thousands of rollouts in flight that takes half a second, and Python's

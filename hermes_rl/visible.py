@@ -42,6 +42,6 @@ def most_frequent(reasons: Counter[str], most: int = 3) -> Iterator[tuple[str, i
         yield "other reasons", further
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """Return a number with its noun, with `s` in the plural."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

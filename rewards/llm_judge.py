@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hermes_rl import Score
 from hermes_rl.agent.result import text_of
 from hermes_rl.errors import AgentFault, JudgeFailure, UserError
-from hermes_rl.scoring.judge import Bill, JudgeRole, Shown, marked, number_in, require_agreement, verdict
+from hermes_rl.scoring.judge import JudgeRole, JudgeUsage, Shown, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward, find_reward
 from hermes_rl.scoring.value import group_only_for, in_runner, interpret, requires
 
@@ -131,7 +131,7 @@ class _Task:
         }
 
     async def judged(self, judges: list[JudgeRole], said: Said, answer: str) -> Score | AgentFault:
-        bill = Bill()
+        bill = JudgeUsage()
         try:
             given = await asyncio.gather(*(self.ask(judge, said, answer, bill) for judge in judges))
         except AgentFault as fault:
@@ -146,13 +146,13 @@ class _Task:
         async def score(case: Mapping[str, Any]) -> float:
             own = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
             try:
-                return (await own.ask(judge, [("ANSWER", case["answer"])], case["answer"], Bill()))[0]
+                return (await own.ask(judge, [("ANSWER", case["answer"])], case["answer"], JudgeUsage()))[0]
             except AgentFault as fault:  # no agent has written a labelled case
                 raise JudgeFailure(str(fault)) from fault
 
         return score
 
-    async def ask(self, judge: JudgeRole, said: Said, answer: str, bill: Bill) -> tuple[float, str]:
+    async def ask(self, judge: JudgeRole, said: Said, answer: str, bill: JudgeUsage) -> tuple[float, str]:
         if judge.scripted:
             return self._scripted(answer)
 

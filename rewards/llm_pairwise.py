@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import AgentFault, UserError
-from hermes_rl.scoring.judge import PLAIN, Bill, JudgeRole, Shown, marked, verdict
+from hermes_rl.scoring.judge import PLAIN, JudgeRole, JudgeUsage, Shown, marked, verdict
 from hermes_rl.scoring.value import in_runner
 
 SCHEMA = {
@@ -65,7 +65,7 @@ class _Contest:
 
     def __init__(self, judge: JudgeRole, rubric: str, question: str | None) -> None:
         self.judge, self.rubric, self.question = judge, rubric, question
-        self.bill = Bill()
+        self.bill = JudgeUsage()
 
     async def points(self, one: str, other: str) -> float:
         """Of `one` against `other`: 1, 0.5 or 0."""

@@ -116,7 +116,7 @@ def _require_it_can_run(
     key = f"reward_file {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
     lacks = ctx.recall(key)  # it is the same for all rollouts of a row
     if lacks is None:
-        with ctx.untouched() as clean:
+        with ctx.pristine_sandbox() as clean:
             answer, numbers, _ = _run(clean, command, files, folder, env, timeout)
             clean.restore()
         cannot = numbers is None and answer["exit_code"] in NOT_EXECUTED

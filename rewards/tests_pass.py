@@ -22,7 +22,7 @@ from hermes_rl.sandbox.listener import REPORT_FD
 from hermes_rl.scoring import apart as apart_tests
 from hermes_rl.scoring import apart_relay, apart_server, apart_wire, reporter
 from hermes_rl.scoring.canaries import Planted, plant
-from hermes_rl.scoring.heard import Reported, understood
+from hermes_rl.scoring.heard import RunnerReport, parse_report
 from hermes_rl.scoring.missing import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
 from hermes_rl.scoring.steering import (
     CONFIGURATIONS,
@@ -116,7 +116,7 @@ def tests_pass(
     if problem is not None:
         return Score(0.0, reason=problem)
     watch = _Watch(ctx, list(sources)) if tests.can_be_heard else None
-    answer, heard = watch.run(command, timeout) if watch else (ctx.terminal(command, timeout=timeout), Reported())
+    answer, heard = watch.run(command, timeout) if watch else (ctx.terminal(command, timeout=timeout), RunnerReport())
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
     marked = set() if expected else may_skip(sources)
@@ -212,7 +212,7 @@ def _played(
 ) -> dict[str, Any] | None:
     """Return which tests the reference skips and which canaries it fails; None where it does not pass the tests."""
     places, seconds = list[str](), 0.0
-    with ctx.untouched() as clean:
+    with ctx.pristine_sandbox() as clean:
         problem = _lay_reference(clean, reference)
         if tests.apart and problem is None:
             limit = max(REFERENCE_TIMES * tests.timeout, REFERENCE_SECONDS)
@@ -245,7 +245,7 @@ def _lay_reference(clean: Any, reference: str | list[dict[str, Any]]) -> str | N
     return None if answer["exit_code"] == 0 else answer["output"]
 
 
-def _divided(heard: Reported, planted: Planted | None) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
+def _divided(heard: RunnerReport, planted: Planted | None) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
     """Return the outcomes of the tests, by their own names, and those of the canaries."""
     if planted is None:
         return heard.outcomes, {}
@@ -275,7 +275,7 @@ def _sung(ctx: Any, tests: _Tests) -> dict[str, float]:
     return _passed_copies(heard, planted)
 
 
-def _passed_copies(heard: Reported, planted: Planted) -> dict[str, float]:
+def _passed_copies(heard: RunnerReport, planted: Planted) -> dict[str, float]:
     _, copies = _divided(heard, planted)
     return {"canaries": float(sum(outcomes == {"passed"} for outcomes in copies.values()))}
 
@@ -314,7 +314,7 @@ def _scored_apart(ctx: Any, tests: _Tests, known: _Known, needs: list[str] | Non
 
 def _run_apart(
     ctx: Any, tests: _Tests, planted: Planted | None, places: Sequence[str] | None, timeout: float
-) -> tuple[dict[str, Any], Reported, str | None, list[str]]:
+) -> tuple[dict[str, Any], RunnerReport, str | None, list[str]]:
     """Run the tests in an untouched sandbox, and the code in that of `ctx`.
 
     Return the answer, what was heard, what went wrong, and the places that were noted where `places` is None.
@@ -326,8 +326,13 @@ def _run_apart(
     serving = f"{_source(apart_wire, apart_server, apart_relay)}\n\nanswer(serve, {ctx.resolve('.')!r})\n"
     written = ctx.write_file(f"{folder}/server.py", serving)
     if "error" in written:
-        return {"exit_code": 1, "output": written["error"]}, Reported(spoke=True, problem=written["error"]), None, []
-    with ctx.untouched() as clean:
+        return (
+            {"exit_code": 1, "output": written["error"]},
+            RunnerReport(spoke=True, problem=written["error"]),
+            None,
+            [],
+        )
+    with ctx.pristine_sandbox() as clean:
         problem = _lay(clean, tests.files, planted)
         wire, noted = f"{folder}/wire", f"{folder}/noted"
         clean.write_file(f"{folder}/relay.py", f"{_source(apart_relay)}\n\nlisten({wire!r})\n")
@@ -397,7 +402,7 @@ def _packages(ctx: Any, paths: Sequence[str]) -> set[str]:
     """Return the folders above tests that are packages in the image, or are made such by the tests' own files."""
     marks = {f"{folder}/{INIT}" for path in paths for folder in above(path) if folder not in ("", "/")}
     own = marks & set(paths)
-    there = (_there(ctx, sorted(marks - own)) or set()) - set(ctx.brought()) if marks - own else set()
+    there = (_there(ctx, sorted(marks - own)) or set()) - set(ctx.restored_files()) if marks - own else set()
     return {posixpath.dirname(mark) for mark in own | there}
 
 
@@ -409,7 +414,7 @@ def _configured(ctx: Any) -> str:
 
 def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> str | None:
     """Leave out what steers of the artifacts that lie there, and of the patch `apply`; what went wrong, if anything."""
-    laid: dict[str, bool] = ctx.brought()
+    laid: dict[str, bool] = ctx.restored_files()
     known = {steering.shadows(path) for path, replaced in laid.items() if replaced}
     out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (known | {None})]
     try:
@@ -472,7 +477,7 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
     if there is None:
         return f"artifact {name} changes more files than can be listed, or files whose names cannot"
     # What the spec lays into every sandbox is in a fresh one already; the agent's patch may have it as something new.
-    provided = sorted(created(text) & set(ctx.provided()))
+    provided = sorted(created(text) & set(ctx.spec_files()))
     # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
     known = {line.removesuffix(".py") for line in there}
     new = [path for path in changed if path not in there]
@@ -510,7 +515,9 @@ def _there(ctx: Any, paths: Sequence[str], test: str = "-e") -> set[str] | None:
 
 
 def _lacks_git(ctx: Any) -> bool:
-    with ctx.untouched() as clean:  # a git that the agent has put in front of the image's own may end with 127 too
+    with (
+        ctx.pristine_sandbox() as clean
+    ):  # a git that the agent has put in front of the image's own may end with 127 too
         return clean.terminal("command -v git")["exit_code"] != 0  # type: ignore[no-any-return]
 
 
@@ -560,7 +567,7 @@ class _Watch:
             f"{self._folder}/{reporter.SCRIPT}", _alone_in_process("run_script(vars(__import__('__main__')))")
         )
 
-    def run(self, command: str, timeout: float, **apart: Any) -> tuple[dict[str, Any], Reported]:
+    def run(self, command: str, timeout: float, **apart: Any) -> tuple[dict[str, Any], RunnerReport]:
         """Run the command, with what makes Python load the reporter also where it sets `PYTHONPATH` itself."""
         command = PYTHONPATH.sub(rf"PYTHONPATH=\1{self._folder}:", command)
         if RUNNERS.search(command) is None:
@@ -573,7 +580,7 @@ class _Watch:
             timeout=timeout,
             **apart,
         )
-        return answer, understood(answer["heard"])
+        return answer, parse_report(answer["heard"])
 
     def pytest_report(self) -> dict[str, Any]:
         """What pytest itself has written, for a Python that did not load the reporter."""
@@ -596,7 +603,7 @@ def _alone_in_process(call: str) -> str:
     return f"exec(compile({source!r}, 'reporter', 'exec'), {own})\n"
 
 
-def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, Any], heard: Reported) -> bool:
+def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, Any], heard: RunnerReport) -> bool:
     """Ask a sandbox that the agent never saw: whether the reporter speaks there, and the image has what it needs.
 
     What the answer of the command says may be the agent's: its code can print anything and end with any status. So it
@@ -625,7 +632,7 @@ def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, A
 
 def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -> dict[str, Any]:
     """Run the command in an untouched sandbox: whether the reporter speaks there, and which program is not there."""
-    with ctx.untouched() as clean:
+    with ctx.pristine_sandbox() as clean:
         problem = _lay(clean, tests.files)
         answer, heard = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
         lacks = None
@@ -649,7 +656,7 @@ def _not_there(clean: Any, chains: Sequence[Sequence[str]]) -> str | None:
 # ------------------------------------------------------------------ what counts
 
 
-def _judged(tests: _Tests, answer: dict[str, Any], heard: Reported, known: _Known, skips: set[str]) -> Score:
+def _judged(tests: _Tests, answer: dict[str, Any], heard: RunnerReport, known: _Known, skips: set[str]) -> Score:
     """Return the score by the exit status, where it says anything, and by what was reported."""
     status, planted = answer["exit_code"], known.planted
     # A canary that fails makes the runner of the tests end with 1.

@@ -12,24 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hermes_rl import threads
-from hermes_rl.threads import TURNS, Turns, done_in_thread, in_thread, made_in_thread, one_at_a_time
+from hermes_rl.threads import TURNS, CallThrottle, acquire_in_thread, done_in_thread, run_exclusively, run_in_thread
 
 
 async def test_a_thread_that_has_ended_its_work_does_more() -> None:
-    assert len({await in_thread(threading.current_thread) for _ in range(100)}) < 100
+    assert len({await run_in_thread(threading.current_thread) for _ in range(100)}) < 100
 
 
 async def test_a_call_never_waits_for_another_one() -> None:
     let_go = threading.Event()
-    hanging = [asyncio.create_task(in_thread(let_go.wait)) for _ in range(50)]
+    hanging = [asyncio.create_task(run_in_thread(let_go.wait)) for _ in range(50)]
     await asyncio.sleep(0)
-    assert await in_thread(lambda: "done") == "done"
+    assert await run_in_thread(lambda: "done") == "done"
     let_go.set()
     assert await asyncio.gather(*hanging) == [True] * 50
 
 
 async def test_a_thread_without_work_ends() -> None:
-    alive = await in_thread(threading.current_thread)
+    alive = await run_in_thread(threading.current_thread)
     await asyncio.to_thread(alive.join, threads.IDLE + 30)
     assert not alive.is_alive()
 
@@ -38,7 +38,7 @@ async def test_work_is_not_lost_where_a_thread_is_about_to_end() -> None:
     before, threads.IDLE = threads.IDLE, 0.0005
     try:
         for number in range(200):
-            assert await asyncio.wait_for(in_thread(lambda number=number: number), 30) == number
+            assert await asyncio.wait_for(run_in_thread(lambda number=number: number), 30) == number
             await asyncio.sleep(0.0004 + number % 5 * 0.0001)
     finally:
         threads.IDLE = before
@@ -53,7 +53,7 @@ async def test_what_a_thread_makes_for_somebody_who_is_cancelled_is_unmade(times
         go_on.wait(10)
         return "a folder"
 
-    waiting = asyncio.create_task(made_in_thread(make, unmade.append))
+    waiting = asyncio.create_task(acquire_in_thread(make, unmade.append))
     assert await asyncio.to_thread(begun.wait, 10)
     for _ in range(times):
         waiting.cancel()
@@ -65,7 +65,7 @@ async def test_what_a_thread_makes_for_somebody_who_is_cancelled_is_unmade(times
         while not unmade:
             await asyncio.sleep(0)
     assert unmade == ["a folder"]
-    assert await made_in_thread(make, unmade.append) == "a folder"
+    assert await acquire_in_thread(make, unmade.append) == "a folder"
     assert len(unmade) == 1
 
 
@@ -89,7 +89,7 @@ async def test_what_is_to_be_done_is_done_also_where_the_caller_is_cancelled_bef
 
 async def test_what_a_thread_cannot_make_is_said_where_it_is_waited_for() -> None:
     with pytest.raises(ZeroDivisionError):
-        await made_in_thread(lambda: 1 // 0, print)
+        await acquire_in_thread(lambda: 1 // 0, print)
 
 
 async def test_work_on_large_texts_is_done_one_at_a_time() -> None:
@@ -105,14 +105,14 @@ async def test_work_on_large_texts_is_done_one_at_a_time() -> None:
         with lock:
             running -= 1
 
-    await asyncio.gather(*(one_at_a_time(work) for _ in range(8)))
+    await asyncio.gather(*(run_exclusively(work) for _ in range(8)))
     assert (most, running) == (1, 0)
 
 
 async def test_the_next_work_on_a_large_text_waits_as_long_as_the_loop_was_late() -> None:
     ended = asyncio.get_running_loop().time
-    busy = asyncio.create_task(one_at_a_time(time.sleep, 0.05))
-    ends = asyncio.create_task(one_at_a_time(ended))
+    busy = asyncio.create_task(run_exclusively(time.sleep, 0.05))
+    ends = asyncio.create_task(run_exclusively(ended))
     await asyncio.sleep(0.02)
     time.sleep(0.2)  # noqa: ASYNC251 - the loop is held up while the first ends
     held_until = ended()
@@ -122,9 +122,9 @@ async def test_the_next_work_on_a_large_text_waits_as_long_as_the_loop_was_late(
 
 async def test_threads_take_turns_sooner_while_such_work_is_done() -> None:
     before = sys.getswitchinterval()
-    seen = await asyncio.gather(*(one_at_a_time(sys.getswitchinterval) for _ in range(4)))
+    seen = await asyncio.gather(*(run_exclusively(sys.getswitchinterval) for _ in range(4)))
     with pytest.raises(ZeroDivisionError):
-        await one_at_a_time(lambda: 1 // 0)
+        await run_exclusively(lambda: 1 // 0)
     assert max(seen) < before
     assert sys.getswitchinterval() == before
 
@@ -156,7 +156,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("patient")
 async def test_calls_that_compute_take_turns() -> None:
-    turns, busy = Turns(), Busy(0.03)
+    turns, busy = CallThrottle(), Busy(0.03)
     assert await asyncio.gather(*(turns.call(busy) for _ in range(24))) == ["computed"] * 24
     assert 1 <= busy.most <= TURNS
 
@@ -164,27 +164,27 @@ async def test_calls_that_compute_take_turns() -> None:
 @pytest.mark.usefixtures("patient")
 async def test_functions_take_turns_with_each_other() -> None:
     busy = Busy(0.03)
-    await asyncio.gather(*(Turns().call(busy) for _ in range(24)))
+    await asyncio.gather(*(CallThrottle().call(busy) for _ in range(24)))
     assert busy.most <= TURNS
 
 
 async def test_calls_that_wait_run_side_by_side() -> None:
-    turns, all_of_them = Turns(), threading.Barrier(4 * TURNS)
+    turns, all_of_them = CallThrottle(), threading.Barrier(4 * TURNS)
     waited = await asyncio.gather(*(turns.call(lambda: all_of_them.wait(60)) for _ in range(4 * TURNS)))
     assert sorted(waited) == list(range(4 * TURNS))
 
 
 async def test_a_function_that_was_seen_to_wait_takes_no_turns() -> None:
-    waits, busy = Turns(), Busy(0.05)
+    waits, busy = CallThrottle(), Busy(0.05)
     await waits.call(lambda: None)
-    others = [asyncio.create_task(Turns().call(busy)) for _ in range(3 * TURNS)]
+    others = [asyncio.create_task(CallThrottle().call(busy)) for _ in range(3 * TURNS)]
     await asyncio.sleep(0)
     assert await waits.call(lambda: busy.calls) < 3 * TURNS
     await asyncio.gather(*others)
 
 
 async def test_a_function_that_computes_no_more_takes_no_turns_after_a_while() -> None:
-    turns, busy = Turns(), Busy(0.05)
+    turns, busy = CallThrottle(), Busy(0.05)
     await turns.call(busy)
     for _ in range(3):
         await turns.call(lambda: None)
@@ -193,7 +193,7 @@ async def test_a_function_that_computes_no_more_takes_no_turns_after_a_while() -
 
 
 async def test_a_call_that_is_cancelled_leaves_its_turn_to_another_one() -> None:
-    turns, let_go = Turns(), threading.Event()
+    turns, let_go = CallThrottle(), threading.Event()
     hanging = [asyncio.create_task(turns.call(let_go.wait)) for _ in range(3 * TURNS)]
     await asyncio.sleep(0.01)
     for task in hanging:
@@ -204,7 +204,7 @@ async def test_a_call_that_is_cancelled_leaves_its_turn_to_another_one() -> None
 
 
 async def test_what_a_call_raises_reaches_the_caller() -> None:
-    turns = Turns()
+    turns = CallThrottle()
     for _ in range(2):  # in a turn, and without one
         with pytest.raises(ZeroDivisionError):
             await turns.call(lambda: 1 / 0)
@@ -212,11 +212,11 @@ async def test_what_a_call_raises_reaches_the_caller() -> None:
 
 FROZEN = """
 import gc
-from hermes_rl.threads import RARE, rare_full_collections
+from hermes_rl.threads import RARE, reduce_gc_pauses
 gc.get_freeze_count = None  # it looks at each frozen object
 thresholds = gc.get_threshold()
 assert len(gc.get_objects()) > 1_000
-with rare_full_collections():
+with reduce_gc_pauses():
     assert gc.get_threshold() == RARE
     assert len(gc.get_objects()) < 100
 assert gc.get_threshold() == thresholds

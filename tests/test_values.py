@@ -27,15 +27,15 @@ from hermes_rl.tools.hermes_toolsets import _error_in
 from hermes_rl.values import (
     LARGEST_NUMBER,
     MOST_LEVELS,
-    count_of,
+    deep_copy,
     is_number,
-    own_copy,
+    parse_count,
     read_bounded,
     read_json,
     read_own_json,
+    replace_surrogates,
     safe_name,
     system_bytes,
-    whole_text,
     write_json,
     write_message,
 )
@@ -119,18 +119,18 @@ def test_levels_have_an_end() -> None:
 def test_what_is_a_number_can_be_computed_with(value: Any) -> None:
     if is_number(value):
         assert math.isfinite(math.fsum([float(value) ** 2] * 1000))
-    assert 0 <= count_of(value) <= 2**53
+    assert 0 <= parse_count(value) <= 2**53
 
 
 def test_what_is_a_number_and_what_is_a_count() -> None:
     odd = [math.nan, math.inf, 10**400, -1.7e308, True, "1", None, [1]]
     assert [is_number(value) for value in (0, -1.5, LARGEST_NUMBER, *odd)] == [True] * 3 + [False] * len(odd)
-    assert [count_of(value) for value in (7, 7.0, -1, 1e60, *odd)] == [7, 7, 0, 0] + [0] * len(odd)
+    assert [parse_count(value) for value in (7, 7.0, -1, 1e60, *odd)] == [7, 7, 0, 0] + [0] * len(odd)
 
 
 @given(TEXTS)
 def test_text_is_made_whole_and_the_system_gets_only_what_it_takes(text: str) -> None:
-    whole_text(text).encode()
+    replace_surrogates(text).encode()
     try:
         assert b"\0" not in system_bytes(text)
     except ValueError as error:
@@ -185,10 +185,10 @@ class Odd:
 @given(VALUES)
 def test_a_copy_is_equal_and_shares_nothing(value: Any) -> None:
     whole, odd = {"value": value, "list": [value]}, [value, Odd()]
-    copied = own_copy(whole)
+    copied = deep_copy(whole)
     assert repr(copied) == repr(whole)
     assert copied is not whole and copied["list"] is not whole["list"]
-    again = own_copy(odd)
+    again = deep_copy(odd)
     assert repr(again[0]) == repr(value)
     assert type(again[1]) is Odd and again[1] is not odd[1] and again[1].inner is not odd[1].inner
 
@@ -197,7 +197,7 @@ def test_what_nests_deeply_is_copied_as_it_was() -> None:
     deep: list[Any] = []
     for _ in range(MOST_LEVELS):
         deep = [deep]
-    assert own_copy(deep) == deep
+    assert deep_copy(deep) == deep
 
 
 def test_a_message_takes_no_more_memory_than_it_has_bytes() -> None:

@@ -20,7 +20,7 @@ MODULES = (
     *(f"runs/{name}.py" for name in ("journal", "player", "run", "store", "workers")),
 )
 ENDINGS = ("UserError", "RunError", "Failure", "Unavailable")
-MADE = ("DiedElsewhere", "KilledByAgentError", "LoopGoneError", "WorkersDied", "sandbox_gone")
+MADE = ("WorkerLostError", "KilledByAgentError", "LoopGoneError", "WorkersDied", "sandbox_gone")
 """Exceptions of these kinds with other names, and the function that makes one for a sandbox."""
 
 Places = Mapping[str, str]
@@ -30,7 +30,7 @@ BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
     "agent/program.py": "AgentFunction.of",
     "agent/seats.py": "Table.play",
-    "agent/user.py": "UserOfCode.speak FixedWords.__init__ FixedWords.speak",
+    "agent/user.py": "CodeUser.speak ScriptedUser.__init__ ScriptedUser.speak",
     "sandbox/isolation.py": "_require require_by_hand",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
     "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _changed _function _schedule_function",
@@ -78,7 +78,7 @@ BEFORE: Places = {
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._inside",
-    "agent/seats.py": "SeatPlayer.say",
+    "agent/seats.py": "SeatRunner.say",
     "rollouts/compiled.py": "CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
     "rollouts/sandboxes.py": "require_copies _image _read_file",
     "sandbox/base.py": "Sandbox.prepare",
@@ -139,7 +139,7 @@ DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
     # whether an agent had touched the sandbox.
     "agent/program.py": "ProgramDriver._play ProgramDriver._overtime",
-    "agent/user.py": "SimulatedUser._words_or_whose_doing",
+    "agent/user.py": "SimulatedUser._reply_or_failure",
     "foreign/failures.py": "exception_of",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
     "runs/player.py": "error_of",
@@ -157,7 +157,7 @@ DECIDED: Places = {
 LOST: Places = {
     # An agent could bring these about at a price that the spec sets: by `on_stop.retries_exhausted`.
     "rollouts/teacher.py": "Teacher.ask",
-    "runs/workers.py": "Workers.compare Workers._answered WorkersUsing.play WorkersUsing.compare",
+    "runs/workers.py": "Workers.compare Workers._answered PolicyWorkers.play PolicyWorkers.compare",
     # The HTTP layer of a server that arguments of a call bring down.
     "tools/mcp_server.py": "McpServer.call",
 }

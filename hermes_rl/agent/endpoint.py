@@ -33,7 +33,7 @@ from hermes_rl.agent.dialects.base import (
     addresses_in,
 )
 from hermes_rl.agent.history import kept_message
-from hermes_rl.agent.recorder import OverError, PolicyAnswer, PolicyRecorder
+from hermes_rl.agent.recorder import BudgetExhausted, PolicyAnswer, PolicyRecorder
 from hermes_rl.agent.result import Message, first_answer, tokens_of
 from hermes_rl.agent.tool_server import PATH as TOOLS_PATH
 from hermes_rl.agent.tool_server import ToolServer
@@ -42,8 +42,8 @@ from hermes_rl.errors import HermesRLError
 from hermes_rl.server_types import CHAT_PARTS, refused_part
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
-from hermes_rl.threads import end_tasks, one_at_a_time
-from hermes_rl.values import count_of, read_bounded, write_message
+from hermes_rl.threads import end_tasks, run_exclusively
+from hermes_rl.values import parse_count, read_bounded, write_message
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
@@ -225,7 +225,7 @@ class Endpoint:
             body, size = await self._body(request)
             came = self.conversations.tick()
             read = partial(self._read, dialect, body)
-            query = read() if size <= IN_LOOP else await one_at_a_time(read)
+            query = read() if size <= IN_LOOP else await run_exclusively(read)
             if counting:
                 answered = self.answered
                 return await self._count(dialect, query, size)
@@ -324,7 +324,7 @@ class Endpoint:
                     raise RefusedRequestError(f"a request may have {LARGEST} bytes, all together {HELD}")
             if len(data) <= IN_LOOP:
                 return read_bounded(bytes(data), LARGEST), len(data)
-            return await one_at_a_time(read_bounded, bytes(data), LARGEST), len(data)
+            return await run_exclusively(read_bounded, bytes(data), LARGEST), len(data)
         except BaseException as error:
             self._held_bytes -= len(data)
             if isinstance(error, ValueError):
@@ -346,7 +346,7 @@ class Endpoint:
                 if self.too_long < MOST_TOO_LONG:
                     return _response(400, dialect.error(_too_long(error), "context_length_exceeded"))
                 self.ending = Ending.TOKEN_BUDGET
-            except OverError as over:
+            except BudgetExhausted as over:
                 self.ending = over.ending
             except HermesRLError as error:
                 self.failure = error
@@ -421,7 +421,7 @@ class Endpoint:
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
         details = reply.usage.get("completion_tokens_details")
-        thought = count_of(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+        thought = parse_count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
         name, model = f"{self._rollout_id}-{turn}", reply.model or POLICY
         return noted, kept, ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought)
 
@@ -431,7 +431,7 @@ class Endpoint:
         self.sampling |= call.request.sampling
         add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message, before, came)
         async with self._noting:
-            noted = add() if size <= IN_LOOP else await one_at_a_time(add)
+            noted = add() if size <= IN_LOOP else await run_exclusively(add)
             return noted, replace(call, sampled=self.conversations.sampled)
 
 

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from hermes_rl.agent.history import kept_message, sendable
-from hermes_rl.agent.recorder import LoopOptions, OverError, PolicyRecorder, ResultBudget
+from hermes_rl.agent.recorder import BudgetExhausted, LoopOptions, PolicyRecorder, ResultBudget
 from hermes_rl.agent.result import (
     AgentResult,
     Message,
@@ -31,7 +31,7 @@ from hermes_rl.servers.base import (
     ChatReply,
 )
 from hermes_rl.servers.completion import as_chat_server
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
@@ -137,12 +137,12 @@ class HermesAgentLoop:
         result = recorder.result
         if self.user is not None:
             self.user.begin(result, self.options.seed)
-            if self.user.speaks_first and (over := await self._hear(recorder)) is not None:
+            if self.user.speaks_first and (over := await self._ask_user(recorder)) is not None:
                 raise ServerFailure(f"the user ended the conversation before it began ({over})")
         try:
             while (ending := await self._turn(recorder, runtime)) is None:
                 pass
-        except OverError as over:
+        except BudgetExhausted as over:
             return over.ending
         return ending
 
@@ -155,12 +155,12 @@ class HermesAgentLoop:
         calls = self._take(answer.reply, result)
         if (ending := recorder.ended_by(answer, calls)) is not None:
             if ending is Ending.FINISHED and self.user is not None:
-                return await self._hear(recorder, result.final_response)
+                return await self._ask_user(recorder, result.final_response)
             return ending
         await self._act(calls, result, runtime)
-        return await self._brought_about(result, runtime)
+        return await self._stop_reason_of_calls(result, runtime)
 
-    async def _hear(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
+    async def _ask_user(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
         """Append the user's next message, which is not a policy turn; return the stop reason if it is the last."""
         assert self.user is not None
         result, answer = recorder.result, await recorder.hear(self.user, words)
@@ -176,7 +176,7 @@ class HermesAgentLoop:
             result.world_rewards.append((result.turns_used, answer.reward))
         return answer.ending
 
-    async def _brought_about(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
+    async def _stop_reason_of_calls(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
         """Return the stop reason caused by this turn's tool calls, or None if the agent continues."""
         options, errors = self.options, len(result.tool_errors)
         if runtime.killed_by_agent:
@@ -206,7 +206,7 @@ class HermesAgentLoop:
         ]
         if sum(len(call["function"]["arguments"]) for call in calls) <= SHORT:
             return sendable(result.messages)
-        return await one_at_a_time(sendable, result.messages)
+        return await run_exclusively(sendable, result.messages)
 
     def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
         """Append the reply to the history and return its tool calls."""

@@ -36,7 +36,7 @@ from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, CommandResult, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.servers.base import TellsContext
+from hermes_rl.servers.base import ContextLengthProvider
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.spec.templates import TemplateError
 from hermes_rl.threads import end_tasks
@@ -44,7 +44,7 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.values import safe_name, whole_text
+from hermes_rl.values import replace_surrogates, safe_name
 
 if TYPE_CHECKING:
     from hermes_rl.agent.endpoint import Endpoint
@@ -78,7 +78,7 @@ CONTEXT = 131_072
 
 async def context_of(server: Any, options: LoopOptions) -> int:
     """Return the maximum tokens of a program's conversation: the server's limit, or the spec's if smaller."""
-    of_server = await server.context_length() if isinstance(server, TellsContext) else None
+    of_server = await server.context_length() if isinstance(server, ContextLengthProvider) else None
     return min((size for size in (of_server, options.max_trajectory_tokens) if size is not None), default=CONTEXT)
 
 
@@ -208,7 +208,7 @@ class ProgramDriver:
                 result.tool_errors.append(ToolError(result.turns_used, "user", last_answer or "", answer.error, ""))
             if answer.ending is not None:
                 return answer.ending
-            conversation = hearing(conversation, answer.message)
+            conversation = with_heard_message(conversation, answer.message)
             try:
                 ending = await self._play(recorder, conversation, by_others=answer.message is not None)
             except TemplateError as error:
@@ -256,7 +256,7 @@ class ProgramDriver:
                 endpoint.serve(listener)
                 ended, in_time = await self._watched(run, endpoint, recorder)
         finally:  # no policy reply arrives after this point
-            write_down(endpoint, recorder.result, program.train)
+            record_run(endpoint, recorder.result, program.train)
         return self._ending(program, endpoint, recorder, ended, in_time=in_time)
 
     async def _inside(self, program: AgentProgram) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
@@ -374,13 +374,13 @@ class _NotBegunError(Exception):
     """A program could not be started, or exited before its first request."""
 
 
-def hearing(conversation: Sequence[Message], message: Message | None) -> list[Message]:
+def with_heard_message(conversation: Sequence[Message], message: Message | None) -> list[Message]:
     """Return a conversation with the next message to its seat; the end of its prompt and the first message are merged.
 
     A program receives the last message only, so this message is empty if the seat gets none between two turns. Null
     bytes and unpaired surrogates are replaced, because a command line cannot contain them.
     """
-    words = "" if message is None else whole_text(message["content"]).replace("\0", "\ufffd")
+    words = "" if message is None else replace_surrogates(message["content"]).replace("\0", "\ufffd")
     last = conversation[-1] if conversation else None
     if last is None or last["role"] != "user":
         return [*conversation, {"role": "user", "content": words}]
@@ -391,7 +391,7 @@ def hearing(conversation: Sequence[Message], message: Message | None) -> list[Me
     return [*conversation[:-1], {**last, "content": joined}]
 
 
-def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
+def record_run(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
     """Add the requests of one run of the program to the result: evidence, model calls and counts."""
     run = result.program
     assert run is not None

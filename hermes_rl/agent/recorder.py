@@ -29,11 +29,11 @@ from hermes_rl.servers.base import (
     TrajectoryFull,
     drawn_seed,
 )
-from hermes_rl.servers.client import CountsTokens
+from hermes_rl.servers.client import TokenCounter
 from hermes_rl.servers.completion import CompletionAdapter
-from hermes_rl.tokens.rendering import history_named, read_aside
+from hermes_rl.tokens.rendering import history_named, parse_in_thread
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
-from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped
+from hermes_rl.tools.base import RewardTimeBudget, ToolRuntime, capped
 from hermes_rl.tools.execute import ToolOutcome
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ ROUNDS = 3
 """How often a conversation and its prompt alone are sent again, to find out which of them the server fails on."""
 
 
-class OverError(Exception):
+class BudgetExhausted(Exception):
     """Raised when a budget leaves no room for another call, or the server refuses the conversation."""
 
     def __init__(self, ending: Ending) -> None:
@@ -151,7 +151,7 @@ class PolicyAnswer:
     """Maximum number of tokens for the reply."""
 
 
-class Stretches:
+class TimeIntervals:
     """Time intervals that may overlap: each second counts once."""
 
     __slots__ = ("_apart",)
@@ -195,7 +195,7 @@ class PolicyRecorder:
         self._begun = 0
         """Number of calls so far, including failed ones."""
         self._under_way = 0
-        self._generating, self._queueing = Stretches(), Stretches()
+        self._generating, self._queueing = TimeIntervals(), TimeIntervals()
         """Times of the calls since the last moment without a call in flight."""
 
     async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
@@ -205,12 +205,12 @@ class PolicyRecorder:
             Failure: a model server, the sandbox or a tool's server failed; `.result` is the part run so far.
         """
         result, bound = self.result, self.options.task_timeout
-        runtime.time_left = None if bound is None else TimeLeft(bound)
+        runtime.time_left = None if bound is None else RewardTimeBudget(bound)
         try:
             result.ending = await self._in_time(drive)
-            runtime.overslept(result.timings.queue)
+            runtime.lifetime_expired(result.timings.queue)
         except Failure as failure:
-            if failure.ending is Ending.SANDBOX_FAILURE and runtime.overslept(result.timings.queue):
+            if failure.ending is Ending.SANDBOX_FAILURE and runtime.lifetime_expired(result.timings.queue):
                 failure.ending = Ending.SANDBOX_KILLED
             result.ending = failure.ending
             failure.result = result
@@ -283,14 +283,14 @@ class PolicyRecorder:
             resent: bytes of the program's request that contains the whole conversation; 0: the loop wrote the messages.
 
         Raises:
-            OverError: there is no room for this call.
+            BudgetExhausted: there is no room for this call.
             ContextLengthExceeded: a program's request does not fit the model's context; a shorter one may.
             ServerFailure: the server failed.
             RowFailure: the first request, which no agent influenced, does not fit or is refused.
         """
         result = self.result
         if (ending := self._spent()) is not None:
-            raise OverError(ending)
+            raise BudgetExhausted(ending)
         first, self._begun, self._under_way = result.turns_used == 0, self._begun + 1, self._under_way + 1
         seed = drawn_seed(self.options.seed, "turn", self._begun - 1)
         try:
@@ -310,7 +310,7 @@ class PolicyRecorder:
                 ) from error
             if resent and not isinstance(error, TrajectoryFull):
                 raise
-            raise OverError(Ending.TOKEN_BUDGET) from error
+            raise BudgetExhausted(Ending.TOKEN_BUDGET) from error
         finally:
             self._under_way -= 1
         # No await between here and the transcript's turn: both must count replies in the same order.
@@ -324,7 +324,7 @@ class PolicyRecorder:
         queued = timing.queued + timing.retrying + timing.paused
         timings.queue += self._queueing.add(now - timing.generating, queued)
         if not self._under_way:
-            self._generating, self._queueing = Stretches(), Stretches()
+            self._generating, self._queueing = TimeIntervals(), TimeIntervals()
         return PolicyAnswer(result.turns_used - 1, reply, request.max_tokens)
 
     @property
@@ -340,7 +340,7 @@ class PolicyRecorder:
         Raises:
             AttemptFailed: the chat template refuses the conversation.
         """
-        if isinstance(self.server, CountsTokens):
+        if isinstance(self.server, TokenCounter):
             transcript = self.result.transcript
             count = await self.server.count(ChatRequest(messages, tools or None, resent=resent, transcript=transcript))
             if count is not None:
@@ -425,7 +425,7 @@ class PolicyRecorder:
 
     async def _find_out(
         self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
-    ) -> OverError | RowFailure | None:
+    ) -> BudgetExhausted | RowFailure | None:
         """Return an error with the cause of a refused request, or None if the server refuses every request.
 
         `prompt` is the row's part of a conversation to which agents have added; None if they have added nothing.
@@ -434,7 +434,7 @@ class PolicyRecorder:
             if not request.resent and await self._answers(replace(request, messages=[])):
                 return RowFailure(f"the prompt of the row is refused: {failure.detail}")
         elif await self._answers(replace(request, messages=prompt, tools=None)):  # a program may have sent any tools
-            return OverError(Ending.REFUSED)
+            return BudgetExhausted(Ending.REFUSED)
         return None
 
     async def _answers(self, request: ChatRequest) -> bool:
@@ -472,7 +472,7 @@ class PolicyRecorder:
             except TemplateRefused:
                 text = json.dumps([messages, tools])
         try:
-            return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
+            return used + len(await parse_in_thread(partial(self.tokenizer.encode, text), len(text)))
         except TemplateRefused:
             return used  # the server counts text that the local tokenizer fails on
 

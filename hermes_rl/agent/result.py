@@ -17,7 +17,7 @@ from hermes_rl.errors import ToolError
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.servers.usage import Usage
-from hermes_rl.values import count_of, own_copy
+from hermes_rl.values import deep_copy, parse_count
 
 if TYPE_CHECKING:
     from hermes_rl.servers.base import ChatReply
@@ -174,7 +174,7 @@ class AgentResult:
         """Copy the result for code that may change it; the recorded and trained data stays unchanged."""
         return replace(
             self.for_rewards(),
-            messages=own_copy(self.messages),
+            messages=deep_copy(self.messages),
             reasoning_per_turn=list(self.reasoning_per_turn),
             tool_errors=list(self.tool_errors),
             tool_calls=list(self.tool_calls),
@@ -187,7 +187,7 @@ class AgentResult:
     def answering(self, text: str) -> AgentResult:
         """Copy the result with one reply to its prompt instead of the agent's conversation, at the same step."""
         return AgentResult(
-            messages=[*own_copy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
+            messages=[*deep_copy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
             turns_used=1,
             finished_naturally=True,
             reasoning_per_turn=[None],
@@ -225,7 +225,7 @@ def text_of(content: object) -> str:
 
 def tokens_of(usage: Mapping[str, Any] | None, name: str) -> int:
     """Return a count from the server's usage; 0 if it is missing or invalid."""
-    return count_of((usage or {}).get(name))
+    return parse_count((usage or {}).get(name))
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:

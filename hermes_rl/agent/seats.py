@@ -28,15 +28,15 @@ from hermes_rl.foreign.messages import require_text
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
 from hermes_rl.plugins import Code, place_of
-from hermes_rl.threads import end_tasks, in_thread
+from hermes_rl.threads import end_tasks, run_in_thread
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import DescribedTool, ToolFailedError, Toolkit, ToolRuntime, arguments, capped, typed
 from hermes_rl.tools.rollout_process import answer_in_json
 from hermes_rl.values import read_bounded
 
 LONGEST = 36_000.0
-"""Maximum duration of a schedule in seconds, including the seats' turns; `Table.patience` limits the schedule's own
-time.
+"""Maximum duration of a schedule in seconds, including the seats' turns; `MultiAgentEpisode.patience` limits the
+schedule's own time.
 """
 GLANCE = 0.5
 """Seconds between two checks of a schedule while no seat is speaking."""
@@ -47,7 +47,7 @@ class ScheduleError(Exception):
 
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:SeatStandIn")
-class SeatPlayer:
+class SeatRunner:
     """Run one seat; it acts as the user of its own loop.
 
     Args:
@@ -86,7 +86,7 @@ class SeatPlayer:
         self.spoke_last = time.monotonic()
         self._server, self._messages, self._request_id, self._tokenizer = server, messages, request_id, tokenizer
         self._user, self._program, self._port = user, program, port
-        self.beside: Mapping[str, SeatPlayer] = {}
+        self.beside: Mapping[str, SeatRunner] = {}
         """All seats of the episode, by name."""
         self._played: AgentResult | None = None
         self._turn = asyncio.Lock()
@@ -128,7 +128,7 @@ class SeatPlayer:
     # ------------------------------------------------------------------ as a schedule sees it
 
     @property
-    def out(self) -> Ending | None:
+    def stop_reason(self) -> Ending | None:
         """Stop reason of the seat, or None while it is active."""
         if self._playing is None or not self._playing.done():
             return None
@@ -180,8 +180,8 @@ class SeatPlayer:
         """
         await self._turn.acquire()
         try:
-            if self.out is not None:
-                raise ScheduleError(f"asks {self.name!r}, which is out ({self.out})")
+            if self.stop_reason is not None:
+                raise ScheduleError(f"asks {self.name!r}, which is out ({self.stop_reason})")
             if not isinstance(words, str | None):
                 raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
             if words is None and self._playing is None and not self._has_question:
@@ -232,7 +232,7 @@ class SeatPlayer:
         else:
             self._answer.set_result(None)
 
-    async def said(self, words: str | None = None) -> dict[str, Any]:
+    async def handle_say(self, words: str | None = None) -> dict[str, Any]:
         """Return the `text` or the `problem` for `SeatStandIn.say`."""
         try:
             return {"text": await self.say(words)}
@@ -283,7 +283,7 @@ class SeatPlayer:
             await asyncio.gather(playing, return_exceptions=True)
 
 
-class Table:
+class MultiAgentEpisode:
     """The seats of one episode.
 
     Args:
@@ -292,7 +292,7 @@ class Table:
         patience: seconds that a schedule may take between two turns.
     """
 
-    def __init__(self, seats: Sequence[SeatPlayer], hears: Callable[[str, str, str], str], patience: float) -> None:
+    def __init__(self, seats: Sequence[SeatRunner], hears: Callable[[str, str, str], str], patience: float) -> None:
         self.seats = {seat.name: seat for seat in seats}
         self.hears, self.patience = hears, patience
         for seat in seats:
@@ -341,17 +341,17 @@ class Table:
         return next((seat.failure for seat in self.seats.values() if seat.failure is not None), None)
 
 
-Schedule = Callable[[Table], Awaitable[Any]]
+Schedule = Callable[[MultiAgentEpisode], Awaitable[Any]]
 """Decides the order of speakers; returns the outcome of the episode, or None."""
 
 
-def in_turns(rounds: int | None) -> Schedule:
+def alternating_schedule(rounds: int | None) -> Schedule:
     """Return the schedule in which seats speak one after the other for `rounds` rounds; None: until one has left.
 
     Each seat receives the messages that the others sent since its last turn.
     """
 
-    async def alternate(table: Table) -> None:
+    async def alternate(table: MultiAgentEpisode) -> None:
         unheard: dict[str, list[str]] = {name: [] for name in table.seats}
         for _ in range(rounds) if rounds is not None else count():
             for name, seat in table.seats.items():
@@ -365,13 +365,13 @@ def in_turns(rounds: int | None) -> Schedule:
     return alternate
 
 
-def at_once(rounds: int | None) -> Schedule:
+def simultaneous_schedule(rounds: int | None) -> Schedule:
     """Return the schedule in which all seats speak concurrently and then receive the messages of the others."""
 
-    async def simultaneous(table: Table) -> None:
+    async def simultaneous(table: MultiAgentEpisode) -> None:
         words: dict[str, str | None] = dict.fromkeys(table.seats)
         for _ in range(rounds) if rounds is not None else count():
-            answers = await together(table, words)
+            answers = await speak_concurrently(table, words)
             if None in answers.values():
                 return
             for name in table.seats:
@@ -384,7 +384,7 @@ def at_once(rounds: int | None) -> Schedule:
 def calling() -> Schedule:
     """Return the schedule that calls only the first seat; the other seats are its tools (`SeatTool`)."""
 
-    async def call(table: Table) -> None:
+    async def call(table: MultiAgentEpisode) -> None:
         await next(iter(table.seats.values())).say()
 
     return call
@@ -398,7 +398,7 @@ def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -
     over.
     """
 
-    async def stepped(table: Table) -> None:
+    async def stepped(table: MultiAgentEpisode) -> None:
         answers: Mapping[str, str | None] | None = None
         while words := await ask(answers):
             if not isinstance(words, dict) or any(not isinstance(text, str | None) for text in words.values()):
@@ -406,7 +406,7 @@ def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -
             unknown = [name for name in words if name not in table.seats]
             if unknown:
                 raise ScheduleError(f"lets {unknown[0]!r} speak; the seats are {', '.join(table.seats)}")
-            answers = await together(table, words)
+            answers = await speak_concurrently(table, words)
 
     return stepped
 
@@ -418,11 +418,11 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
     function runs in a separate process, or in a thread if it names `state`, which exists in this process.
     """
 
-    async def scheduled(table: Table) -> Any:
+    async def scheduled(table: MultiAgentEpisode) -> Any:
         offered = {"seats": table.seats, "row": dict(row)}
         if "state" in function.takes:
             here = {"seats": {name: _SeatHere(seat) for name, seat in table.seats.items()}, "row": row, "state": state}
-            return await in_thread(lambda: _run(function, {name: here[name] for name in function.takes}))
+            return await run_in_thread(lambda: _run(function, {name: here[name] for name in function.takes}))
         plain = f"{answer_in_json.__module__}:answer_in_json"
         process = await POOL.hold(function.code, Code.of(plain))
         try:
@@ -446,7 +446,7 @@ SCHEDULE_TAKES = ("seats", "row", "state")
 class _SeatHere(SeatStandIn):
     """A seat for a schedule that runs in a thread of the runner."""
 
-    def __init__(self, seat: SeatPlayer) -> None:
+    def __init__(self, seat: SeatRunner) -> None:
         super().__init__(0, seat.name)
         self._seat, self._loop = seat, asyncio.get_running_loop()
 
@@ -466,7 +466,7 @@ def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
         raise ScheduleError(f"raised {place_of(error, scheduled)}") from error
 
 
-async def together(table: Table, words: Mapping[str, str | None]) -> dict[str, str | None]:
+async def speak_concurrently(table: MultiAgentEpisode, words: Mapping[str, str | None]) -> dict[str, str | None]:
     """Let several seats speak concurrently and return their replies; raise the first failure."""
     texts = await asyncio.gather(*(table.seats[name].say(heard) for name, heard in words.items()))
     return dict(zip(words, texts, strict=True))
@@ -475,7 +475,7 @@ async def together(table: Table, words: Mapping[str, str | None]) -> dict[str, s
 class SeatTool(DescribedTool):
     """Another seat as a tool of the first; each call continues its conversation, one after the other."""
 
-    def __init__(self, name: str, description: str, seat: Callable[[], SeatPlayer]) -> None:
+    def __init__(self, name: str, description: str, seat: Callable[[], SeatRunner]) -> None:
         task = typed("string", "What it is to do: all that it needs to know, since it hears nothing else.")
         super().__init__(name, description, arguments(("task",), task=task))
         self._seat = seat
@@ -487,5 +487,7 @@ class SeatTool(DescribedTool):
         except ScheduleError as error:
             raise ToolFailedError(str(error), str(error)) from error
         if answer is None:
-            raise ToolFailedError(f"{self.name} has ended without an answer ({seat.out})", str(seat.out))
+            raise ToolFailedError(
+                f"{self.name} has ended without an answer ({seat.stop_reason})", str(seat.stop_reason)
+            )
         return answer

@@ -41,7 +41,7 @@ def user_id(rollout: str) -> str:
     return f"{rollout}-user"
 
 
-class _SpeechlessError(Exception):
+class _EmptyReplyError(Exception):
     """The simulated user returned an empty reply.
 
     Args:
@@ -146,7 +146,7 @@ class SimulatedUser:
         if words is not None:
             self._history.append({"role": "user", "content": words})
             self._heard = True
-        text = await self._words_or_whose_doing()
+        text = await self._reply_or_failure()
         self.turns += 1
         ending = Ending.USER_TURNS if self.turns >= self._max_turns else None
         if any(phrase in text for phrase in self._stop):
@@ -161,7 +161,7 @@ class SimulatedUser:
             self._history[-1] = {"role": "assistant", "content": text_of(answer.message["content"])}
         return replace(answer, ending=answer.ending or ending)
 
-    async def _words_or_whose_doing(self) -> str:
+    async def _reply_or_failure(self) -> str:
         """Return the user's message.
 
         Raises:
@@ -170,7 +170,7 @@ class SimulatedUser:
         before = len(self._history)
         try:
             return await self._words()
-        except _SpeechlessError as speechless:
+        except _EmptyReplyError as speechless:
             problem = speechless
         del self._history[before:]
         innocent = not self._heard or problem.ours or not await self._speaks_otherwise()
@@ -181,7 +181,7 @@ class SimulatedUser:
             if problem.by_server:  # the server may have been down temporarily
                 try:
                     return await self._words()
-                except _SpeechlessError as again:
+                except _EmptyReplyError as again:
                     problem = again
             if not problem.ours:
                 raise Failure(f"{problem}, and speaks where the agent says something else", ending=Ending.USER_STOP)
@@ -192,7 +192,7 @@ class SimulatedUser:
         plain = [{**message, "content": PLAIN} if message["role"] == "user" else message for message in self._history]
         try:
             reply = await self._answer(plain, tools=None)
-        except _SpeechlessError:
+        except _EmptyReplyError:
             return False
         return bool(without_thinking(text_of(kept_message(reply.message, 0)["content"])).strip())
 
@@ -210,8 +210,8 @@ class SimulatedUser:
             else:
                 silent += 1
             if silent == ATTEMPTS:
-                raise _SpeechlessError("the simulated user says nothing")
-        raise _SpeechlessError(f"the simulated user calls tools {MOST_ROUNDS} times in a row and says nothing")
+                raise _EmptyReplyError("the simulated user says nothing")
+        raise _EmptyReplyError(f"the simulated user calls tools {MOST_ROUNDS} times in a row and says nothing")
 
     async def _ask(self) -> ChatReply:
         """Return the user's next reply or calls; agent messages are cut, with a mark, until all of them fit."""
@@ -220,7 +220,7 @@ class SimulatedUser:
         while True:
             try:
                 return await self._answer(self._cut(limit), tools=self._toolkit.schemas or None)
-            except _SpeechlessError as speechless:
+            except _EmptyReplyError as speechless:
                 if not speechless.too_long or limit <= LEAST:
                     raise
                 limit = max(limit // 2, LEAST)
@@ -240,12 +240,12 @@ class SimulatedUser:
             reply = await self._server.chat(request)
         except ContextLengthExceeded as error:
             what = f"the conversation does not fit the context of the simulated user: {error}"
-            raise _SpeechlessError(what, too_long=True) from error
+            raise _EmptyReplyError(what, too_long=True) from error
         except ServerFailure as failure:
-            raise _SpeechlessError(failure.detail, ours=not failure.about_the_call, by_server=True) from failure
+            raise _EmptyReplyError(failure.detail, ours=not failure.about_the_call, by_server=True) from failure
         self._calls += 1
         if reply.finish_reason == "length":
-            raise _SpeechlessError("the simulated user's words were cut; is its server's limit of tokens too small?")
+            raise _EmptyReplyError("the simulated user's words were cut; is its server's limit of tokens too small?")
         return reply
 
     async def _act(self, calls: Sequence[dict[str, Any]]) -> None:
@@ -280,7 +280,7 @@ class WithHook:
 # ------------------------------------------------------------------------------------------------- A user that is code
 
 
-class UserOfCode:
+class CodeUser:
     """A user implemented in code of the spec, such as a game environment, which replies by rules.
 
     Its reply is a text; None if it has nothing more to say; or a mapping with any of `say`, `over` (true: this message
@@ -332,7 +332,7 @@ class UserOfCode:
 
 
 def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
-    """Parse the reply of a user implemented in code; see `UserOfCode`.
+    """Parse the reply of a user implemented in code; see `CodeUser`.
 
     Args:
         tools: names of the existing tools.
@@ -361,11 +361,11 @@ def _malformed(needed: str, value: Any) -> ToolFailedError:
     return ToolFailedError("", f"has to answer with {needed}, not {capped(repr(value), 200)}")
 
 
-class FixedWords:
+class ScriptedUser:
     """A user whose messages are fixed in the row; the agent's reply to the last one ends the conversation.
 
     Args:
-        words: mappings in the form of `UserOfCode` replies.
+        words: mappings in the form of `CodeUser` replies.
         where: name of the messages in errors.
         tools: names of all tools that the agent can have.
         before: called with the index of a message before it is sent, for example to write its files. Returns a stop

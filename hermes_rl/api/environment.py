@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.api.groups import Groups
-from hermes_rl.api.session import Session, Stepped
+from hermes_rl.api.session import ExternalPolicy, Session
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.endings import RETRIES_EXHAUSTED
@@ -35,12 +35,12 @@ from hermes_rl.runs.cluster import RayConnection, connected
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, meter_of, open_records, require_machine
-from hermes_rl.runs.player import Opening, encoder_with
+from hermes_rl.runs.player import WorkerSetup, encoder_with
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import moment, provenance
 from hermes_rl.runs.run import Plan, RowSource, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import Workers, WorkersUsing, open_workers, require_shares
+from hermes_rl.runs.workers import PolicyWorkers, Workers, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
 from hermes_rl.servers.usage import Meter
@@ -90,7 +90,7 @@ def open_env(
     loaded = spec if isinstance(spec, Spec) else load_spec(spec, environ=environ)
     if workers is not None:
         _require_whole("workers", workers, 1)
-    played_by = PlayedBy(1 if workers is None and ray is None else workers, ray)
+    played_by = WorkerOptions(1 if workers is None and ray is None else workers, ray)
     return Env(
         loaded,
         environ=environ,
@@ -115,10 +115,10 @@ def connect_ray(
     Raises:
         UserError: Ray is not installed or not reachable, or this process is connected already.
     """
-    return connected([Opening(spec, None, environ) for spec in specs], address, logger.warning)
+    return connected([WorkerSetup(spec, None, environ) for spec in specs], address, logger.warning)
 
 
-class PlayedBy(NamedTuple):
+class WorkerOptions(NamedTuple):
     """Processes that run rollouts: their number, or None for as many as the Ray cluster has room for."""
 
     number: int | None = 1
@@ -157,7 +157,7 @@ class Env(OfThisProcess):
         *,
         environ: Mapping[str, str] | None,
         record: Path | None,
-        played_by: PlayedBy,
+        played_by: WorkerOptions,
         repeatable: bool = False,
     ) -> None:
         self.spec = spec
@@ -257,7 +257,7 @@ class Env(OfThisProcess):
         if number == 1 and ray is None:
             return
         require_shares(self.spec, number or 1)
-        opening = Opening(self.spec, None, self._environ)
+        opening = WorkerSetup(self.spec, None, self._environ)
         artifacts = self._directory.artifacts if self._directory is not None else None
         self._workers = await self._stack.enter_async_context(
             open_workers(opening, number, self._compiled, artifacts, logger.warning, ray, self._meter)
@@ -267,7 +267,7 @@ class Env(OfThisProcess):
         if self.loop is None or self._closed:
             raise UserError("the environment is not open: play within `async with hermes_rl.open_env(…) as env`")
 
-    async def forget(self, policy: Policy) -> None:
+    async def release_policy(self, policy: Policy) -> None:
         """Close the connections of a policy that is no longer used, unless another environment uses them."""
         if policy in self._policies:
             self._policies.remove(policy)
@@ -298,7 +298,7 @@ class Env(OfThisProcess):
         else:
             await self._workers.watch()
 
-    async def announce(self) -> None:
+    async def sync_policies(self) -> None:
         """Wait until workers know the current versions and model names of the policies.
 
         Every call that starts afterwards uses them. Otherwise workers get them some hundredths of a second later.
@@ -507,7 +507,7 @@ class Env(OfThisProcess):
             _require_whole("max_staleness", max_staleness, 0)
         mark, role = self._batch(batch), self._role(policy)
         # Invalid arguments are reported now, and not with the first group.
-        world = self._compiled if policy is None else self._compiled.played_by(role)
+        world = self._compiled if policy is None else self._compiled.with_policy(role)
         self._elsewhere(policy, world.options(split, sampling))
 
         budgets: list[RunBudget] = []
@@ -578,8 +578,8 @@ class Env(OfThisProcess):
         self._require_open()
         row = self._row(row)
         name, mark = self._named(row, group)
-        stepped = await Stepped.make(self.spec, tokenizer, renderer, context)
-        world = self._compiled.played_by(stepped.role)
+        stepped = await ExternalPolicy.make(self.spec, tokenizer, renderer, context)
+        world = self._compiled.with_policy(stepped.role)
         runner = RolloutRunner(
             world,
             split=split,
@@ -606,7 +606,7 @@ class Env(OfThisProcess):
     ) -> RolloutRunner:
         _require_whole("replays", replays, 0)
         role = self._role(policy)
-        world = self._compiled if policy is None else self._compiled.played_by(role)
+        world = self._compiled if policy is None else self._compiled.with_policy(role)
         options = world.options(split, sampling)
         if policy is not None and not policy.captured and policy not in self._policies:
             self._policies.add(policy)
@@ -627,7 +627,7 @@ class Env(OfThisProcess):
         self._runners.add(runner)
         return runner
 
-    def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing | None:
+    def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> PolicyWorkers | None:
         """Return the workers for this policy, or None if this process runs rollouts."""
         return self._workers.using(policy, options) if self._workers is not None else None
 

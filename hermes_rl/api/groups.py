@@ -98,7 +98,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
         async for run, group in self._playing:
             self._fresh.discard(self._handed)
             self._handed = group.id
-            reason = await self._held_back(run, group)
+            reason = await self._hold_reason(run, group)
             if reason is None:
                 return group
             if reason == "stale" and self.play_again(group):
@@ -106,7 +106,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
             self.left_out[reason] += 1
         return None
 
-    async def _held_back(self, run: Run, group: Group) -> str | None:
+    async def _hold_reason(self, run: Run, group: Group) -> str | None:
         """Return the reason for excluding a group, or None."""
         if group.dropped is not None:
             return None
@@ -158,7 +158,7 @@ async def _played(
 
 
 async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
-    class Wanted:
+    class GroupDemand:
         """Demand for groups until a budget of the spec is used up, and none while too many finished groups wait."""
 
         @property
@@ -168,17 +168,17 @@ async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
         def wants(self, running: int) -> bool:
             return running - ceil(run.runner.open / run.plan.size) < ENDED
 
-    async with aclosing(run.groups(demand=Wanted())) as playing:
+    async with aclosing(run.groups(demand=GroupDemand())) as playing:
         if not ahead:
             async for group in playing:
                 yield group
             return
-        async with aclosing(_ahead(playing, ahead)) as waiting:
+        async with aclosing(_prefetch(playing, ahead)) as waiting:
             async for group in waiting:
                 yield group
 
 
-async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:
+async def _prefetch(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:
     """Yield the same groups; up to `most` finished ones wait while none is requested."""
     ended: asyncio.Queue[Group | None] = asyncio.Queue()
     room = asyncio.Semaphore(most)

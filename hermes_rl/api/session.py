@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import ALONE, Encoder, Rollout
+from hermes_rl.rollouts.rollout import ONLY_SEAT, Encoder, Rollout
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.servers.base import (
     CALLABLE,
@@ -79,12 +79,12 @@ class _Asked:
     answer: asyncio.Future[_Answer]
 
 
-class _Said(Exception):
+class _Reply(Exception):
     def __init__(self, message: Message) -> None:
         self.message = message
 
 
-class Stepped:
+class ExternalPolicy:
     """The policy of a session: it passes requests to the caller of `step`, and waits for the replies.
 
     It is a `Backend` for messages, and the `TokenSource` of a token server if there is a tokenizer. Concurrent seats
@@ -107,7 +107,7 @@ class Stepped:
     @classmethod
     async def make(
         cls, spec: Spec, tokenizer: Any, renderer: str | Mapping[str, Any] | None, context: int | None
-    ) -> Stepped:
+    ) -> ExternalPolicy:
         """Return a policy with the given tokenizer, else with the spec's if available."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
         new = partial(cls, context=context, seats=bool(spec.agents))
@@ -130,7 +130,7 @@ class Stepped:
                 return await self._tokens.attempt(request)
             message = (await self._ask(request, None)).message
             assert message is not None, "without a tokenizer a turn is a message"
-        except _Said as said:
+        except _Reply as said:
             message = said.message
         return ChatReply(
             message=message,
@@ -146,7 +146,7 @@ class Stepped:
         started = time.monotonic()
         answer = await self._ask(request, sampling)
         if answer.message is not None:
-            raise _Said(answer.message)
+            raise _Reply(answer.message)
         assert answer.ids is not None
         known = answer.logprobs is not None
         self.unknown_logprobs = self.unknown_logprobs or not known
@@ -178,7 +178,7 @@ class Stepped:
         """Set the tokens of the rollout; log-probabilities only if all of them are known."""
         await self._encoder.encode(rollout)
         for seat in rollout.seats if self.unknown_logprobs else ():
-            if seat.sequences is not None and seat.seat.role == ALONE.role:
+            if seat.sequences is not None and seat.seat.role == ONLY_SEAT.role:
                 seat.sequences = [replace(sequence, sampled=None) for sequence in seat.sequences]
 
     async def weights(self) -> int | None:
@@ -196,7 +196,7 @@ class Stepped:
 class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
     """One rollout that is stepped by the caller; close it, or leave its `async with`, to release its sandbox."""
 
-    def __init__(self, stepped: Stepped, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
+    def __init__(self, stepped: ExternalPolicy, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
         self._asked: _Asked | None = None

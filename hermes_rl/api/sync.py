@@ -90,7 +90,7 @@ class SyncEnv(OfThisProcess):
 
     def announce(self) -> None:
         """See `Env.announce`."""
-        self._call(self._env.announce())
+        self._call(self._env.sync_policies())
 
     def play(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
         """See `Env.play`, which has the same arguments."""

@@ -13,7 +13,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.screen import BAD, DIM, HEAD, indented, safe, show
 from hermes_rl.reading.audit import CERTAIN, Suspect, audit, described
 from hermes_rl.reading.record import RunRecord
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 SHOWN = 8
 """Maximum number of reasons listed per rollout."""
@@ -37,7 +37,7 @@ def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:
 
 def _parts(record: RunRecord, suspects: Sequence[Suspect], looked_at: int, limit: int) -> Iterator[RenderableType]:
     passed = sum((suspect.rollout.score or 0.0) > 0 for suspect in suspects)
-    yield safe(f"{counted(looked_at, 'rollout')}; {len(suspects)} to look at, of which {passed} score above 0")
+    yield safe(f"{pluralize(looked_at, 'rollout')}; {len(suspects)} to look at, of which {passed} score above 0")
     for suspect in suspects[: limit or None]:
         rollout = suspect.rollout
         score = "no score" if rollout.score is None else f"score {rollout.score:g}"

@@ -159,13 +159,13 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
     """Run rollouts: serve a trainer, write files or evaluate."""
-    from hermes_rl.cli.options import Options, separated
+    from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
     from hermes_rl.errors import UserError
     from hermes_rl.rollouts.admission import raise_descriptor_limit
     from hermes_rl.spec.sets import is_set
 
-    named, flags = separated([*words, *context.args])
+    named, flags = split_flags([*words, *context.args])
     specs, mode = specs_and_mode(named)
     specs = _at_hand(specs, trust)
     options = Options((*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())), flags, env_file)
@@ -199,10 +199,10 @@ def validate(
     trust: TrustOption = False,
 ) -> None:
     """Check specs with their code and data; no network."""
-    from hermes_rl.cli.options import Options, separated
+    from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.cli.validating import row_count, validate_specs
 
-    named, flags = separated(specs)
+    named, flags = split_flags(specs)
     named = _at_hand(named, trust)
     options, count = Options(tuple(sets or ()), flags, env_file), row_count(rows)
     raise typer.Exit(validate_specs(named, options, deep=deep, as_json=as_json, strict=strict, rows=count))
@@ -250,10 +250,10 @@ def doctor(
 ) -> None:
     """Say what works here: sandbox, tokenizer, servers."""
     from hermes_rl.cli.examining import examine, examine_security, print_checks
-    from hermes_rl.cli.options import Options, separated
+    from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.errors import UserError
 
-    named, flags = separated(spec or [])
+    named, flags = split_flags(spec or [])
     if len(named) > 1 or (not named and (flags or sets or sampling)):
         raise UserError(
             "doctor looks at one spec: hermes-rl doctor SPEC [--sampling] [--set KEY=VALUE] [--openai.<field> VALUE]"
@@ -346,9 +346,9 @@ def export(
 ) -> None:
     """Write a run's rollouts in the format of another tool."""
     from hermes_rl.reading.atif import export_atif
-    from hermes_rl.visible import counted
+    from hermes_rl.visible import pluralize
 
-    echo(f"{counted(export_atif(run_directory, out, partial(echo, err=True)), 'rollout')} ({form}) in {out}")
+    echo(f"{pluralize(export_atif(run_directory, out, partial(echo, err=True)), 'rollout')} ({form}) in {out}")
 
 
 @app.command()
@@ -551,11 +551,11 @@ def serve_http(
     ray: RayOption = None,
 ) -> None:
     """Serve rollouts over HTTP, for trainers in other processes."""
-    from hermes_rl.cli.options import Options, separated
+    from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.cli.serving import serve_rollouts
     from hermes_rl.service.serving import ServiceOptions
 
-    named, flags = separated([*words, *context.args])
+    named, flags = split_flags([*words, *context.args])
     specs = _at_hand(named, trust)
     options = Options(tuple(sets or ()), flags, env_file)
     if workers is not None:

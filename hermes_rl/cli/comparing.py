@@ -18,7 +18,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import ChangedRow, RunComparison, compare_runs
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.runs.statistics import Difference
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def compare_paths(request: CompareRequest) -> int:
     for record in (first, *(other for _, other in comparisons)):
         if record.left_out:
             echo(record.left_out, err=True)
-    worse = [comparison for comparison, _ in comparisons if comparison.found.worse(request.margin)]
+    worse = [comparison for comparison, _ in comparisons if comparison.found.is_significantly_worse(request.margin)]
     if worse and request.fail_if_worse:
         by = f" by more than {request.margin:g}" if request.margin else ""
         for comparison in worse:
@@ -92,7 +92,7 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
     yield Text()
     yield _differences([comparison.score, comparison.passes])
     yield Text()
-    rows = counted(comparison.score.rows, "row")
+    rows = pluralize(comparison.score.rows, "row")
     if request.families is not None:
         rows += f" of {comparison.score.families} families"
     style = {True: GOOD, False: BAD}[comparison.score.difference > 0] if comparison.score.beyond_chance else HEAD
@@ -109,7 +109,7 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
     yield Text()
     # The test assumes independent rows, which rows of one family are not.
     chance = f"; sign test p = {comparison.p:.3g}" if request.families is None else ""
-    changed = f"{counted(len(comparison.fixed), 'row')} fixed, {len(comparison.broken)} broken"
+    changed = f"{pluralize(len(comparison.fixed), 'row')} fixed, {len(comparison.broken)} broken"
     yield safe(f"{changed} (a pass scores {comparison.success:g} or more){chance}")
     if comparison.fixed or comparison.broken:
         yield from _rows(comparison.fixed, comparison.broken, a, b, request.limit)

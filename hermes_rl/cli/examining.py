@@ -13,7 +13,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options, policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
-from hermes_rl.runs.exact import forecast_of, tokenizer_of, worded
+from hermes_rl.runs.exact import describe_forecast, forecast_of, tokenizer_of
 from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
 from hermes_rl.sandbox.packages import npm_folder, package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
@@ -159,7 +159,7 @@ def _tokens(spec: Spec) -> list[Check]:
     if not spec.servers["policy"][0].kind.exact:
         return [Check("tokens", True, "a chat server does not say what it sampled: serve needs allow_inexact")]
     try:
-        return [Check("tokens", True, worded(forecast_of(spec), spec))]
+        return [Check("tokens", True, describe_forecast(forecast_of(spec), spec))]
     except UserError as error:
         return [Check("tokens", False, str(error), "another tokenizer or renderer, or `type: openai`")]
 

@@ -190,7 +190,7 @@ class LivePanel(Progress):
         head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
         head.add_row(Text(visible(self.title), style="bold"), Text(visible(self._folder), style="dim"))
         lines: list[RenderableType] = [head, self._way()]
-        return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._troubles(status)]
+        return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._failures(status)]
 
     def _way(self) -> RenderableType:
         elapsed = time.monotonic() - self._started
@@ -239,7 +239,7 @@ class LivePanel(Progress):
         if len(shown) > NAMES + 1:
             yield Text(f"and {len(shown) - NAMES - 1} rewards more", style="dim")
 
-    def _troubles(self, status: RunStatus) -> Iterator[RenderableType]:
+    def _failures(self, status: RunStatus) -> Iterator[RenderableType]:
         parts = [f"{status.tokens:,} tokens"] if status.tokens else []
         parts += [f"{status.cost:.2f} $"] if status.cost else []
         if parts:

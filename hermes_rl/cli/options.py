@@ -51,7 +51,7 @@ class Options(NamedTuple):
         return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 
 
-def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def split_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the specs, and the flags with their values; Typer puts unknown flags and specs into one list."""
     specs: list[str] = []
     flags: list[str] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hermes_rl.cli.screen import dollars_by_role
 from hermes_rl.reading.dry_run import DryRun, MeasuredRole
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 SHOWN = 400
 """Maximum number of characters shown of a prompt."""
@@ -18,17 +18,17 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
     yield from plan.notes
     yield f"{plan.spec.name} {plan.mode}, a dry run: it plays and writes nothing"
     yield f"run directory: {plan.directory}" + ("" if plan.exists else " (new)")
-    rows = "rows without end" if plan.rows is None else counted(plan.rows, "row")
+    rows = "rows without end" if plan.rows is None else pluralize(plan.rows, "row")
     if plan.groups is None:
         yield f"{rows}; groups of {plan.size} until the trainer has had its steps"
     else:
-        all_of_them = counted(plan.groups * plan.size, "rollout")
-        yield f"{rows}; {counted(plan.groups, 'group')} of {plan.size}: {all_of_them}"
+        all_of_them = pluralize(plan.groups * plan.size, "rollout")
+        yield f"{rows}; {pluralize(plan.groups, 'group')} of {plan.size}: {all_of_them}"
     yield from _earlier(plan)
     if plan.play == 0:
         yield "nothing is left to play"
     elif plan.play is not None:
-        yield f"to play: {counted(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
+        yield f"to play: {pluralize(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
     yield f"tokenizer: {plan.tokenizer}"
     for prompt in plan.prompts:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
@@ -44,9 +44,9 @@ def _earlier(plan: DryRun) -> Iterator[str]:
         yield f"{plan.new}: all rollouts are played anew; what is there stays"
     if not plan.exists:
         return
-    yield f"kept of what is there: {counted(plan.kept, 'rollout')}"
+    yield f"kept of what is there: {pluralize(plan.kept, 'rollout')}"
     if plan.again:
-        yield f"played again, because infrastructure failed: {counted(plan.again, 'rollout')}"
+        yield f"played again, because infrastructure failed: {pluralize(plan.again, 'rollout')}"
     if plan.rejudged:
         yield f"judged anew: what is there, by {', '.join(plan.rejudged)}, which changed"
     elif plan.rescored:
@@ -75,11 +75,11 @@ def _takes(plan: DryRun) -> Iterator[str]:
     if measured is None:
         agent = plan.spec.agent_for(plan.mode)
         bound = f"at most {agent.max_tokens} completion tokens each" if agent.max_tokens else "as the server bounds it"
-        yield f"a rollout: at most {counted(agent.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
+        yield f"a rollout: at most {pluralize(agent.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
         return
     policy = measured.roles["policy"]
     yield (
-        f"a rollout, measured on {counted(measured.count, 'rollout')} of {measured.source}: {measured.turns:.3g} "
+        f"a rollout, measured on {pluralize(measured.count, 'rollout')} of {measured.source}: {measured.turns:.3g} "
         f"{'call' if measured.turns == 1 else 'calls'}, {_tokens(policy)}, {measured.seconds:.3g} s"
     )
     if measured.played is None and plan.mode == "serve":

@@ -30,7 +30,7 @@ from hermes_rl.runs.rendered import chosen_row, placeholders
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
 from hermes_rl.servers.exactness import require_address, require_reachable
 from hermes_rl.spec.model import Spec
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.values import read_json
 
@@ -154,7 +154,7 @@ class Person:
     async def _message(self, tools: dict[str, Any]) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
         while True:
-            line = await in_thread(lambda: _line("> "))
+            line = await run_in_thread(lambda: _line("> "))
             if line is None:
                 raise asyncio.CancelledError  # it ends the rollout, as Ctrl-C does
             if line == "/tools":
@@ -217,7 +217,7 @@ async def _shell(runtime: ToolRuntime) -> None:
         "Ctrl-D or exit ends",
         err=True,
     )
-    while (line := await in_thread(lambda: _line("sandbox$ "))) not in (None, "exit"):
+    while (line := await run_in_thread(lambda: _line("sandbox$ "))) not in (None, "exit"):
         done = await sandbox.run(line or ":", cwd=runtime.shell.cwd)
         show([safe(done.output.rstrip("\n"))] if done.stdout else [])
         if done.exit_code:

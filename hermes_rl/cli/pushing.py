@@ -20,7 +20,7 @@ from hermes_rl.reading.push import (
     require_folder,
     token_of,
 )
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 
 def push_run(
@@ -51,7 +51,7 @@ def push_run(
         )
     with tempfile.TemporaryDirectory(prefix="hermes-rl-push-") as folder:
         prepared = prepare(run, dataset, Path(folder), named_secrets(environ, token))
-        files = counted(len(prepared.files), "file")
+        files = pluralize(len(prepared.files), "file")
         if prepared.left_out:
             echo(prepared.left_out, err=True)
         if dry:

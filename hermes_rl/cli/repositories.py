@@ -20,7 +20,7 @@ from hermes_rl.repositories.cache import trust as remember
 from hermes_rl.repositories.files import files_of
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.spec.load import repository_of, spec_of
-from hermes_rl.visible import counted, visible
+from hermes_rl.visible import pluralize, visible
 
 SHOWN = 60
 """Maximum number of files listed by name."""
@@ -99,11 +99,11 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
         if not what:
             content = path.read_bytes()
             lines = content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
-            what = f"{len(content):,} bytes" if b"\0" in content[:8000] else counted(lines, "line")
+            what = f"{len(content):,} bytes" if b"\0" in content[:8000] else pluralize(lines, "line")
         yield f"  {path.relative_to(fetch.folder).as_posix()}: {what}"
     if rest := files[SHOWN:]:
         code = sum(path.suffix in _READ for path in rest)
-        yield f"  and {counted(len(rest), 'more file')}, {code} of them code or YAML"
+        yield f"  and {pluralize(len(rest), 'more file')}, {code} of them code or YAML"
     yield f"  all of it lies in {fetch.folder}"
     yield "Its code runs on this machine with your rights, and its spec says which servers get which of your keys."
 

@@ -28,15 +28,15 @@ from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, BY_SEAT, COUNT
-from hermes_rl.runs.opening import Launch, require_effect
+from hermes_rl.runs.opening import RunOptions, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
 from hermes_rl.servers.usage import Usage
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.hub import without_advice
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and its result as text
 
@@ -50,9 +50,9 @@ def regrade_run(path: Path, options: Options) -> int:
         for line in evaluation_lines(done.evaluation):
             echo(line)
     else:
-        echo(f"in groups.jsonl: {counted(done.groups or 0, 'group')}")
+        echo(f"in groups.jsonl: {pluralize(done.groups or 0, 'group')}")
         if done.without_score:
-            echo(f"without a score: {counted(done.without_score, 'rollout')}")
+            echo(f"without a score: {pluralize(done.without_score, 'rollout')}")
     say_where(done.directory, progress)
     return 0
 
@@ -111,11 +111,11 @@ def run_spec(request: RunRequest) -> int:
     spec = load_for(request)
     if spec.demo:
         progress.note(DEMO)
-    launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
+    launch = RunOptions(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
     if request.dry:
         return say_plan(spec, launch, request)
     try:
-        with rare_full_collections(), logged(progress.say, verbose=request.verbose):
+        with reduce_gc_pauses(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
         progress.note(f"interrupted; {AFTERWARDS[request.mode]}")
@@ -124,7 +124,7 @@ def run_spec(request: RunRequest) -> int:
         progress.end()
 
 
-def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
+def say_plan(spec: Spec, launch: RunOptions, request: RunRequest) -> int:
     """Print the plan of a run; return the exit status."""
     from hermes_rl.cli.planning import plan_lines
     from hermes_rl.reading.dry_run import dry_run, prices_of
@@ -140,7 +140,7 @@ def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
 @contextmanager
 def logged(say: Callable[[str], None], *, verbose: bool) -> Iterator[None]:
     """Show log records of hermes_rl within the block: warnings, and with `verbose` everything from INFO on."""
-    handler = _Saying(say, logging.INFO if verbose else logging.WARNING)
+    handler = _RunOutput(say, logging.INFO if verbose else logging.WARNING)
     if verbose:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("hermes_rl")
@@ -154,7 +154,7 @@ def logged(say: Callable[[str], None], *, verbose: bool) -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _Saying(logging.Handler):
+class _RunOutput(logging.Handler):
     def __init__(self, say: Callable[[str], None], level: int) -> None:
         super().__init__(level)
         self._say = say
@@ -211,7 +211,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         raise KeyboardInterrupt from None
 
 
-def _process(spec: Spec, launch: Launch) -> int:
+def _process(spec: Spec, launch: RunOptions) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
     echo(_process_words(spec, summary))
@@ -232,7 +232,7 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         summary.retried,
         f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
         f"groups left out by `on_stop`: {_counts(summary.dropped)}" if summary.dropped else "",
-        f"set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
+        f"set aside: {pluralize(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
         if summary.quarantined
         else "",
         summary.lost,
@@ -241,7 +241,7 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _evaluate(spec: Spec, launch: Launch) -> int:
+def _evaluate(spec: Spec, launch: RunOptions) -> int:
     evaluation, directory = run_interruptible(run_evaluate(spec, launch))
     launch.progress.end()
     for line in evaluation_lines(evaluation):
@@ -274,7 +274,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     return [*lines, evaluation.retried] if evaluation.retried else lines
 
 
-def _serve(spec: Spec, launch: Launch) -> int:
+def _serve(spec: Spec, launch: RunOptions) -> int:
     without_advice()
     from hermes_rl.env.spec_env import run_serve
 
@@ -334,7 +334,7 @@ def most_ended_with(endings: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     why = endings[ending].get("first")
     reason = f"{ending.rule.what}{f' ({why})' if why else ''}"
-    return f"{count} of {counted(counts.total(), 'rollout')} ended with {ending}: {reason}; {WAYS_ON[ending]}"
+    return f"{count} of {pluralize(counts.total(), 'rollout')} ended with {ending}: {reason}; {WAYS_ON[ending]}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -346,4 +346,4 @@ AFTERWARDS = {
     "serve": "what was sent is kept with the trainer; the same command serves again",
     "evaluate": "what is complete is kept, and the same command goes on from there",
 }
-_MODES: dict[str, Callable[[Spec, Launch], int]] = {"process": _process, "evaluate": _evaluate, "serve": _serve}
+_MODES: dict[str, Callable[[Spec, RunOptions], int]] = {"process": _process, "evaluate": _evaluate, "serve": _serve}

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.servers.usage import Usage
-from hermes_rl.visible import counted, visible
+from hermes_rl.visible import pluralize, visible
 
 WIDE = 1_000
 """Width in columns of output that has no edge: a pipe or a file."""
@@ -113,7 +113,7 @@ def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
     yield f"cost: {dollars_by_role(known)}"
     for role, used in usage.items():
         if used.unpriced:
-            calls = counted(used.unpriced, "call")
+            calls = pluralize(used.unpriced, "call")
             yield f"cost: without {calls} of the {role}, not known; servers.{role}.prices says what tokens cost"
 
 

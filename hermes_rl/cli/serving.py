@@ -18,7 +18,7 @@ from hermes_rl.runs.directory import beside
 from hermes_rl.runs.opening import workers_of
 from hermes_rl.service.serving import ServiceOptions, ToServe, serve, serve_app
 from hermes_rl.several import with_environment
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.hub import without_advice
 
 
@@ -54,7 +54,7 @@ def serve_rollouts(
     def say(line: str) -> None:
         echo(with_environment(line), err=True)
 
-    with rare_full_collections(), logged(say, verbose=verbose):
+    with reduce_gc_pauses(), logged(say, verbose=verbose):
         return asyncio.run(serve(served, service, environ, echo))
 
 

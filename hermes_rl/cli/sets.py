@@ -32,7 +32,7 @@ from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun, SetTable, Standing, set_table
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.opening import Launch, require_effect, require_runnable
+from hermes_rl.runs.opening import RunOptions, require_effect, require_runnable
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.statistics import mean
 from hermes_rl.spec.load import load_spec
@@ -40,8 +40,8 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.sets import Combination, SpecSet, load_set
 from hermes_rl.spec.validate import in_order
-from hermes_rl.threads import rare_full_collections
-from hermes_rl.visible import counted
+from hermes_rl.threads import reduce_gc_pauses
+from hermes_rl.visible import pluralize
 
 SHOWN = 30
 """Maximum number of values of a column that its table lists; set.json has all."""
@@ -80,7 +80,7 @@ def run_set(request: RunRequest) -> int:
         return 0
     with RunDirectory(folder):  # a second process would run the same combinations
         try:
-            with rare_full_collections():
+            with reduce_gc_pauses():
                 for number, run in enumerate(runs, 1):
                     _play(run, f"run {number} of {len(runs)}: {run.combination.label}", request, environ)
         except KeyboardInterrupt:
@@ -95,7 +95,7 @@ def run_set(request: RunRequest) -> int:
         echo(f"set directory: {folder}")
     failed = [run for run in runs if run.problem is not None]
     if failed:
-        echo(f"error: {len(failed)} of {counted(len(runs), 'run')} failed; the same command tries them again", err=True)
+        echo(f"error: {len(failed)} of {pluralize(len(runs), 'run')} failed; the same command retries them", err=True)
     for run in failed:
         echo(f"  {run.combination.label}: {run.problem}", err=True)
     return 1 if failed else 0
@@ -157,8 +157,8 @@ def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str])
     return problems
 
 
-def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress) -> Launch:
-    return Launch("evaluate", run.path, False, environ, progress, request.ray, write_report_or_say)
+def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress) -> RunOptions:
+    return RunOptions("evaluate", run.path, False, environ, progress, request.ray, write_report_or_say)
 
 
 def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:

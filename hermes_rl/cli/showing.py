@@ -20,13 +20,23 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, text_of
 from hermes_rl.reading.settings import spec_of, success_of, weights_of
 from hermes_rl.reading.shown import conversation, program
-from hermes_rl.reading.summary import SORTS, RowSummary, RunSummary, Sort, Spread, chosen, looked_at, summarise, why
+from hermes_rl.reading.summary import (
+    SORTS,
+    RowSummary,
+    RunSummary,
+    Sort,
+    Spread,
+    columns_read,
+    failure_reasons,
+    select_rollouts,
+    summarise,
+)
 from hermes_rl.reading.tokens import RecordedTokens, first_prompt, tokens_of
 from hermes_rl.rollouts.rollout import NEVER_ASKED
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
 from hermes_rl.values import read_json
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 LONGEST = 2_000
 """Maximum number of characters shown of a text without --full."""
@@ -86,7 +96,7 @@ def show_run(request: ShowRequest) -> int:
 
 def _show_run(record: RunRecord, request: ShowRequest) -> int:
     summary = summarise(record)
-    rollouts = chosen(
+    rollouts = select_rollouts(
         record,
         summary.success,
         failed=request.failed,
@@ -110,8 +120,8 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
 def _head(summary: RunSummary) -> RenderableType:
     name = f"{summary.name} {summary.mode}" + (" (demo)" if summary.demo else "")
     lines = [Text.assemble(safe(name, HEAD), safe(f"  {summary.model}  started {summary.started}"))]
-    rollouts, rows = counted(summary.rollouts, "rollout"), counted(summary.rows, "row")
-    played = f"{rollouts} of {rows} in {counted(summary.groups, 'group')}"
+    rollouts, rows = pluralize(summary.rollouts, "rollout"), pluralize(summary.rows, "row")
+    played = f"{rollouts} of {rows} in {pluralize(summary.groups, 'group')}"
     without = [
         f"{count} {what}"
         for count, what in (
@@ -276,9 +286,9 @@ class _Rollout:
             safe(rollout.id, HEAD),
             f"  #{self.record.number(rollout.id)} of {len(self.record.rollouts)}  ",
             safe(score, _style(rollout, self.success)),
-            safe(f"  {rollout.ending}  {counted(rollout.turns, 'turn')}  {rollout.model or ''}"),
+            safe(f"  {rollout.ending}  {pluralize(rollout.turns, 'turn')}  {rollout.model or ''}"),
         )
-        reasons = list(why(self.line, self.weights, self.success))
+        reasons = list(failure_reasons(self.line, self.weights, self.success))
         for number, reason in enumerate(reasons):
             yield Text.assemble(("why: " if number == 0 else "     "), safe(_cut(reason, 500), BAD))
         seats = [
@@ -300,7 +310,7 @@ class _Rollout:
         if row is None:
             yield safe("the row was not recorded; the conversation shows what its prompt holds", DIM)
             return
-        rewards, made = looked_at(self.spec, row), _pairs()
+        rewards, made = columns_read(self.spec, row), _pairs()
         for name, value in row.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             by = f"  ← {', '.join(rewards[name])} looks at this" if name in rewards else ""
@@ -335,7 +345,7 @@ class _Rollout:
             return
         status = "ended by us" if played["exit_code"] is None else f"status {played['exit_code']}"
         refused = f", {played['refused']} refused" if played["refused"] else ""
-        yield heading(f"program: {counted(played['requests'], 'request')}{refused}, {status}")
+        yield heading(f"program: {pluralize(played['requests'], 'request')}{refused}, {status}")
         if played["lines"]:
             programs = table("conversation", "calls", "sampled", "trained", "answers", right=("sampled", "trained"))
             for line in played["lines"]:
@@ -485,7 +495,7 @@ def message_parts(
         rest = {key: value for key, value in message.items() if key not in ("role", "content")}
         if rest:
             yield safe(json.dumps(rest, indent=2, ensure_ascii=False))
-    yield heading(counted(len(tools or ()), "tool"))
+    yield heading(pluralize(len(tools or ()), "tool"))
     for tool in tools or ():
         yield safe(json.dumps(tool, indent=2, ensure_ascii=False))
 

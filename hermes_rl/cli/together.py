@@ -29,12 +29,12 @@ from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.runs.directory import RunDirectory, beside
-from hermes_rl.runs.opening import Launch, require_runnable
+from hermes_rl.runs.opening import RunOptions, require_runnable
 from hermes_rl.runs.progress import Progress
 from hermes_rl.several import with_environment
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.sets import is_set
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.hub import without_advice
 
 
@@ -96,9 +96,9 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     if out is not None and request.fresh:
         out, request = beside(out), replace(request, fresh=False)
 
-    def launch(named: NamedSpec, progress: Progress) -> Launch:
+    def launch(named: NamedSpec, progress: Progress) -> RunOptions:
         folder = out / named.spec.name if out is not None else None
-        return Launch("serve", folder, request.fresh, environ, progress, request.ray, write_report_or_say)
+        return RunOptions("serve", folder, request.fresh, environ, progress, request.ray, write_report_or_say)
 
     problems += _wrong(served, [launch(named, Progress(StringIO())) for named in served], out)
     if problems:
@@ -111,7 +111,9 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     return _serve(served, launch, request)
 
 
-def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], Launch], request: RunRequest) -> int:
+def _serve(
+    served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], RunOptions], request: RunRequest
+) -> int:
     without_advice()
     from hermes_rl.env.together import serve_together
 
@@ -125,7 +127,7 @@ def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], 
         for named in served:
             if named.spec.demo:
                 progress.note(f"{named.spec.name}: {DEMO}")
-        with rare_full_collections(), logged(say, verbose=request.verbose):
+        with reduce_gc_pauses(), logged(say, verbose=request.verbose):
             pairs = [(named.spec, launched) for named, launched in zip(served, launches, strict=True)]
             ended = run_interruptible(serve_together(pairs, progress.note))
     except KeyboardInterrupt:
@@ -198,7 +200,7 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
     return LoadedSpecs(served, problems)
 
 
-def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | None) -> list[Problem]:
+def _wrong(served: Sequence[NamedSpec], launches: Sequence[RunOptions], out: Path | None) -> list[Problem]:
     """Return the problems that prevent serving the specs, individually or together."""
     from hermes_rl.env.serve import require_exact
 
@@ -210,10 +212,10 @@ def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | 
     if out is not None and RunDirectory(out).has_rollouts:
         text = "a run lies there; with several specs it is the folder of their run directories: choose another"
         problems.append(Problem(f"--out {out}", None, None, text))
-    return problems + _at_odds(served)
+    return problems + _conflicts(served)
 
 
-def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
+def _conflicts(served: Sequence[NamedSpec]) -> list[Problem]:
     """Return the conflicts that prevent serving the specs together."""
     problems = alike_names(served)
     for key in ("trainer", "api_url", "total_steps"):

@@ -16,7 +16,7 @@ from hermes_rl.data.check import check_spec
 from hermes_rl.data.load import RowCount
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.runs.at_start import refusals, unset_variables
-from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
+from hermes_rl.runs.exact import estimate_sequences, foreign_teachers, unknown_renderers
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides
@@ -73,7 +73,7 @@ def validate_specs(
         option = "--deep" if deep else "--rows"
         raise UserError(f"{option} is about specs; {sets[0]} is a set: name the specs that it plays")
     verdicts = [
-        _judge_set(spec, overrides, environ) if spec in sets else judge(spec, overrides, environ, rows)
+        _validate_set(spec, overrides, environ) if spec in sets else validate_one(spec, overrides, environ, rows)
         for spec in specs
     ]
     if deep:
@@ -100,7 +100,7 @@ def row_count(text: str | None) -> RowCount | None:
     return int(text)
 
 
-def judge(
+def validate_one(
     source: str,
     overrides: Overrides | None = None,
     environ: Mapping[str, str] | None = None,
@@ -132,7 +132,7 @@ def judge(
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # with errors, parts are omitted, about which warnings would be misleading
         try:
-            verdict.tokens = foretold(draft.spec) if not problems else None
+            verdict.tokens = estimate_sequences(draft.spec) if not problems else None
         except UserError as error:
             verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
         verdict.programs = [_program(draft.spec, path) for path in draft.spec.programs]
@@ -159,7 +159,7 @@ def _program(spec: Spec, path: tuple[str, ...]) -> str:
     return f"{name} plays{seat}, as {file} says{packages and f', with {packages}'}"
 
 
-def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Verdict:
+def _validate_set(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Verdict:
     """Check each combination of a set; report an error of several combinations once."""
     from hermes_rl.cli.sets import missing_of
 
@@ -171,7 +171,7 @@ def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) ->
         return verdict
     for combination in spec_set.combinations:
         changes = overrides.over(combination.overrides)
-        own = judge(combination.source, changes, environ)
+        own = validate_one(combination.source, changes, environ)
         if not own.problems:
             own.problems = missing_of(
                 combination, load_spec(combination.source, overrides=changes, environ=environ), environ
@@ -209,7 +209,7 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], ro
     """Run right and wrong answers of a spec, and add the findings to the verdict; see `hermes_rl.runs.deep`."""
     import asyncio
 
-    from hermes_rl.runs.deep import examine
+    from hermes_rl.runs.deep import check_rewards
 
     try:
         real = load_spec(verdict.spec, overrides=overrides, environ=environ).sandbox
@@ -217,7 +217,7 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], ro
         is_replaced = (real.image, real.backend) != (spec.sandbox.image, spec.sandbox.backend)
         keep = Path("outputs") / spec.name / "deep"
         replaced = (real.image or real.backend) if is_replaced else None
-        report = asyncio.run(examine(spec, keep, rows=rows, replaced=replaced))
+        report = asyncio.run(check_rewards(spec, keep, rows=rows, replaced=replaced))
     except HermesRLError as error:
         own = error.problems if isinstance(error, SpecError) else [Problem(verdict.spec, None, None, str(error))]
         verdict.problems = list(own)

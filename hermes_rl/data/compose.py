@@ -134,7 +134,7 @@ class ComposeFile:
     def _image(self, name: str, node: Node) -> Value:
         if name == MAIN:
             raise ValueError("is named in [environment] docker_image")
-        return "image", _own(plain(node))
+        return "image", _literal_text(plain(node))
 
     def _build(self, name: str, node: Node) -> Value:
         value = plain(node)
@@ -143,7 +143,7 @@ class ComposeFile:
             raise ValueError(
                 "is played as `build: FOLDER` of a service alone: other files, arguments and stages are not"
             )
-        folder = (self._folder / _own(build["context"])).resolve()
+        folder = (self._folder / _literal_text(build["context"])).resolve()
         if not folder.is_relative_to(self._folder.resolve()) or not (folder / "Dockerfile").is_file():
             raise ValueError(f"names {build['context']}, which is no folder with a Dockerfile in environment/")
         return "image", self._built(folder)
@@ -152,7 +152,7 @@ class ComposeFile:
         if name == MAIN:
             raise ValueError("starts a program in the sandbox: start it in [environment.healthcheck], or in a service")
         value = plain(node)
-        return "command", [_own(word) for word in (shlex.split(value) if isinstance(value, str) else value)]
+        return "command", [_literal_text(word) for word in (shlex.split(value) if isinstance(value, str) else value)]
 
     def _environment(self, name: str, node: Node) -> Value:
         value = plain(node)
@@ -163,7 +163,7 @@ class ComposeFile:
         )
         if any(each is None for each in pairs.values()):
             raise ValueError(VARIABLES)
-        return "env", {str(key): _own(each) for key, each in pairs.items()}
+        return "env", {str(key): _literal_text(each) for key, each in pairs.items()}
 
     def _healthcheck(self, name: str, node: Node) -> Value:
         test: Any = plain(node).get("test") if isinstance(node, MappingNode) else None
@@ -175,7 +175,7 @@ class ComposeFile:
         if kind not in ("CMD", "CMD-SHELL") or not words or not all(isinstance(word, str) for word in words):
             raise ValueError("has no `test` that can be run")
         command = shlex.join(words) if kind == "CMD" else " ".join(words)
-        return "healthy", _own(command)
+        return "healthy", _literal_text(command)
 
     def _volumes_of(self, name: str, node: Node) -> Value:
         files = []
@@ -185,7 +185,7 @@ class ComposeFile:
             source, target = parts if len(parts) == 2 else ("", parts[0])
             if name == MAIN and "$" in str(source):
                 continue  # a directory of Harbor's runner, for collected files
-            source, target = _own(source), _own(target)
+            source, target = _literal_text(source), _literal_text(target)
             if not source.startswith((".", "/")):
                 if source and self._volumes.setdefault(source, name) != name:
                     raise ValueError(f"shares {source} with {self._volumes[source]}, and each has files of its own")
@@ -218,7 +218,7 @@ def defaulted(text: str) -> str:
     return DEFAULTED.sub(r"\1\2", text)
 
 
-def _own(value: Any) -> str:
+def _literal_text(value: Any) -> str:
     """Return a value of the file as text; raise ValueError if it uses a variable of the host."""
     text = defaulted(str(value).lower() if isinstance(value, bool) else str(value))
     if VARIABLE.search(text):

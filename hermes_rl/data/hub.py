@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source
-from hermes_rl.spec.section import thaw
+from hermes_rl.spec.section import to_plain
 
 _OUT_OF_REACH = (
     "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "Timeout", "TimeoutException",
@@ -35,7 +35,7 @@ def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
     """
     import datasets
 
-    arguments = {"name": source.name, "revision": source.revision, "data_files": thaw(source.data_files)}
+    arguments = {"name": source.name, "revision": source.revision, "data_files": to_plain(source.data_files)}
     settings = {key: value for key, value in arguments.items() if value is not None}
     try:
         loaded: Iterable[dict[str, Any]] = datasets.load_dataset(

@@ -161,7 +161,7 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False)
     if (split == "eval") != (rule is not None and rule.only) and (rule is None or rule.only):
         return Rows.of((), fingerprint=combined(()))
     source, opened = _source(spec, notify)
-    return _Side(spec, split, source, opened, notify).rows(lazily=lazily)
+    return _SplitFilter(spec, split, source, opened, notify).rows(lazily=lazily)
 
 
 def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
@@ -190,7 +190,7 @@ def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
     return dataset.fallback, open_source(dataset.fallback, dataset.fallback.split, spec.seed)
 
 
-class _Side:
+class _SplitFilter:
     """One side of the split of one source."""
 
     def __init__(self, spec: Spec, split: Split, source: Source, opened: Opened, notify: Notify) -> None:
@@ -273,7 +273,7 @@ class _Side:
             raise UserError(NO_ORDER)
 
         def make() -> Iterator[Row]:
-            rows = self._mine(derive(self.spec, opened.read()))
+            rows = self._in_split(derive(self.spec, opened.read()))
             if self.spec.dataset.shuffle is not None:
                 rows = shuffled_stream(rows, self.spec.dataset.shuffle)
             return islice(rows, self._limit())
@@ -281,7 +281,7 @@ class _Side:
         sample = combined(f"{row.key} {row.digest}" for row in islice(make(), _SAMPLE))
         return Rows(make, length=None, fingerprint=sample, fallback=self.fallback)
 
-    def _mine(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _in_split(self, rows: Iterator[Row]) -> Iterator[Row]:
         bound = self.spec.dataset.limit if self._limit() is None else None
         others = 0
         for row in rows:

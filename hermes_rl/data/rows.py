@@ -26,7 +26,7 @@ from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.section import FrozenDict
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.templates import TemplateError, evaluate, render
-from hermes_rl.values import whole_text, write_message
+from hermes_rl.values import replace_surrogates, write_message
 
 # --------------------------------------------------------------------------- Hashes: SHA-256 over canonical JSON
 
@@ -248,7 +248,7 @@ def _named_key(name: str, columns: Mapping[str, Any], index: int, seen: Counter[
     if columns[name] is None or columns[name] == "":
         raise UserError(f"dataset.key: column `{name}` of row {index + 1} is empty")
     key = str(columns[name])
-    if key != whole_text(key):
+    if key != replace_surrogates(key):
         raise UserError(f"dataset.key: column `{name}` of row {index + 1} has half of a character: {key!r}")
     seen[key] += 1
     if seen[key] > 1:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.paths import ENDINGS, FILE_FORMATS, may_mean_hub
-from hermes_rl.spec.section import thaw
+from hermes_rl.spec.section import to_plain
 from hermes_rl.spec.suggest import choices, did_you_mean
 
 Raw = Mapping[str, Any]
@@ -55,7 +55,7 @@ def open_source(source: Source, split: str, seed: int, notify: Callable[[str], N
         UserError: the source is wrong.
     """
     if source.items is not None:
-        items = [thaw(item) for item in source.items]
+        items = [to_plain(item) for item in source.items]
         return Opened(lambda: iter(items), finite=True)
     if source.generator is not None:
         return _open_generator(source.generator, split, seed)
@@ -107,7 +107,7 @@ def is_fetched(source: Source) -> bool:
 
 def _patterns(source: Source) -> list[str]:
     """Return all names and patterns of `data_files`."""
-    files: Any = thaw(source.data_files)
+    files: Any = to_plain(source.data_files)
     listed = files.values() if isinstance(files, dict) else [files]
     return [name for entry in listed for name in ([entry] if isinstance(entry, str) else entry or ())]
 

@@ -26,9 +26,16 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.env.collecting import GROUP_ID, Collecting, CollectsByHand, GroupTools, WithOwnCode, collecting
+from hermes_rl.env.collecting import (
+    GROUP_ID,
+    Collecting,
+    CustomCollection,
+    CustomPostprocessing,
+    GroupTools,
+    collecting,
+)
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.env.hooks import authored, call, mistake, require_not_overridden
+from hermes_rl.env.hooks import author_error, call, convert_author_errors, require_not_overridden
 from hermes_rl.env.processing import process_by_hand
 from hermes_rl.env.program import configured, main
 from hermes_rl.env.reference_lines import require_lines_that_work
@@ -115,16 +122,16 @@ class HandWritten:
 
     def prompt(self, row: Row) -> list[Message]:
         method = self._env.format_messages
-        with authored(method):
+        with convert_author_errors(method):
             messages = method(row.columns)
         if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
-            raise mistake(method, f"returned {str(messages)[:200]!r}, not a list of messages")
+            raise author_error(method, f"returned {str(messages)[:200]!r}, not a list of messages")
         return with_thinking(messages, self._env.config.custom_thinking_prompt)
 
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         toolkit = self._env._tools_of_group(key.group)
-        with authored(self._env.sandbox_for):
+        with convert_author_errors(self._env.sandbox_for):
             sandbox = self._env.sandbox_for(key.row.columns)
         require_by_hand(sandbox.backend, self.name)
         # Two equal items may run at the same time, so the row's key is not unique.
@@ -244,9 +251,9 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         cls, core = type(self), self._core
         own = (HermesAgentBaseEnv.collect_trajectory, HermesAgentBaseEnv.collect_trajectories)
         if (cls.collect_trajectory, cls.collect_trajectories) != own:
-            return cast(Environment, CollectsByHand(self, core))
+            return cast(Environment, CustomCollection(self, core))
         if cls.postprocess_histories is not BaseEnv.postprocess_histories:
-            return cast(Environment, WithOwnCode(self, core))
+            return cast(Environment, CustomPostprocessing(self, core))
         return core
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
@@ -286,10 +293,10 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         """Return the first messages of a rollout: the configured system prompt and the text of `format_prompt`."""
         system = self.config.system_prompt
         first = [{"role": "system", "content": system}] if system else []
-        with authored(self.format_prompt):
+        with convert_author_errors(self.format_prompt):
             prompt = self.format_prompt(item)
         if not isinstance(prompt, str):
-            raise mistake(self.format_prompt, f"returned {type(prompt).__name__}, not a text")
+            raise author_error(self.format_prompt, f"returned {type(prompt).__name__}, not a text")
         return [*first, {"role": "user", "content": prompt}]
 
     def sandbox_for(self, item: Any) -> SandboxConfig:
@@ -335,7 +342,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return toolkit.schemas, set(toolkit.names)
 
     def _resolve_for(self, group: str) -> Toolkit:
-        with collecting(group), authored(self._resolve_tools_for_group):
+        with collecting(group), convert_author_errors(self._resolve_tools_for_group):
             schemas, names = self._resolve_tools_for_group()
         return toolkit_of(schemas, names, self._toolkit_for(group))
 
@@ -453,7 +460,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
         if inspect.isabstract(cls):
             raise UserError(f"{cls.__name__} does not define {', '.join(sorted(cls.__abstractmethods__))}")
-        with authored(cls.__init__):
+        with convert_author_errors(cls.__init__):
             env = cls(config, servers)
         await {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[mode]()
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.env.hooks import ConductedEnv, call, mistake
+from hermes_rl.env.hooks import ConductedEnv, author_error, call
 from hermes_rl.errors import HermesRLError
 from hermes_rl.plugins import place_of
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
-from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
+from hermes_rl.rollouts.runner import REPLAYS, NullRolloutLog, RolloutLog, RolloutRunner
 from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
@@ -67,7 +67,7 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return completed(group)
 
 
-def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def stack_sequences(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the items of each layer: layer k has the k-th sequence of each member, or a filler if it has fewer."""
     deepest = max(len(item.get(FURTHER) or ()) for item in items)
     further = [[_further(item, number) for item in items] for number in range(deepest)]
@@ -173,7 +173,7 @@ def run_of(
     return Run(env._environment(), items, plan, encoder=env._encoder, budget=budget, progress=progress)
 
 
-class WithOwnCode:
+class CustomPostprocessing:
     """Environment whose own `postprocess_histories` processes the records of each group last."""
 
     def __init__(self, env: ConductedEnv, environment: Environment) -> None:
@@ -203,7 +203,7 @@ class WithOwnCode:
         try:
             usable = self._checks.usable(lines, None)
         except GroupRefused as refused:
-            problem = mistake(method, f"gave a group that cannot be used: {refused.detail}")
+            problem = author_error(method, f"gave a group that cannot be used: {refused.detail}")
             if method.__name__ not in self._proven and refused.cause != "not_finite":
                 raise problem from refused
             group.dropped, group.detail = Ending.CANCELLED, str(problem)
@@ -213,7 +213,7 @@ class WithOwnCode:
         return usable
 
 
-class CollectsByHand(WithOwnCode):
+class CustomCollection(CustomPostprocessing):
     """Environment that overrides `collect_trajectory` or `collect_trajectories`."""
 
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
@@ -257,7 +257,7 @@ class Collecting:
     _core: Environment
     _encoder: Encoder
     max_num_workers: int
-    _rollout_store: Recorded = Unrecorded()
+    _rollout_store: RolloutLog = NullRolloutLog()
     """Store of the environment's rollouts; by default nothing is stored."""
     _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
@@ -349,7 +349,7 @@ class Collecting:
         items = [scored for scored, _ in results if scored is not None]
         if len(items) < len(results):
             return None, backlog
-        layers = [assemble(layer) for layer in layered(items)]
+        layers = [assemble(layer) for layer in stack_sequences(items)]
         return layers if len(layers) > 1 else layers[0], backlog
 
     async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:

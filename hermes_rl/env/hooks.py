@@ -76,14 +76,17 @@ def require_not_overridden(cls: type, base: type, instead: Mapping[str, str]) ->
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a user-written method, async or not, and return its result; errors are reported as in `authored`."""
-    with authored(method):
+    """Call a user-written method, async or not, and return its result.
+
+    Errors are reported as in `convert_author_errors`.
+    """
+    with convert_author_errors(method):
         returned = method(*arguments)
         return await returned if inspect.isawaitable(returned) else returned
 
 
 @contextmanager
-def authored(method: Callable[..., Any]) -> Iterator[None]:
+def convert_author_errors(method: Callable[..., Any]) -> Iterator[None]:
     """Turn an exception of a user-written method in the block into a one-sentence `UserError` with the failing line.
 
     Errors of hermes-rl, and exceptions of methods that a library defines, pass unchanged.
@@ -96,7 +99,7 @@ def authored(method: Callable[..., Any]) -> Iterator[None]:
         raise UserError(f"{_name(method)} raised {place_of(error, method)}") from error
 
 
-def mistake(method: Callable[..., Any], what: str) -> UserError:
+def author_error(method: Callable[..., Any], what: str) -> UserError:
     """Return a `UserError` with the method's name, `what` is wrong, and the location of the method."""
     code = inspect.unwrap(method).__code__
     return UserError(f"{_name(method)} {what} ({code.co_filename}:{code.co_firstlineno})")

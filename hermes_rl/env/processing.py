@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.env.collecting import run_of
-from hermes_rl.env.hooks import ConductedEnv, call, mistake
+from hermes_rl.env.hooks import ConductedEnv, author_error, call
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.groups import GroupsFile
@@ -48,7 +48,7 @@ async def process_by_hand(env: ConductedEnv) -> int:
                 raise
         unmade = work.summary.unmade
         if unmade and not work.complete:
-            raise mistake(env.postprocess_histories, f"returned nothing for all {unmade} groups that were played")
+            raise author_error(env.postprocess_histories, f"returned nothing for all {unmade} groups that were played")
         why = "" if work.complete >= target else "; there are no more items"
         if why and unmade:
             why += f", and postprocess_histories returned nothing for {unmade} groups"

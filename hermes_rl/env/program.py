@@ -17,7 +17,7 @@ import yaml
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import ValidationError
 
-from hermes_rl.env.hooks import authored
+from hermes_rl.env.hooks import convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.visible import visible
 
@@ -60,7 +60,7 @@ def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
     Raises:
         UserError: a flag is unknown or its value is invalid, or `config_init` raised.
     """
-    with authored(cls.config_init):
+    with convert_author_errors(cls.config_init):
         config, servers = cls.config_init()
     settings = _settings(flags)
     return _changed(config, settings["env"], "--env"), _servers(servers, settings["openai"])

@@ -12,7 +12,7 @@ import aiohttp
 from atroposlib.envs.base import EvalHandlingEnum
 
 from hermes_rl.env.collecting import run_of
-from hermes_rl.env.hooks import ConductedEnv, authored, call
+from hermes_rl.env.hooks import ConductedEnv, call, convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog
@@ -99,14 +99,14 @@ class EnvHooks(Hooks):
         env.wandb_group = env.wandb_group or answer.run_group
         env.max_token_len = answer.longest + 1 if answer.longest is not None else -1
         if step > 0 and answer.checkpoint_folder:
-            with authored(env.load_checkpoint):
+            with convert_author_errors(env.load_checkpoint):
                 env.load_checkpoint()
         env._begin_tracking()
 
     async def stepped(self, before: int, now: int) -> None:
         env, every = self._env, self._env.checkpoint_interval
         if every > 0 and before // every < now // every:
-            with authored(env.save_checkpoint):
+            with convert_author_errors(env.save_checkpoint):
                 env.save_checkpoint(now // every * every)
         env.curr_step = now
         env._note_step()

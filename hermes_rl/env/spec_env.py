@@ -39,10 +39,19 @@ from hermes_rl.runs.evaluate import (
 )
 from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.runs.left import Curriculum
-from hermes_rl.runs.opening import Launch, OwnCode, SpecRun, budget_of, open_run, plan_of, require_effect, workers_of
+from hermes_rl.runs.opening import (
+    CustomHooks,
+    RunOptions,
+    SpecRun,
+    budget_of,
+    open_run,
+    plan_of,
+    require_effect,
+    workers_of,
+)
 from hermes_rl.runs.process import Processing, run_process
 from hermes_rl.runs.progress import mode_of
-from hermes_rl.runs.run import PlaysGroups, RowSource, Run
+from hermes_rl.runs.run import GroupRunner, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import POLICY
@@ -56,7 +65,7 @@ from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Trainer
 from hermes_rl.trainers.checks import Checks, TooLong
 from hermes_rl.trainers.find import own_trainer
-from hermes_rl.trainers.serving import Serving, Together, closed
+from hermes_rl.trainers.serving import Serving, SharedTrainer, closed
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +122,13 @@ class SpecEnv(HermesAgentBaseEnv):
     def _make_core(self) -> CompiledSpec:
         return self._compiled
 
-    def _own_code(self) -> OwnCode:
+    def _own_code(self) -> CustomHooks:
         """Return the environment for a run, including the user code of a subclass."""
         if self._mode == "evaluate":
-            return OwnCode(self._compiled, self._compiled, servers=self._own_servers)
+            return CustomHooks(self._compiled, self._compiled, servers=self._own_servers)
         items = RowSource(items_of(self, pauses=self._mode == "serve"))
         own_items = type(self).get_next_item is not SpecEnv.get_next_item
-        return OwnCode(self._compiled, self._environment(), items if own_items else None, self._own_servers)
+        return CustomHooks(self._compiled, self._environment(), items if own_items else None, self._own_servers)
 
     def _use(self, opened: SpecRun) -> None:
         """Make the environment part of a run, and use the run's store of rollouts."""
@@ -237,7 +246,7 @@ class SpecEnv(HermesAgentBaseEnv):
         if flags:
             changes = parse_extra_args(flags, ()).over(spec.overrides)
             spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
-        launch = Launch(chosen, environ=cls.environ, at_end=write_report_or_say)
+        launch = RunOptions(chosen, environ=cls.environ, at_end=write_report_or_say)
         if chosen == "serve":
             directory, stopped = await run_serve(spec, launch, with_spec(cls, spec, chosen))
             if stopped is not None:
@@ -346,7 +355,7 @@ def with_spec(cls: type[SpecEnv], spec: Spec, mode: Mode) -> type[SpecEnv]:
     return type(cls.__name__, (cls,), {"spec": spec, "_mode": mode, "__module__": cls.__module__})
 
 
-async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
+async def run_subclass(cls: type[SpecEnv], launch: RunOptions) -> RunDirectory:
     """Run process or evaluate mode with the hooks of the class, and return the run directory.
 
     Raises:
@@ -356,7 +365,7 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
     env: Any = cls(*cls.config_init())
     try:
         own = env._own_code()
-        if isinstance(own.environment, PlaysGroups) and cls.spec.process.format != "atropos":
+        if isinstance(own.environment, GroupRunner) and cls.spec.process.format != "atropos":
             raise UserError(
                 f"process.format: {cls.spec.process.format} is made of rollouts, and {cls.__name__} collects groups by "
                 "its own code: leave process.format out"
@@ -386,10 +395,10 @@ class Served(NamedTuple):
 
 async def run_serve(
     spec: Spec,
-    launch: Launch,
+    launch: RunOptions,
     cls: type[SpecEnv] | None = None,
     *,
-    together: Together | None = None,
+    together: SharedTrainer | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> Served:
     """Serve a spec until the trainer that it names has finished its steps.

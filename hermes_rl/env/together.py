@@ -11,24 +11,24 @@ from hermes_rl.env.serve import require_trajectory_api
 from hermes_rl.env.spec_env import Served, run_serve
 from hermes_rl.errors import HermesRLError, RunError, UserError
 from hermes_rl.runs.cluster import connected
-from hermes_rl.runs.opening import Launch
-from hermes_rl.runs.player import Opening
+from hermes_rl.runs.opening import RunOptions
+from hermes_rl.runs.player import WorkerSetup
 from hermes_rl.runs.run import Run
 from hermes_rl.several import ENVIRONMENT
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import end_tasks
 from hermes_rl.trainers.find import ATROPOS
-from hermes_rl.trainers.serving import Together
+from hermes_rl.trainers.serving import SharedTrainer
 
 
 class _Environment:
     """One of the specs, served in its own task; `opened` is set when it is ready to start, or has failed."""
 
-    def __init__(self, spec: Spec, launch: Launch, together: Together, go: asyncio.Event) -> None:
+    def __init__(self, spec: Spec, launch: RunOptions, together: SharedTrainer, go: asyncio.Event) -> None:
         self.name, self.opened, self._go = spec.name, asyncio.Event(), go
         self.task = asyncio.create_task(self._serve(spec, launch, together))
 
-    async def _serve(self, spec: Spec, launch: Launch, together: Together) -> Served:
+    async def _serve(self, spec: Spec, launch: RunOptions, together: SharedTrainer) -> Served:
         ENVIRONMENT.set(spec.name)
         try:
             return await run_serve(spec, launch, together=together, begin=self._begin)
@@ -45,7 +45,7 @@ class _Environment:
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
-async def serve_together(served: Sequence[tuple[Spec, Launch]], note: Callable[[str], None]) -> list[Served]:
+async def serve_together(served: Sequence[tuple[Spec, RunOptions]], note: Callable[[str], None]) -> list[Served]:
     """Serve several specs of different names until their common trainer has finished its steps.
 
     All specs are opened before any of them registers with the trainer. If one fails, all stop.
@@ -68,12 +68,12 @@ async def serve_together(served: Sequence[tuple[Spec, Launch]], note: Callable[[
     ray = served[0][1].ray
     if not isinstance(ray, str):
         return await _served(served)
-    async with connected([Opening(spec, one.mode, one.environ) for spec, one in served], ray, note) as connection:
+    async with connected([WorkerSetup(spec, one.mode, one.environ) for spec, one in served], ray, note) as connection:
         return await _served([(spec, replace(launch, ray=connection)) for spec, launch in served])
 
 
-async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
-    together, go, beside = Together(len(served)), asyncio.Event(), list[Run]()
+async def _served(served: Sequence[tuple[Spec, RunOptions]]) -> list[Served]:
+    together, go, beside = SharedTrainer(len(served)), asyncio.Event(), list[Run]()
     logger = logging.getLogger("hermes_rl")
     level = logger.level
     # Set the level here, since the first run.log to close would restore the old level for all.

@@ -18,8 +18,8 @@ from hermes_rl.errors import HermesRLError, RewardFailure
 from hermes_rl.foreign.environment import listed_variables
 from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError
 from hermes_rl.foreign.worker import Warm, Worker
-from hermes_rl.plugins import Code, itself
-from hermes_rl.threads import done_in_thread, hand_over, made_in_thread
+from hermes_rl.plugins import Code, identity
+from hermes_rl.threads import acquire_in_thread, done_in_thread, run_detached
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class ProcessPool:
         arguments: Mapping[str, Any],
         plain: str,
         timeout: float,
-        read: Callable[[Any], T] = itself,
+        read: Callable[[Any], T] = identity,
     ) -> T:
         """Call code in a process and return its result, converted by `plain` in that process.
 
@@ -98,7 +98,7 @@ class ProcessPool:
             with self._lock:
                 worker = self._fit(*codes)
         if worker is None:
-            worker = await made_in_thread(partial(self._begin, *codes), Worker.close)
+            worker = await acquire_in_thread(partial(self._begin, *codes), Worker.close)
         return OwnProcess(worker, self._take_back if reused else None)
 
     def _take_back(self, worker: Worker) -> None:
@@ -131,7 +131,7 @@ class ProcessPool:
                 log.info("the processes for rewards begin with the first one: %s", error)
 
         if codes:
-            hand_over(load)
+            run_detached(load)
 
     def close(self) -> None:
         """End all processes; the next call starts new ones."""
@@ -143,7 +143,7 @@ class ProcessPool:
 
     def _bury_free(self) -> None:
         while self._free:
-            hand_over(partial(_bury, self._free.pop()))
+            run_detached(partial(_reap, self._free.pop()))
 
     def _let_go(self) -> None:
         while self._free:
@@ -162,7 +162,7 @@ class ProcessPool:
         if waiting is not None:
             worker = await self._turn(waiting)
         try:
-            return worker if worker is not None else await made_in_thread(partial(self._begin, code), Worker.close)
+            return worker if worker is not None else await acquire_in_thread(partial(self._begin, code), Worker.close)
         except BaseException:  # also on cancellation: a slot that is not returned is lost permanently
             self._pass_on(None)
             raise
@@ -203,7 +203,7 @@ class ProcessPool:
             worker = self._free.pop()
             if worker.fits(*codes):
                 return worker
-            hand_over(partial(_bury, worker))
+            run_detached(partial(_reap, worker))
         return None
 
     def _leave(self, worker: Worker, *, stays: bool) -> None:
@@ -213,21 +213,21 @@ class ProcessPool:
         self._pass_on(worker if stays else None)
         if not stays:
             worker.end("was given up")
-            hand_over(partial(_bury, worker))
+            run_detached(partial(_reap, worker))
 
     def _pass_on(self, worker: Worker | None) -> None:
         """Give a process, or a free slot, to the call that has waited longest; later calls cannot overtake it."""
         with self._lock:
             while self._waiting:
                 waiting = self._waiting.popleft()
-                if not waiting.turn.done() and waiting.hand(partial(self._take, waiting, worker)):
+                if not waiting.turn.done() and waiting.call_soon(partial(self._take, waiting, worker)):
                     return
             self._busy -= 1
             stays = worker is not None and len(self._free) < FREE and self._warm is worker.warm
             if worker is not None and stays:
                 self._free.append(worker)
         if worker is not None and not stays:
-            hand_over(partial(_bury, worker))
+            run_detached(partial(_reap, worker))
 
     def _take(self, waiting: _Waiting, worker: Worker | None) -> None:
         """Resume a waiting call on its loop, unless it was cancelled or has started another process meanwhile."""
@@ -236,7 +236,7 @@ class ProcessPool:
         elif worker is None or worker.fits(waiting.code):
             waiting.turn.set_result(worker)
         else:
-            hand_over(partial(_bury, worker))
+            run_detached(partial(_reap, worker))
             waiting.turn.set_result(None)
 
 
@@ -253,7 +253,7 @@ class _Waiting:
         """Check after `wait` seconds if any call has ended since."""
         self.timer = self._loop.call_later(wait, overdue, self, ended)
 
-    def hand(self, give: Callable[[], None]) -> bool:
+    def call_soon(self, give: Callable[[], None]) -> bool:
         """Call `give` on its loop; return False if the loop is closed."""
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
@@ -264,7 +264,7 @@ class _Waiting:
         return False
 
 
-def _bury(worker: Worker) -> None:
+def _reap(worker: Worker) -> None:
     with suppress(RewardFailure):  # the warm process has ended, and with it all of its forks
         worker.close()
 
@@ -285,7 +285,7 @@ class OwnProcess:
         arguments: Mapping[str, Any],
         plain: str,
         timeout: float,
-        read: Callable[[Any], T] = itself,
+        read: Callable[[Any], T] = identity,
     ) -> T:
         """See `ProcessPool.call`; calls are sequential. After a call that ended the process, each call raises the
         cause.
@@ -306,7 +306,7 @@ class OwnProcess:
             except asyncio.CancelledError:
                 self._worker, self.ended = None, "was ended in an earlier call, for which nobody waited any more"
                 worker.end("was given up")
-                hand_over(partial(_bury, worker))
+                run_detached(partial(_reap, worker))
                 raise
 
     async def close(self) -> None:
@@ -316,7 +316,7 @@ class OwnProcess:
             self._take_back(worker)
         elif worker is not None:
             worker.end("was closed")
-            await done_in_thread(partial(_bury, worker))
+            await done_in_thread(partial(_reap, worker))
 
 
 POOL = ProcessPool()

@@ -21,7 +21,7 @@ from hermes_rl.foreign.messages import Question
 from hermes_rl.foreign.process import ANSWER, ANSWERED, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.foreign.wire import LARGEST, LONG, WireError
-from hermes_rl.threads import WAITS, Waits, hand_over, in_thread
+from hermes_rl.threads import WAITS, Waits, run_detached, run_in_thread
 
 MOST_OPEN = 1_000
 """Maximum number of open questions of a call."""
@@ -134,7 +134,7 @@ class ServedObjects:
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(ended)
         else:
-            hand_over(work)
+            run_detached(work)
 
     def give_up(self) -> None:
         """Cancel pending results, which nothing awaits: the call, which limited their time, has ended."""
@@ -159,7 +159,7 @@ class ServedObjects:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
             answer = self._answered(question, error, succeeded=False)
         if len(answer) > LONG or len(self.answering) > 1:  # it may have to wait until the process has read others
-            await in_thread(partial(self._send, answer))
+            await run_in_thread(partial(self._send, answer))
         else:
             self._send(answer)
 

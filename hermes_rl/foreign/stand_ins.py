@@ -30,7 +30,7 @@ def lives_in_runner(stand_in: str) -> Callable[[Living], Living]:
     return marked
 
 
-class StandIn:
+class ObjectProxy:
     """Proxy of the object with this number; unknown public methods are forwarded to the object."""
 
     def __init__(self, number: int) -> None:
@@ -50,7 +50,7 @@ class StandIn:
         return await asyncio.wrap_future(current_runner().ask(self._number, method, *args))
 
 
-class ContextStandIn(StandIn):
+class ContextStandIn(ObjectProxy):
     """Proxy of a `ToolContext`."""
 
     def __init__(self, number: int, task_id: str) -> None:
@@ -71,16 +71,16 @@ class ContextStandIn(StandIn):
             self._ask("restore")
 
     @contextmanager
-    def untouched(self) -> Iterator[ContextStandIn]:
-        """See `ToolContext.untouched`."""
-        fresh: ContextStandIn = self._ask("untouched")
+    def pristine_sandbox(self) -> Iterator[ContextStandIn]:
+        """See `ToolContext.pristine_sandbox`."""
+        fresh: ContextStandIn = self._ask("pristine_sandbox")
         try:
             yield fresh
         finally:
             fresh._ask("leave")
 
 
-class RoleStandIn(StandIn):
+class RoleStandIn(ObjectProxy):
     """Proxy of the `ModelHandle` of a role; its calls are awaited."""
 
     def __init__(self, number: int, name: str, scripted: bool) -> None:
@@ -106,16 +106,16 @@ class RoleStandIn(StandIn):
         return numbers
 
 
-class SeatStandIn(StandIn):
-    """Proxy of a `SeatPlayer` for a schedule of the spec."""
+class SeatStandIn(ObjectProxy):
+    """Proxy of a `SeatRunner` for a schedule of the spec."""
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number)
         self.name = name
 
     async def say(self, words: str | None = None) -> str | None:
-        """See `SeatPlayer.say`; an exception ends the episode, unless the schedule continues."""
-        answer = await self._ask_here("said", words)
+        """See `SeatRunner.say`; an exception ends the episode, unless the schedule continues."""
+        answer = await self._ask_here("handle_say", words)
         if "problem" in answer:
             raise AgentFault(answer["problem"])
         text: str | None = answer["text"]

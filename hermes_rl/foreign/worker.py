@@ -36,7 +36,7 @@ from hermes_rl.foreign.served import ServedObjects
 from hermes_rl.foreign.wire import LARGEST, LONG, Inbox, WireError, from_json, send
 from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code, files_named_in
-from hermes_rl.threads import hand_over, in_thread
+from hermes_rl.threads import run_detached, run_in_thread
 from hermes_rl.visible import visible
 
 log = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ class Worker:
         try:
             with _Watch(self, served, timeout, secret.hex()) as watch:
                 if len(message) > LONG:
-                    await in_thread(partial(self.send, CALL, message))
+                    await run_in_thread(partial(self.send, CALL, message))
                     self.clock.begin()  # until now it has waited for this process
                 else:
                     self.send(CALL, message)
@@ -251,7 +251,7 @@ class Worker:
             if not self.inbox.empty:  # the reply to the next call would be mistaken for its continuation
                 self.end("sent a part of a message after its reply")
             if reply.raised is None:
-                return await in_thread(partial(read, reply.returned)) if watch.long else read(reply.returned)
+                return await run_in_thread(partial(read, reply.returned)) if watch.long else read(reply.returned)
             raised = exception_of(reply.raised, served.sent)
             if isinstance(raised, ForeignError) and code in self.warm.broken:
                 raised = raised.claimed or raised
@@ -263,7 +263,7 @@ class Worker:
         finally:
             if served.answering or served.entered:
                 served.give_up()
-                await in_thread(served.close)
+                await run_in_thread(served.close)
         raise raised
 
 
@@ -363,7 +363,7 @@ class _Watch:
             for message in self._worker.inbox.add(data):
                 if len(message) > LONG:
                     self.long = True
-                    hand_over(partial(self._read_aside, message))
+                    run_detached(partial(self._read_aside, message))
                 else:
                     self._heed(from_json(message))
         except BlockingIOError:

@@ -31,7 +31,7 @@ GATHERING = 0.005
 """Seconds without another model call after which the waiting calls become one batch."""
 
 
-class Beside:
+class BackgroundEnv:
     """A spec that opens on first use, on an event loop in a separate thread.
 
     Each start of the trainer writes its own run directory under `record`. A start never reuses rollouts of an earlier

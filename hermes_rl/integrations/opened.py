@@ -26,7 +26,7 @@ _PROCESS: list[int] = []
 """Id of the process that opened the specs; empty before the first one."""
 
 
-def opened(spec: str) -> tuple[hermes_rl.Env, Any]:
+def shared_environment(spec: str) -> tuple[hermes_rl.Env, Any]:
     """Return a spec's environment and its synchronous wrapper, opened on the first use in this process.
 
     The environment runs on an event loop in a separate thread, so that it never blocks the trainer's loop. It closes
@@ -156,7 +156,7 @@ async def play_at_endpoint(
     Raises:
         UserError: the row does not exist, or the trainer cannot run the spec.
     """
-    env, sync = await asyncio.to_thread(opened, spec)
+    env, sync = await asyncio.to_thread(shared_environment, spec)
     require_no_comparing(env, trainer)
 
     async def play() -> hermes_rl.Rollout:

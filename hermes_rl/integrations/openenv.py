@@ -13,7 +13,8 @@ from typing import Any
 
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.env_server.types import Action, State
+from openenv.core.env_server.types import Observation as BaseObservation
 from pydantic import Field
 
 import hermes_rl
@@ -21,7 +22,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.integrations.opened import require_carried, require_no_comparing, require_one_stepped, values_of
 
 
-class Say(Action):
+class ReplyAction(Action):
     """Action with the model's turn."""
 
     content: str = ""
@@ -29,7 +30,7 @@ class Say(Action):
     """Tool calls in OpenAI's format."""
 
 
-class Heard(Observation):
+class Observation(BaseObservation):
     """Observation with the model's next input or, if `done`, the result of the rollout."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
@@ -61,7 +62,7 @@ class HermesEnvironment(Environment):
         """Number of messages that the client already has, including its own."""
         self._state = State()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Heard:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Observation:
         """Start the rollout of a row, selected by `key`, `index` or `seed`; by default the next row.
 
         Args:
@@ -80,7 +81,7 @@ class HermesEnvironment(Environment):
         self._session = self._sync.session(row, split=split, group=group)
         return self._observation(self._session.start())
 
-    def step(self, action: Say, timeout_s: float | None = None, **_: Any) -> Heard:
+    def step(self, action: ReplyAction, timeout_s: float | None = None, **_: Any) -> Observation:
         """Apply the model's turn and return the next observation; `timeout_s` is ignored, the spec's limits apply."""
         if self._session is None:
             raise UserError("call reset first: no rollout has begun")
@@ -118,12 +119,12 @@ class HermesEnvironment(Environment):
         place = index if index is not None else seed if seed is not None else self._turns()
         return rows[place if rows.length is None else place % rows.length]
 
-    def _observation(self, turn: hermes_rl.SessionTurn | None) -> Heard:
+    def _observation(self, turn: hermes_rl.SessionTurn | None) -> Observation:
         if turn is not None:
             new, self._heard = turn.messages[self._heard :], len(turn.messages) + 1
-            return Heard(messages=new, tools=turn.tools, max_tokens=turn.max_tokens)
+            return Observation(messages=new, tools=turn.tools, max_tokens=turn.max_tokens)
         rollout = require_carried(self._session.rollout, "OpenEnv")
-        return Heard(
+        return Observation(
             done=True,
             reward=rollout.score,
             ending=str(rollout.ending),
@@ -172,8 +173,8 @@ def make_app(env: hermes_rl.Env, most: int) -> Any:
     sync.__enter__()  # the environment is already open, so this opens nothing
     return create_fastapi_app(
         lambda: HermesEnvironment(env, sync, lambda: next(numbers)),
-        Say,
-        Heard,
+        ReplyAction,
+        Observation,
         max_concurrent_envs=most,
         env_name=env.spec.name,
     )

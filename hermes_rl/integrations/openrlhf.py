@@ -18,7 +18,7 @@ from hermes_rl.integrations.opened import logprobs_of, require_no_comparing, val
 from hermes_rl.integrations.pull import (
     CUT,
     BatchPlace,
-    Pull,
+    TrainerAdapter,
     own_settings,
     parameters,
     require_score,
@@ -43,7 +43,7 @@ def executor(
 
     Args:
         spec: a loaded spec, a path, or the name of a shipped spec.
-        renderer, sampling, replays, allow_inexact: as for `Pull`.
+        renderer, sampling, replays, allow_inexact: as for `TrainerAdapter`.
         processed_logprobs: whether vLLM's log-probabilities include temperature and top_p (its `logprobs_mode`).
         environ: variables used for `${VAR}` and for server keys.
 
@@ -61,7 +61,9 @@ def executor(
 
         def __init__(self) -> None:
             self.env = hermes_rl.open_env(spec, environ=environ)
-            self._pull = Pull("OpenRLHF", self.env, sampling=own, replays=replays, allow_inexact=allow_inexact)
+            self._pull = TrainerAdapter(
+                "OpenRLHF", self.env, sampling=own, replays=replays, allow_inexact=allow_inexact
+            )
             self._policies: dict[tuple[Any, ...], hermes_rl.Policy] = {}
 
         async def execute(

@@ -1,8 +1,8 @@
 """Common part of the integrations with trainers that request rollouts and sample the tokens themselves.
 
-`Pull` runs one spec for such a trainer. It opens the spec, runs compared rollouts together, and rejects trainer
-settings and rollouts that the other side cannot represent. An integration adds the formats of its trainer: how data
-name a row, how a call is sampled, and how a rollout is returned. CONTRIBUTING.md has an example.
+`TrainerAdapter` runs one spec for such a trainer. It opens the spec, runs compared rollouts together, and rejects
+trainer settings and rollouts that the other side cannot represent. An integration adds the formats of its trainer: how
+data name a row, how a call is sampled, and how a rollout is returned. CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BatchResult(NamedTuple):
     error: str | None
 
 
-class Pull:
+class TrainerAdapter:
     """A spec that runs for a trainer that requests rollouts.
 
     Integrations have arguments with these names, and `renderer`, which is the `renderer` of a server in a spec.

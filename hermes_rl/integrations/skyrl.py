@@ -22,7 +22,7 @@ from hermes_rl.integrations.pull import (
     FAILURES,
     BatchPlace,
     BatchResult,
-    Pull,
+    TrainerAdapter,
     is_scored,
     parameters,
     require_a_score,
@@ -43,7 +43,7 @@ class HermesGenerator:
         generator_cfg: SkyRL's `cfg.generator`.
         inference_engine_client: SkyRL's client for its engines.
         tokenizer: SkyRL's tokenizer.
-        renderer, sampling, concurrency, replays, allow_inexact: as for `Pull`.
+        renderer, sampling, concurrency, replays, allow_inexact: as for `TrainerAdapter`.
         environ: variables used for `${VAR}` and for server keys.
     """
 
@@ -67,7 +67,7 @@ class HermesGenerator:
         limit = generator_cfg.max_input_length
         context = None if limit is None else limit + generator_cfg.sampling_params.max_generate_length
         self._longest = int(generator_cfg.sampling_params.max_generate_length)
-        self._pull = Pull(
+        self._pull = TrainerAdapter(
             "SkyRL",
             hermes_rl.open_env(spec, environ=environ),
             hermes_rl.Policy.sampling(self._sample, tokenizer, renderer=renderer, context=context),

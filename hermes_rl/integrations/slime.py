@@ -16,10 +16,10 @@ from typing import Any
 import hermes_rl
 from hermes_rl.errors import UserError
 from hermes_rl.integrations.opened import require_no_comparing
-from hermes_rl.integrations.pull import CUT, NEUTRAL, BatchPlace, Pull, is_scored, row_named
+from hermes_rl.integrations.pull import CUT, NEUTRAL, BatchPlace, TrainerAdapter, is_scored, row_named
 
 REWARDS = "hermes_rl.integrations.slime.rewards"
-_OPENED: dict[tuple[Any, ...], Pull] = {}
+_OPENED: dict[tuple[Any, ...], TrainerAdapter] = {}
 """Open specs by event loop and settings; all rollouts of a slime process share them."""
 
 
@@ -109,7 +109,7 @@ def _flat(samples: Sequence[Any]) -> list[Any]:
     return [sample for member in samples for sample in (_flat(member) if isinstance(member, list) else [member])]
 
 
-def _sampling(args: Any, pull: Pull, parameters: dict[str, Any]) -> dict[str, Any]:
+def _sampling(args: Any, pull: TrainerAdapter, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's settings with slime's temperature and lengths.
 
     Raises:
@@ -128,7 +128,7 @@ def _sampling(args: Any, pull: Pull, parameters: dict[str, Any]) -> dict[str, An
     return settings
 
 
-def _pull(args: Any) -> Pull:
+def _pull(args: Any) -> TrainerAdapter:
     names = ("spec", "renderer", "sampling", "replays", "allow_inexact", "workers")
     spec, renderer, sampling, replays, inexact, workers = (getattr(args, f"hermes_{name}", None) for name in names)
     if spec is None:
@@ -136,7 +136,7 @@ def _pull(args: Any) -> Pull:
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     key = asyncio.get_running_loop(), spec, url, workers, replays, inexact, str((renderer, sampling))
     if key not in _OPENED:
-        _OPENED[key] = Pull(
+        _OPENED[key] = TrainerAdapter(
             "slime",
             hermes_rl.open_env(spec, workers=workers),
             hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer),

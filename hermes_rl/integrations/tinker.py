@@ -27,7 +27,6 @@ from tinker_cookbook.rl.types import (
 import hermes_rl
 from hermes_rl.errors import UserError
 from hermes_rl.integrations.opened import (
-    opened,
     require_carried,
     require_no_comparing,
     require_one_stepped,
@@ -69,7 +68,7 @@ class HermesEnv(Env):
         """
         await self.close()
         group = self._group
-        self._env, self._sync = await asyncio.to_thread(opened, group.spec)
+        self._env, self._sync = await asyncio.to_thread(shared_environment, group.spec)
         require_no_comparing(self._env, "tinker-cookbook")
         require_one_stepped(self._env, "tinker-cookbook")
         self._session = await self._on_loop(

@@ -22,7 +22,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
-from hermes_rl.integrations.beside import Beside, Call, ModelCalls, dataset
+from hermes_rl.integrations.beside import BackgroundEnv, Call, ModelCalls, dataset
 from hermes_rl.integrations.opened import (
     logprobs_of,
     require_own_baseline,
@@ -34,7 +34,7 @@ from hermes_rl.integrations.pull import (
     FAILURES,
     BatchPlace,
     BatchResult,
-    Pull,
+    TrainerAdapter,
     is_scored,
     parameters,
     require_a_score,
@@ -94,16 +94,16 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
 # ------------------------------------------------------------------------------------------------ GRPOTrainer
 
 
-class HermesRollouts(Beside):
+class HermesRollouts(BackgroundEnv):
     """A spec for TRL's `GRPOTrainer`, which then trains on exactly the tokens that were sampled.
 
     The trainer's own sampler is used: its model, its vLLM engine in the same process, or its vLLM server.
 
     Args:
-        spec, rows, environ, record: as for `Beside`.
+        spec, rows, environ, record: as for `BackgroundEnv`.
         policy: a model that acts instead of the trainer's. Unless it has the trainer's weights at every step, the
             trainer trains on tokens of another model; a warning and the metric `hermes_rl/other_policy` report this.
-        renderer, sampling, concurrency, replays, allow_inexact: as for `Pull`.
+        renderer, sampling, concurrency, replays, allow_inexact: as for `TrainerAdapter`.
         workers: the number of processes that run rollouts; requires a server that samples, the trainer's vLLM server
             or the server of `policy`.
     """
@@ -127,7 +127,7 @@ class HermesRollouts(Beside):
         self._policy, self._renderer = policy, renderer
         self._settings: dict[str, Any] = {"sampling": sampling, "concurrency": concurrency}
         self._settings |= {"replays": replays, "allow_inexact": allow_inexact}
-        self._pull: Pull | None = None
+        self._pull: TrainerAdapter | None = None
         self._trainer: Any = None
         """Trainer whose logs are observed."""
         self._generate: Generate | None = None
@@ -164,7 +164,7 @@ class HermesRollouts(Beside):
             raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
         if self._pull is None:
             policy = self._policy or self._policy_of(trainer)
-            self._pull = Pull("TRL", self.env, policy, where=WHERE, seats=True, **self._settings)
+            self._pull = TrainerAdapter("TRL", self.env, policy, where=WHERE, seats=True, **self._settings)
         pull = self._pull
         assert pull.policy is not None
         if self._trainer is not trainer:
@@ -274,7 +274,7 @@ def require_whole(places: Sequence[tuple[str, int, int]], size: int, comparing: 
         )
 
 
-def columns_of(ended: Sequence[BatchResult], end: int, pull: Pull) -> dict[str, Any]:
+def columns_of(ended: Sequence[BatchResult], end: int, pull: TrainerAdapter) -> dict[str, Any]:
     """Return rollouts as columns for TRL's `rollout_func`, one entry per rollout.
 
     A rollout without a score becomes the single token `end`, which is not trained on.
@@ -470,17 +470,17 @@ def _require_own_model(trainer: Any) -> None:
 # ------------------------------------------------------------------------------------------- AsyncGRPOTrainer
 
 
-class HermesWorker(Beside):
+class HermesWorker(BackgroundEnv):
     """A spec as the `rollout_worker` of TRL's `AsyncGRPOTrainer`: groups run while the trainer trains.
 
     Args:
-        spec, environ, record, workers: as for `Beside`.
+        spec, environ, record, workers: as for `BackgroundEnv`.
         args: the trainer's AsyncGRPOConfig.
         model: the name of the model at the trainer's vLLM server, also used as the name of the tokenizer.
         tokenizer: a hub name or a directory, if it differs from `model`.
         adapter: the name of the trained adapter at the server; version N is requested as `ADAPTER-vN`.
         policy: a model that acts instead of the model at the trainer's server.
-        renderer, sampling, allow_inexact: as for `Pull`.
+        renderer, sampling, allow_inexact: as for `TrainerAdapter`.
         drop_uniform: exclude groups whose scores are all equal.
         normalise: the normalization of advantages: "std", "mean" or "none".
 
@@ -521,7 +521,9 @@ class HermesWorker(Beside):
             raise UserError("name the `model` that the trainer's vLLM server serves, or give a `policy`")
         name = model if adapter is None else lambda: f"{adapter}-v{self._version}"
         self._policy = policy or _vllm(args.vllm_server_base_url, name, tokenizer or str(model), renderer)
-        self._pull = Pull("TRL", self.env, self._policy, sampling=sampling, where=WHERE, allow_inexact=allow_inexact)
+        self._pull = TrainerAdapter(
+            "TRL", self.env, self._policy, sampling=sampling, where=WHERE, allow_inexact=allow_inexact
+        )
         self._sampling = self._pull.sampling({name: getattr(args, name) for name in SETTINGS})
         self._drop_uniform, self._normalise = drop_uniform, normalise
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=args.queue_maxsize)

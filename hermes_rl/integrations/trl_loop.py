@@ -12,13 +12,13 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.beside import Beside, dataset
+from hermes_rl.integrations.beside import BackgroundEnv, dataset
 from hermes_rl.integrations.opened import require_carried, require_no_comparing
 
 _TYPES = {"integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
-class HermesEnvironments(Beside):
+class HermesEnvironments(BackgroundEnv):
     """A spec's tools, sandbox and rewards for TRL's own loop: `GRPOTrainer(environment_factory=…)`.
 
     TRL renders, samples and stops; the spec's budgets and stop reasons apply. A spec with a simulated user, several

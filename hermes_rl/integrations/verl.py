@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
-from hermes_rl.integrations.pull import BatchPlace, Pull, own_settings, parameters, require_score, row_named
+from hermes_rl.integrations.pull import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
 
 GATHERING = 60.0
 """Seconds within which verl must start all members of a compared group; verl normally starts them together."""
@@ -27,7 +27,7 @@ class VerlAgentLoop:
     Args:
         trainer_config, server_manager, tokenizer: passed by verl, as are all arguments that are not listed below.
         spec: a path, or the name of a shipped spec.
-        renderer, sampling, replays, allow_inexact: as for `Pull`.
+        renderer, sampling, replays, allow_inexact: as for `TrainerAdapter`.
     """
 
     _workers: ClassVar[dict[tuple[Any, ...], _Worker]] = {}
@@ -135,7 +135,7 @@ class VerlAgentLoop:
             await worker.close()
 
 
-class _Worker(Pull):
+class _Worker(TrainerAdapter):
     """Resources that the rollouts of one process share: environment, policy, and groups whose members are awaited."""
 
     def __init__(

@@ -76,7 +76,7 @@ class Comparison:
     ungraded_b: int
     bounds: tuple[float, float] | None
 
-    def worse(self, margin: float = 0.0) -> bool:
+    def is_significantly_worse(self, margin: float = 0.0) -> bool:
         """Return True if B is worse by more than `margin`, beyond chance: the upper end of the interval is below
         -margin.
         """

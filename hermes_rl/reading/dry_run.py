@@ -31,7 +31,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.runs.left import group_name, left_to_play
-from hermes_rl.runs.opening import Launch, plan_of, require_runnable, what_is_new
+from hermes_rl.runs.opening import RunOptions, changed_sections, plan_of, require_runnable
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
@@ -135,7 +135,9 @@ class DryRun:
         return {role: None if cost is None else cost * self.played for role, cost in costs.items()}
 
 
-async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Prices] | None = None) -> DryRun:
+async def dry_run(
+    spec: Spec, launch: RunOptions, sample: int = 0, prices: Mapping[str, Prices] | None = None
+) -> DryRun:
     """Plan a run, as far as that is possible without rollouts; a sample runs if one is requested.
 
     Raises `UserError` if the run would be refused, for the same reason; `RunError` if a server of tools cannot be
@@ -157,7 +159,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
     return plan
 
 
-async def nothing_left(spec: Spec, launch: Launch) -> bool:
+async def nothing_left(spec: Spec, launch: RunOptions) -> bool:
     """Return True if a run is complete and graded by the current spec, or raise why it is refused; no server is
     called.
     """
@@ -195,7 +197,7 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     return prices | {role: by_model[model] for role, model in models.items() if model in by_model}
 
 
-def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
+def _planned(compiled: CompiledSpec, launch: RunOptions, rows: Rows) -> DryRun:
     spec, mode = compiled.spec, launch.mode
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
     size, length = spec.group_size(mode), rows.length
@@ -213,7 +215,7 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
         plan.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
         _graded(plan, compiled, directory.described(), size)
     elif launch.out is None:
-        plan.new = what_is_new(directory, spec, launch)
+        plan.new = changed_sections(directory, spec, launch)
     plan.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
     plan.kept = len(counting) - plan.again
     if groups is not None:
@@ -319,7 +321,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     )
 
 
-async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
+async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
     """Run a few rows in a temporary directory, and measure them."""
     plain = {name: value for name, value in spec.atropos.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"

@@ -28,7 +28,7 @@ from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.usage import Usage
 from hermes_rl.values import NESTED, read_own_json, too_deep
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 MARKS = (
     (b',"messages":[', b'],"turns":', b',"sequences":'),
@@ -41,7 +41,7 @@ LEFT_OUT = 5
 """Maximum number of unreadable rollouts listed by name."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States after which a rollout is not run or scored any more."""
-GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
+GIVEN_UP = frozenset(state for state in RolloutState if state.abandoned)
 DEEPEST = 4
 """Directory levels below the given one that are searched for runs."""
 EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
@@ -320,9 +320,9 @@ class RunRecord:
         named = [f"{name} ({why})" for name, why in list(self.unreadable.items())[:LEFT_OUT]]
         more = len(self.unreadable) - len(named)
         named += [f"{more} more"] if more else []
-        parts = [f"{counted(len(self.unreadable), 'rollout')}: {', '.join(named)}"] if named else []
+        parts = [f"{pluralize(len(self.unreadable), 'rollout')}: {', '.join(named)}"] if named else []
         numbers = ", ".join(map(str, self._torn_lines[:LEFT_OUT])) + (", …" if self.torn > LEFT_OUT else "")
-        parts += [f"{counted(self.torn, 'line')}: number {numbers}"] if self.torn else []
+        parts += [f"{pluralize(self.torn, 'line')}: number {numbers}"] if self.torn else []
         return f"left out of {self.path / ROLLOUTS}, as it cannot be read: {'; '.join(parts)}" if parts else ""
 
     def line_of_group(self, rollout: str) -> Line:

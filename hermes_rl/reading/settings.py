@@ -27,7 +27,7 @@ LONGEST = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
+class SettingsDifference:
     """Differences between the settings of two runs: `refusals` make their scores incomparable, `warnings` do not."""
 
     refusals: tuple[str, ...]
@@ -72,7 +72,7 @@ def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
     return {each["name"]: None if each.get("gate") else each.get("weight") for each in weightings}
 
 
-def contrast(a: RunRecord, b: RunRecord) -> Contrast:
+def contrast(a: RunRecord, b: RunRecord) -> SettingsDifference:
     """Compare the settings of two runs by their `run.json` and `spec.yaml`."""
     before, after, specs = a.described, b.described, (spec_of(a), spec_of(b))
     refusals, warnings = _other_grading(before, after)
@@ -84,7 +84,7 @@ def contrast(a: RunRecord, b: RunRecord) -> Contrast:
         warnings.append(
             f"evaluate.success_threshold is {success_of(specs[0]):g} in A and {success_of(specs[1]):g} in B"
         )
-    return Contrast(tuple(refusals), tuple(warnings))
+    return SettingsDifference(tuple(refusals), tuple(warnings))
 
 
 def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:

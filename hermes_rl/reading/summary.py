@@ -217,7 +217,7 @@ def _seats(record: RunRecord, first: Iterable[RolloutSummary]) -> dict[str, dict
     return means
 
 
-def chosen(
+def select_rollouts(
     record: RunRecord,
     success: float,
     *,
@@ -246,7 +246,7 @@ def chosen(
     return rollouts if wanted == "number" else sorted(rollouts, key=KEYS[wanted])
 
 
-def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
+def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
     """Yield the reasons why a rollout did not pass, the most likely first; nothing if it passed."""
     ending = ending_named(line["ending"])
     if line["score"] is None:
@@ -287,7 +287,7 @@ def _too_early(line: Mapping[str, Any], ending: Ending) -> Iterator[str]:
         yield f"its agent program gave up with status {program['exit_code']}{refused}"
 
 
-def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:
+def columns_read(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:
     """Return which rewards read which columns of a row by name, as far as their arguments show it."""
     rewards: dict[str, list[str]] = {}
     for name, reward in (spec.get("rewards") or {}).items():

@@ -26,7 +26,7 @@ BUSY = 0.9
 """Fraction of busy cores from which this program and its sandboxes are the bottleneck."""
 RESERVE = 0.1
 """Fraction of the memory that stays free."""
-LOOK = 0.25
+POLL_INTERVAL = 0.25
 """Seconds between two measurements."""
 GROWTH = 1.5
 """Maximum growth factor of open rollouts between two measurements, so that their cost is measured."""
@@ -47,7 +47,7 @@ UNLIMITED = 1 << 20
 
 
 @runtime_checkable
-class Calls(Protocol):
+class ModelCallLoad(Protocol):
     """Interface of the policy for admission, implemented by `servers.client.ModelClient`."""
 
     def fix(self) -> None:
@@ -76,13 +76,13 @@ class DescriptorShare:
         self._used, self._clock = used or open_descriptors, clock
         self._surely = (self._limit - self._used()) // DESCRIPTORS
         """Number of rollouts that are possible even if each uses the maximum."""
-        self._looked, self._room, self._open = -LOOK, 0, 0
+        self._looked, self._room, self._open = -POLL_INTERVAL, 0, 0
 
     def carry(self, open_rollouts: int) -> bool:
         """Return True if a rollout may start: above the guaranteed number, half of all descriptors must stay free."""
         if open_rollouts < max(1, self._surely):
             return True
-        if self._clock() - self._looked >= LOOK:
+        if self._clock() - self._looked >= POLL_INTERVAL:
             self._looked, self._open = self._clock(), open_rollouts
             self._room = self._limit - self._used()
         return self._room - (open_rollouts - self._open) > self._limit // 2
@@ -105,14 +105,14 @@ class MemoryShare:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sandboxes, self._clock = sandboxes, clock
-        self._looked, self._open = -LOOK, 0
+        self._looked, self._open = -POLL_INTERVAL, 0
         self._seen: SandboxMemory | None = None
 
     def carry(self, open_rollouts: int) -> bool:
         """Return True if another rollout may start; always for the first one, because nothing else would release
         memory.
         """
-        if self._clock() - self._looked >= LOOK:
+        if self._clock() - self._looked >= POLL_INTERVAL:
             self._looked, self._open, self._seen = self._clock(), open_rollouts, self._sandboxes()
         seen = self._seen
         if open_rollouts == 0 or seen is None:
@@ -125,7 +125,7 @@ class MemoryShare:
         return seen.limit - seen.used - begun * seen.each >= max(seen.each, RESERVE * seen.limit)
 
 
-class Carries(Protocol):
+class CapacityCheck(Protocol):
     """Check that descriptors or memory suffice for another rollout."""
 
     def carry(self, open_rollouts: int) -> bool: ...
@@ -134,7 +134,9 @@ class Carries(Protocol):
 class Fixed:
     """Admit a fixed number of concurrent rollouts."""
 
-    def __init__(self, concurrency: int, descriptors: Carries | None = None, memory: Carries | None = None) -> None:
+    def __init__(
+        self, concurrency: int, descriptors: CapacityCheck | None = None, memory: CapacityCheck | None = None
+    ) -> None:
         self.concurrency = concurrency
         self.descriptors = descriptors or DescriptorShare()
         self.memory = memory or MemoryShare()
@@ -167,15 +169,15 @@ class Adaptive:
 
     def __init__(
         self,
-        calls: Calls | None,
+        calls: ModelCallLoad | None,
         *,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
         cores: Callable[[], int] | None = None,
         machine: Callable[[], Sequence[Used]] | None = None,
-        descriptors: Carries | None = None,
-        memory: Carries | None = None,
+        descriptors: CapacityCheck | None = None,
+        memory: CapacityCheck | None = None,
     ) -> None:
         self.descriptors = descriptors or DescriptorShare(clock=clock)
         self.memory = memory or MemoryShare(clock=clock)
@@ -205,7 +207,7 @@ class Adaptive:
 
     def _look(self, open_rollouts: int) -> None:
         now = self._clock()
-        if now - self._looked < LOOK:
+        if now - self._looked < POLL_INTERVAL:
             return
         seconds, self._looked = now - self._looked, now
         before, self._before = self._before, self._measured()
@@ -233,7 +235,7 @@ def admission(
     free: Callable[[], float] | None = None,
     cores: Callable[[], int] | None = None,
     machine: Callable[[], Sequence[Used]] | None = None,
-    descriptors: Carries | None = None,
+    descriptors: CapacityCheck | None = None,
 ) -> Admission:
     """Return a fixed admission if `concurrency` is set, otherwise an adaptive one; the policy is configured
     accordingly.
@@ -241,9 +243,9 @@ def admission(
     `used`, `free`, `cores`, `machine` and `descriptors` measure other processes if these run the rollouts.
     """
     if concurrency is None:
-        calls = policy if isinstance(policy, Calls) else None
+        calls = policy if isinstance(policy, ModelCallLoad) else None
         return Adaptive(calls, used=used, free=free, cores=cores, machine=machine, descriptors=descriptors)
-    if isinstance(policy, Calls):
+    if isinstance(policy, ModelCallLoad):
         policy.fix()
     return Fixed(max(1, concurrency), descriptors)
 

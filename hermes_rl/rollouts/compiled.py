@@ -26,18 +26,18 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.agent.seats import (
     SCHEDULE_TAKES,
+    MultiAgentEpisode,
     Schedule,
     ScheduleError,
-    SeatPlayer,
+    SeatRunner,
     SeatTool,
-    Table,
-    at_once,
+    alternating_schedule,
     by_function,
     by_state,
     calling,
-    in_turns,
+    simultaneous_schedule,
 )
-from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOfCode, WithHook, user_id
+from hermes_rl.agent.user import AnswersAgent, CodeUser, ScriptedUser, SimulatedUser, WithHook, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
@@ -46,7 +46,7 @@ from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
-from hermes_rl.rollouts.rollout import ALONE, Rollout, RolloutKey, Seat, and_won
+from hermes_rl.rollouts.rollout import ONLY_SEAT, Rollout, RolloutKey, Seat, update_win_rate
 from hermes_rl.rollouts.sandboxes import (
     ArtifactSandboxes,
     Keep,
@@ -88,7 +88,7 @@ from hermes_rl.spec.model import (
 from hermes_rl.spec.prompts import content_of, messages_of
 from hermes_rl.spec.reward_rules import in_process, unisolated
 from hermes_rl.spec.row_files import placed_files, require_offered
-from hermes_rl.spec.section import EnvText, is_template, thaw
+from hermes_rl.spec.section import EnvText, is_template, to_plain
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
     TemplateError,
@@ -107,7 +107,7 @@ from hermes_rl.tools.execute import run_tool
 from hermes_rl.tools.python_tools import StateTool
 from hermes_rl.tools.rollout_process import BEGIN, RolloutProcess, RolloutTool
 from hermes_rl.tools.state_questions import ask_state, state_question
-from hermes_rl.values import own_copy
+from hermes_rl.values import deep_copy
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +331,7 @@ class CompiledSpec:
         distill = self.spec.distill
         return None if distill is None else Teacher(self.roles[distill.server], distill.top_k)
 
-    def played_by(self, policy: ModelClient) -> CompiledSpec:
+    def with_policy(self, policy: ModelClient) -> CompiledSpec:
         """Return this environment with another policy; tools, sandboxes and rewards are shared."""
         other = copy.copy(self)
         other.roles = {**self.roles, POLICY: policy}
@@ -435,7 +435,7 @@ class CompiledSpec:
                 await process.close()
             raise
         for role in self.roles.values():
-            role.live_here()
+            role.bind_to_loop()
         name = free_task_id(key.id)
         with locating(self.spec, key.row.key, ("solution",)):
             self._register_scripts(key, name)
@@ -562,7 +562,7 @@ class CompiledSpec:
         if self._state_class is None:
             return None
         try:
-            return self._state_class(own_copy(dict(row.columns)))
+            return self._state_class(deep_copy(dict(row.columns)))
         except (Exception, SystemExit) as error:  # any exception of the spec's code is a mistake in the spec
             where = place_of(error, self._state_class.__init__)
             raise UserError(
@@ -576,7 +576,7 @@ class CompiledSpec:
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         item = dict(rollout.key.row.columns)
         if not rollout.others:
-            sandboxes = await self._kept(rollout, runtime)
+            sandboxes = await self._collect_artifacts(rollout, runtime)
             result = _played(rollout).for_rewards()
             await grade(self.grader, item, result, sandboxes, runtime.state, rollout.rewards)
             return
@@ -585,16 +585,18 @@ class CompiledSpec:
         for seat in rollout.seats:
             name = seat.seat.name
             if name in runtime.apart:
-                machines = await self._kept(seat, runtime.apart[name], [name])
+                machines = await self._collect_artifacts(seat, runtime.apart[name], [name])
             else:
-                machines = shared = shared or await self._kept(seat, runtime, sharing)
+                machines = shared = shared or await self._collect_artifacts(seat, runtime, sharing)
             graded.append(GradedSeat(name, _played(seat).for_rewards(), machines, seat.rewards))
         await self.grader.grade_seats(item, graded, runtime.state)
 
-    async def _kept(self, rollout: Rollout, runtime: ToolRuntime, seats: Sequence[str] = ("",)) -> RewardSandboxes:
+    async def _collect_artifacts(
+        self, rollout: Rollout, runtime: ToolRuntime, seats: Sequence[str] = ("",)
+    ) -> RewardSandboxes:
         """Take the artifacts of a sandbox that these seats share; return the sandboxes for the rewards."""
         calls = [each for each in self.grader.ordered for seat in seats if each.is_called_for(seat)]
-        sandboxes = RewardSandboxes(runtime, calls * self.gradings, self._only_kept())
+        sandboxes = RewardSandboxes(runtime, calls * self.gradings, self._unmounted_artifacts())
         # already taken when it was graded before
         requests = [] if rollout.artifacts else self._artifacts(rollout.key.row)
         artifacts = await sandboxes.take(requests, self.spec.command_timeout)
@@ -610,7 +612,7 @@ class CompiledSpec:
     ) -> ArtifactSandboxes:
         """Return sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not available."""
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
-        return ArtifactSandboxes(name, config, toolkit, artifacts, self.pool.create, self._only_kept())
+        return ArtifactSandboxes(name, config, toolkit, artifacts, self.pool.create, self._unmounted_artifacts())
 
     def _artifacts(self, row: Row) -> list[ArtifactRequest]:
         """Return the artifacts that the spec requests, rendered for a row."""
@@ -623,7 +625,7 @@ class CompiledSpec:
                 raise UserError(f"artifacts.{name}, row {row.key}: its template gives None")
         return [ArtifactRequest(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
 
-    def _only_kept(self) -> frozenset[str]:
+    def _unmounted_artifacts(self) -> frozenset[str]:
         """Return the names of artifacts that are not copied into fresh sandboxes."""
         return frozenset(name for name, artifact in self.spec.artifacts.items() if not artifact.restore)
 
@@ -642,7 +644,7 @@ class CompiledSpec:
     def score(self, rollout: Rollout) -> float:
         score = self.grader.score(rollout.rewards, rollout.seat.name)
         for rival in {other.seat.role for other in rollout.others if self.spec.agents[other.seat.name].opponents}:
-            self.won[rival] = and_won(self.won.get(rival), score)
+            self.won[rival] = update_win_rate(self.won.get(rival), score)
         return score
 
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
@@ -676,14 +678,14 @@ class CompiledSpec:
         if user.state is not None:
             ask = self._asks(user.state, runtime)
             where = f"user.state: {user.state} of the state"
-            return UserOfCode(ask, where, names, max_turns=user.max_turns, speaks_first=user.speaks_first)
+            return CodeUser(ask, where, names, max_turns=user.max_turns, speaks_first=user.speaks_first)
         if user.turns is not None:
             words = self._words(key.row)
             with locating(self.spec, key.row.key):
                 require_offered(words, names)
             lines = [{"say": each.say, "tools": each.tools} for each in words]
             before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
-            return FixedWords(lines, "user.turns", names, before, speaks_first=user.speaks_first)
+            return ScriptedUser(lines, "user.turns", names, before, speaks_first=user.speaks_first)
         toolkit = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
         with locating(self.spec, key.row.key, ("user",)):
             system = None if user.system is None else content_of(user.system, key.row, "user.system")
@@ -724,8 +726,8 @@ class CompiledSpec:
         seeds: Mapping[str, int | None],
         tokenizer: Tokenizer | None,
         user: AnswersAgent | None,
-    ) -> Table:
-        players: list[SeatPlayer] = []
+    ) -> MultiAgentEpisode:
+        players: list[SeatRunner] = []
         order = self.spec.schedule.order if self.spec.schedule is not None else None
         for seat in seats:
             name, own = seat.name, self.spec.agents[seat.name]
@@ -744,7 +746,7 @@ class CompiledSpec:
                 schemas = [*toolkit.schemas, *(tool.schema for tool in others)]
                 toolkit = Toolkit([*toolkit.tools, *others], schemas)
             players.append(
-                SeatPlayer(
+                SeatRunner(
                     name,
                     played_by,
                     self.prompt(key.row, name),
@@ -758,7 +760,7 @@ class CompiledSpec:
                     port=port,
                 )
             )
-        return Table(players, partial(self._hears, key.row), self.spec.tool_timeout)
+        return MultiAgentEpisode(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
         template, where = self.spec.agents[listener].message_template, f"agents.{listener}.message_template"
@@ -783,7 +785,7 @@ class CompiledSpec:
             return by_function(self._schedule_function, key.row.columns, runtime.state)
         if play.order == "call":
             return calling()
-        return at_once(play.rounds) if play.order == "simultaneous" else in_turns(play.rounds)
+        return simultaneous_schedule(play.rounds) if play.order == "simultaneous" else alternating_schedule(play.rounds)
 
     def _words(self, row: Row) -> Sequence[UserWords]:
         """Return the user's fixed messages, rendered for a row; empty for other kinds of user."""
@@ -799,7 +801,7 @@ class CompiledSpec:
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
         if self.spec.agent.program is not None and self._words(key.row):
             raise UserError(f"user.turns: an agent program hears no further words (row {key.row.key})")
-        return self._program_of(ALONE, key, runtime.task_id, PORT, context)
+        return self._program_of(ONLY_SEAT, key, runtime.task_id, PORT, context)
 
     def _program_of(
         self, seat: Seat, key: RolloutKey, rollout_id: str, port: int, context: Callable[[], Awaitable[int]]
@@ -846,7 +848,7 @@ class CompiledSpec:
         if user is not None and user_scripted:
             self.roles[user.server].register(user_id(name), user_script(self.spec, key.row, roles["user"]))
 
-    def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
+    def script(self, key: RolloutKey, prior: int, seat: Seat = ONLY_SEAT) -> Script:
         """Return the script of a scripted policy for a key; the prompt has `prior` assistant messages."""
         return policy_script(self.spec, self.roles[seat.role].configs[0], key, prior, seat.name)
 
@@ -974,7 +976,7 @@ def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
     The `reference` of `tests_pass` may be the spec's own solution, and `state_matches` replays it with the spec's tools
     of the state.
     """
-    solution = {} if spec.solution is None else thaw(spec.solution.model_dump(exclude_none=True))
+    solution = {} if spec.solution is None else to_plain(spec.solution.model_dump(exclude_none=True))
     if reward.fn == "tests_pass" and reward.args.get("reference") == "solution" and solution:
         return {**reward.args, "reference": solution.get("turns") or solution.get("patch")}
     if reward.fn == "state_matches" and spec.state is not None:

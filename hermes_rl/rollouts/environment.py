@@ -11,7 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 from hermes_rl.agent.program import ProgramOf
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import Message
-from hermes_rl.agent.seats import Schedule, Table
+from hermes_rl.agent.seats import MultiAgentEpisode, Schedule
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
@@ -78,7 +78,7 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class PlaysSeats(Protocol):
+class MultiAgentEnvironment(Protocol):
     """An environment whose episodes may have several agents."""
 
     seed: int
@@ -98,7 +98,7 @@ class PlaysSeats(Protocol):
         seeds: Mapping[str, int | None],
         tokenizer: Tokenizer | None,
         user: AnswersAgent | None,
-    ) -> Table:
+    ) -> MultiAgentEpisode:
         """Return the seats of an episode, ready to run; `seeds` are by seat, and the first seat talks to the user."""
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:

@@ -24,12 +24,12 @@ from hermes_rl.rollouts.advantages import ESTIMATORS, Normalise, of_tokens, of_t
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.servers.usage import Usage
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import run_in_thread
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
 from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequence
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 NEVER_ASKED = "the policy was never asked, so nothing was sampled"
 """Error of a rollout without training data, such as one whose agent program exited before its first request."""
@@ -40,7 +40,7 @@ def never_asked(program: ProgramRun) -> str:
     ended = "was ended" if program.exit_code is None else f"ended with status {program.exit_code}"
     last_line = program.output.strip().rpartition("\n")[2][:200]
     refused = f"{program.refused} refused{program.refusal and f', the last: {program.refusal}'}"
-    requests = f"made {counted(program.requests, 'request')} ({refused})"
+    requests = f"made {pluralize(program.requests, 'request')} ({refused})"
     return f"{NEVER_ASKED}: its program {requests} and {ended}{last_line and f': {last_line}'}"
 
 
@@ -58,7 +58,7 @@ async def certified(group: Group) -> Certificate:
     sequences = (sequence for rollout in group.rollouts for sequence in rollout.sequences or ())
     if sum(map(len, sequences)) <= CERTIFIED_HERE:
         return certify(group)
-    return await in_thread(partial(certify, group))
+    return await run_in_thread(partial(certify, group))
 
 
 def certify(group: Group) -> Certificate:
@@ -224,7 +224,7 @@ class RolloutState(StrEnum):
         return self in (RolloutState.SCORED, RolloutState.LEFT_OUT, RolloutState.LOST)
 
     @property
-    def given_up(self) -> bool:
+    def abandoned(self) -> bool:
         """True if its retries were exhausted by infrastructure failures."""
         return self in (RolloutState.FAILED, RolloutState.LOST)
 
@@ -256,7 +256,7 @@ class Seat:
         return {**asdict(self), "of": group}
 
 
-ALONE = Seat()
+ONLY_SEAT = Seat()
 """The seat of a rollout of one agent."""
 
 
@@ -282,7 +282,7 @@ class RolloutKey:
     def id(self) -> str:
         """Id that is stable across restarts; each attempt has its own id."""
         attempt = f"r{self.attempt}" if self.attempt else ""
-        return f"{self.group}-{self.index}{attempt}{self.mark}{at_seat(self.seat)}"
+        return f"{self.group}-{self.index}{attempt}{self.mark}{seat_suffix(self.seat)}"
 
     def seed(self, base: int) -> int:
         """Return the seed for the seeds of the rollout's model calls, 31 bits.
@@ -290,12 +290,12 @@ class RolloutKey:
         It depends on the spec's seed, the group and the member. Every attempt has the same seed, so if a server honours
         seeds, a retry gives the same result as an attempt without failure.
         """
-        name = f"{self.group}-{self.index}{self.mark}{at_seat(self.seat)}"
+        name = f"{self.group}-{self.index}{self.mark}{seat_suffix(self.seat)}"
         digest = hashlib.sha256(f"{base}:{name}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 
 
-def at_seat(name: str) -> str:
+def seat_suffix(name: str) -> str:
     """Return the id suffix of a seat; empty for the first seat."""
     return f"@{name}" if name else ""
 
@@ -348,7 +348,7 @@ class Rollout:
     """True if it failed because its worker processes died."""
     no_tokens: str | None = None
     """Error of an encoder that could not create sequences; None if none has tried or it succeeded."""
-    seat: Seat = ALONE
+    seat: Seat = ONLY_SEAT
     others: list[Rollout] = field(default_factory=list)
     """Rollouts of the other seats of its episode; empty for a single agent, and for each of these."""
 
@@ -366,7 +366,7 @@ class Rollout:
     def id(self) -> str:
         return self.key.id
 
-    def use(self, usage: Mapping[str, Usage], *, played: bool) -> None:
+    def add_usage(self, usage: Mapping[str, Usage], *, played: bool) -> None:
         """Add model usage by role; `played`: it includes the policy's own turns."""
         own: dict[str, Usage] = {}
         for seat in self.seats if played else ():
@@ -612,7 +612,7 @@ class Group:
 # messages and has no tokens; the reasons are counted and reported to the user.
 
 
-def and_won(before: tuple[float, int] | None, score: float) -> tuple[float, int]:
+def update_win_rate(before: tuple[float, int] | None, score: float) -> tuple[float, int]:
     """Return the sum of scores against an opponent and the number of episodes, with one more score from 0 to 1."""
     won, games = before or (0.0, 0)
     return won + min(max(score, 0.0), 1.0), games + 1
@@ -654,12 +654,12 @@ class Encoder:
         elif not result.turns_used and (rollout.seat.name or result.program is not None):
             rollout.sequences = []  # the seat had no turn, or its program made no request
             rollout.no_tokens = None if rollout.seat.name or result.program is None else never_asked(result.program)
-        elif rollout.seat.role != ALONE.role:
+        elif rollout.seat.role != ONLY_SEAT.role:
             rollout.no_tokens = f"the servers of {rollout.seat.role!r} do not say which tokens they sampled"
         elif result.program is not None:
             rollout.no_tokens = "an agent program's requests have exact tokens from a token-level policy alone"
         elif rollout.no_tokens is None and self.tokenizer is not None:
-            await in_thread(partial(self._render, self.tokenizer, rollout, result))
+            await run_in_thread(partial(self._render, self.tokenizer, rollout, result))
         elif rollout.no_tokens is None:
             rollout.no_tokens = self.missing or "there is no tokenizer"
         if rollout.no_tokens is not None and rollout.seat.trained:

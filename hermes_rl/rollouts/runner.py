@@ -26,10 +26,10 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError, is_panic
-from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
+from hermes_rl.rollouts.environment import EndingPolicy, Environment, MultiAgentEnvironment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.servers.client import HearsVersions
+from hermes_rl.servers.client import VersionListener
 from hermes_rl.servers.pool import Limiter
 from hermes_rl.servers.usage import Meter
 from hermes_rl.threads import end_tasks
@@ -44,7 +44,7 @@ REPLAYS = 2
 """Number of retries of a rollout after infrastructure failures."""
 
 
-class Recorded(Protocol):
+class RolloutLog(Protocol):
     """Storage of a run's rollouts as used by the runner; `hermes_rl.runs.store.RolloutStore` stores them on disk."""
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
@@ -57,7 +57,7 @@ class Recorded(Protocol):
         """Write records of rollouts together. A rollout that waits for its group is written again with its score."""
 
 
-class Elsewhere(Protocol):
+class RemoteExecutor(Protocol):
     """Executor that runs rollouts in other processes or on other machines, such as `hermes_rl.runs.workers.Workers`."""
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
@@ -67,7 +67,7 @@ class Elsewhere(Protocol):
         """Add the rewards that need the whole group. Raises Failure."""
 
 
-class GivesTokens(Protocol):
+class TokenEncoder(Protocol):
     """Encoder that sets the tokens of rollouts, such as `hermes_rl.rollouts.rollout.Encoder`."""
 
     @property
@@ -78,11 +78,11 @@ class GivesTokens(Protocol):
         """Set the sequences of a rollout that has none."""
 
 
-class DiedElsewhere(RunError):
+class WorkerLostError(RunError):
     """Worker processes died repeatedly while running the same rollout."""
 
 
-class Unrecorded:
+class NullRolloutLog:
     """Storage that keeps no rollouts."""
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
@@ -126,26 +126,26 @@ class RolloutRunner:
         concurrency: int | None = None,
         policy: ChatServer | None = None,
         options: LoopOptions | None = None,
-        store: Recorded | None = None,
-        encoder: GivesTokens | None = None,
+        store: RolloutLog | None = None,
+        encoder: TokenEncoder | None = None,
         prepare: Callable[[Group], Awaitable[None]] | None = None,
         on_played: Callable[[Rollout], None] = _ignore,
         replays: int = REPLAYS,
         mark: str = "",
         exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteExecutor | None = None,
     ) -> None:
         self.environment, self.split, self.elsewhere = environment, split, elsewhere
         self.options = options or environment.options(split)
         self.slots = Limiter(concurrency or sys.maxsize, fixed=True)
         self.policy = policy if policy is not None else environment.policy
-        self.store: Recorded = store if store is not None else Unrecorded()
+        self.store: RolloutLog = store if store is not None else NullRolloutLog()
         self.encoder, self.prepare, self.on_played = encoder, prepare, on_played
         self.replays, self.mark, self.exclusive = replays, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
         # Checked once: checking a protocol takes longer than the overhead of a seat.
-        seated = isinstance(environment, PlaysSeats) and bool(environment.seats)
-        self._seated: PlaysSeats | None = environment if seated else None  # type: ignore[assignment]
+        seated = isinstance(environment, MultiAgentEnvironment) and bool(environment.seats)
+        self._seated: MultiAgentEnvironment | None = environment if seated else None  # type: ignore[assignment]
         self.open = 0
         """Number of members of started groups that have not ended."""
         self.replayed = 0
@@ -213,7 +213,7 @@ class RolloutRunner:
             if group.dropped is None and any(task.cancelled() for task in members):
                 raise asyncio.CancelledError  # calls were refused: a later start runs the missing members
             group.rollouts = [task.result() for task in members if not task.cancelled()]
-            lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.given_up]
+            lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.abandoned]
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
                 group.dropped, group.detail = lost[0].ending, lost[0].error
             await self._score_together(group)
@@ -221,7 +221,7 @@ class RolloutRunner:
                 if group.dropped is None:
                     for seat in rollout.seats:
                         seat.state = RolloutState.LOST
-                    take_up(self.environment, rollout)
+                    restore_derived_fields(self.environment, rollout)
                 self._record(rollout)
         if self.prepare is not None:
             await self.prepare(group)
@@ -237,7 +237,7 @@ class RolloutRunner:
         """
         recalled = await self.store.recall(key)
         if recalled is not None:
-            take_up(self.environment, recalled)
+            restore_derived_fields(self.environment, recalled)
             if recalled.state is RolloutState.WAITING and not self.environment.has_group_rewards:
                 self._score(recalled)  # the rewards that compared its group are no longer in the spec
                 self._record(recalled)
@@ -260,7 +260,7 @@ class RolloutRunner:
                 await asyncio.sleep(0)
             if rollout.error is None and self.encoder is not None:
                 await self.encoder.encode(rollout)
-            if not (last and hold and rollout.state.given_up):
+            if not (last and hold and rollout.state.abandoned):
                 self._record(rollout)
             if last:
                 break
@@ -290,13 +290,13 @@ class RolloutRunner:
         if self.elsewhere is not None:
             try:
                 rollout = await self.elsewhere.play(key, self.split)
-            except (UserError, DiedElsewhere) as error:
+            except (UserError, WorkerLostError) as error:
                 rollout = Rollout(key, 0)
                 self._fail_alone(rollout, error)
             self._graded = self._graded or rollout.error is None
-            take_up(self.environment, rollout)
+            restore_derived_fields(self.environment, rollout)
             versions = [each.weights.after for each in rollout.ledger if each.weights.after is not None]
-            if versions and isinstance(self.policy, HearsVersions):
+            if versions and isinstance(self.policy, VersionListener):
                 self.policy.hear(max(versions))  # a server may report its version only in replies
             return rollout
         rollout = await self.play(key)
@@ -310,7 +310,7 @@ class RolloutRunner:
                     await self.teacher.ask(rollout)
                 except Failure as failure:
                     rollout.fail(failure)
-            rollout.use(meter.roles, played=False)
+            rollout.add_usage(meter.roles, played=False)
             rollout.timings["teacher"] = time.perf_counter() - started
         return rollout
 
@@ -343,14 +343,14 @@ class RolloutRunner:
                 if not (isinstance(error, Exception) or is_panic(error)):
                     raise
                 self._fail_unexpectedly(rollout, error)
-        rollout.use(meter.roles, played=True)
+        rollout.add_usage(meter.roles, played=True)
         for seat in rollout.seats:
             if seat.result is not None:
                 seat.timings |= seat.result.timings.record()
             seat.timings["total"] = time.perf_counter() - started
         return rollout
 
-    def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
+    def _fail_alone(self, rollout: Rollout, error: UserError | WorkerLostError) -> None:
         """Assign the error to this rollout if another was graded or few groups have the error; otherwise raise it
         again.
         """
@@ -361,7 +361,7 @@ class RolloutRunner:
             if refused >= self.refusals or len(alike) >= self.same_refusals:
                 raise error
         log.error("rollout %s: %s", rollout.id, error)
-        rollout.worker_died = isinstance(error, DiedElsewhere)
+        rollout.worker_died = isinstance(error, WorkerLostError)
         begun = Ending.SANDBOX_FAILURE if rollout.worker_died else Ending.ROW_FAILURE
         rollout.fail(Failure(str(error), ending=begun if rollout.result is None else Ending.REWARD_FAILURE))
 
@@ -400,7 +400,7 @@ class RolloutRunner:
         self,
         rollout: Rollout,
         runtime: ToolRuntime,
-        environment: PlaysSeats,
+        environment: MultiAgentEnvironment,
         options: LoopOptions,
         tokenizer: Tokenizer | None,
     ) -> None:
@@ -453,7 +453,7 @@ class RolloutRunner:
         ]
         for seat, score in zip(rollout.seats, scores, strict=True):
             seat.scored(score)
-        take_up(self.environment, rollout)
+        restore_derived_fields(self.environment, rollout)
 
     async def _score_together(self, group: Group) -> None:
         """Call the rewards that compare the members, after which the members are scored."""
@@ -473,11 +473,11 @@ class RolloutRunner:
         self._record(*waiting)
 
     async def _compare(self, group: Group) -> None:
-        members = [rollout for rollout in group.rollouts if not rollout.state.given_up]
+        members = [rollout for rollout in group.rollouts if not rollout.state.abandoned]
         try:
             with Meter(asyncio.current_task()).counting() as meter:
                 await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(members)
-            members[0].use(meter.roles, played=False)  # shared by all members, so any of them may hold it
+            members[0].add_usage(meter.roles, played=False)  # shared by all members, so any of them may hold it
             for rollout in members:
                 self._score(rollout)
             self._compared = True
@@ -493,12 +493,12 @@ class RolloutRunner:
 def _note_failures(group: Group, ended: Iterable[asyncio.Task[Rollout]], *, keep_lost: bool) -> None:
     """Drop a group of which a member has failed; `keep_lost`: one whose retries are exhausted does not count."""
     for rollout in [task.result() for task in ended if not task.cancelled()]:
-        if rollout.error is not None and not (keep_lost and rollout.state.given_up):
+        if rollout.error is not None and not (keep_lost and rollout.state.abandoned):
             group.dropped = group.dropped or rollout.ending
             group.detail = group.detail or rollout.error
 
 
-def take_up(environment: Environment, rollout: Rollout) -> None:
+def restore_derived_fields(environment: Environment, rollout: Rollout) -> None:
     """Restore the fields that are not recorded: seed, mask, per-turn credit."""
     for seat in rollout.seats:
         policy = environment.ending_policy(seat.ending)

@@ -36,8 +36,8 @@ from hermes_rl.spec.row_files import (
 )
 from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.templates import coerce, has_template, render, render_section
-from hermes_rl.threads import PerLoopSemaphore, in_thread
-from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
+from hermes_rl.threads import PerLoopSemaphore, run_in_thread
+from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, collect
 from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id, require_usable
 from hermes_rl.tools.catalogue import DISTRIBUTIONS, resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
@@ -299,7 +299,7 @@ class RewardSandboxes:
         """Take the artifacts from the rollout's sandbox. Raises `SandboxFailure` if infrastructure failed."""
         if requests:
             sandbox = await self.runtime.sandbox()
-            self.runtime.artifacts = await take(sandbox, requests, timeout)
+            self.runtime.artifacts = await collect(sandbox, requests, timeout)
         return self.runtime.artifacts
 
     @asynccontextmanager
@@ -539,7 +539,7 @@ class Tooling:
             return  # every rollout calls this: none must wait for the others
         async with self._opening:
             if self._listed is None:
-                taken_names = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
+                taken_names = {tool.name for tool in (*self._functions, *await run_in_thread(self._every_toolset))}
                 listed: list[Tool] = []
                 for server in self._servers:
                     listed += await server.list_tools(sandbox, taken_names | {tool.name for tool in listed})

@@ -52,7 +52,7 @@ class Teacher:
         """
         if rollout.sequences is None or rollout.teacher is not None:
             return
-        self.role.live_here()
+        self.role.bind_to_loop()
         try:
             rollout.teacher = [
                 await self.role.scored(sequence.ids, self.top_k, rollout.id) for sequence in rollout.sequences

@@ -29,15 +29,15 @@ from types import ModuleType
 from typing import Any
 
 from hermes_rl.errors import RunError, UserError, install_command
-from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
+from hermes_rl.rollouts.admission import POLL_INTERVAL, raise_descriptor_limit
 from hermes_rl.rollouts.variables import key_names
 from hermes_rl.runs import handles
-from hermes_rl.runs.handles import DiedError, Heard, WorkerAnswer, WorkerHandle, within
-from hermes_rl.runs.player import Opening, Player
+from hermes_rl.runs.handles import DiedError, Heard, WorkerAnswer, WorkerHandle, wait_for
+from hermes_rl.runs.player import RolloutWorker, WorkerSetup
 from hermes_rl.runs.run_log import secrets_of
 from hermes_rl.runs.travel import pack, stage, unpack
 from hermes_rl.spec.model import Spec
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tools.artifacts import TakenArtifact
 from hermes_rl.version import __version__
 
@@ -125,7 +125,7 @@ class Needs:
 
 @asynccontextmanager
 async def connected(
-    openings: Sequence[Opening], address: str, note: Callable[[str], None]
+    openings: Sequence[WorkerSetup], address: str, note: Callable[[str], None]
 ) -> AsyncIterator[RayConnection]:
     """Connect to a cluster, or start one on this machine; disconnect from it, or end it, afterwards.
 
@@ -176,7 +176,7 @@ async def connected(
 
 @asynccontextmanager
 async def open_cluster(
-    opening: Opening, ray: str | RayConnection, number: int | None, note: Callable[[str], None]
+    opening: WorkerSetup, ray: str | RayConnection, number: int | None, note: Callable[[str], None]
 ) -> AsyncIterator[Cluster]:
     """Yield a cluster as the source of workers of one environment.
 
@@ -193,7 +193,7 @@ async def open_cluster(
         yield cluster
 
 
-def _keys(opening: Opening) -> set[bytes]:
+def _keys(opening: WorkerSetup) -> set[bytes]:
     """Return the keys among the variables that workers get."""
     keys = {value for name in key_names(opening.spec) if (value := opening.variables.get(name))}
     return {key.encode() for key in keys.union(secrets_of(opening.variables))}
@@ -355,8 +355,8 @@ class RayConnection:
     async def look(self) -> None:
         """Update the list of nodes, and tell the user if it has changed."""
         nodes = await asyncio.to_thread(self.ray.nodes)
-        before, self.nodes = self.what_there_is, [node for node in nodes if node["Alive"]]
-        if not self.alone and self.what_there_is != before:
+        before, self.nodes = self.cluster_resources, [node for node in nodes if node["Alive"]]
+        if not self.alone and self.cluster_resources != before:
             self._note(f"{self}, for {len(self._specs)} environments")
 
     @contextmanager
@@ -378,15 +378,15 @@ class RayConnection:
         """Return how many workers of an environment there is room for, in addition to the workers of the others."""
         room = sum(map(self.needs.room, self.nodes))
         wanted = [sharing.most for sharing in self.sharing] + [MOST] * len(self._awaited)
-        share = dealt(room, wanted)[self.sharing.index(cluster)]
+        share = share_evenly(room, wanted)[self.sharing.index(cluster)]
         return min(share, sum(map(self.needs.room, cluster.nodes)))
 
     def __str__(self) -> str:
         where = "on this machine" if self.address == LOCAL else f"at {self.address}"
-        return f"Ray cluster {where}: {self.what_there_is}"
+        return f"Ray cluster {where}: {self.cluster_resources}"
 
     @property
-    def what_there_is(self) -> str:
+    def cluster_resources(self) -> str:
         nodes = len(self.nodes)
         cpus = sum(node["Resources"].get("CPU", 0) for node in self.nodes)
         memory = max((node["Resources"].get("memory", 0) for node in self.nodes), default=0)
@@ -395,10 +395,10 @@ class RayConnection:
 
     def explain(self) -> str:
         others = "" if self.alone else f" for {len(self.sharing) + len(self._awaited)} environments"
-        return f"a worker asks for {self.needs}, and the Ray cluster has {self.what_there_is}{others}"
+        return f"a worker asks for {self.needs}, and the Ray cluster has {self.cluster_resources}{others}"
 
 
-def dealt(room: int, wanted: Sequence[int]) -> list[int]:
+def share_evenly(room: int, wanted: Sequence[int]) -> list[int]:
     """Return how many slots each environment gets if slots are dealt out in turns, up to its requested number."""
     shares = [0] * len(wanted)
     while room > 0 and (wanting := [place for place, most in enumerate(wanted) if shares[place] < most]):
@@ -412,7 +412,7 @@ class Cluster:
     """A Ray cluster, as where the workers of one environment come from; `number` None: as many as there is room for."""
 
     def __init__(
-        self, connection: RayConnection, opening: Opening, number: int | None, note: Callable[[str], None]
+        self, connection: RayConnection, opening: WorkerSetup, number: int | None, note: Callable[[str], None]
     ) -> None:
         self.number = number or 1
         self.connection, self.spec = connection, opening.spec
@@ -460,7 +460,7 @@ class Cluster:
         await self.connection.look()
         wanted = max(1, self.connection.share(self))
         if self._follows and wanted != self.number:
-            about = f"the Ray cluster has {self.connection.what_there_is} now; " if self.connection.alone else ""
+            about = f"the Ray cluster has {self.connection.cluster_resources} now; " if self.connection.alone else ""
             self._note(f"{about}workers: {wanted}, not {self.number}")
             self.number = wanted
 
@@ -510,7 +510,7 @@ class ActorHandle(WorkerHandle):
             self._actor = self._cluster.start_actor()
             if await self._open():
                 await self._listen()
-                await within(handles.CLOSING, self._actor.close.remote())
+                await wait_for(handles.CLOSING, self._actor.close.remote())
         except TimeoutError:
             self.ended = "it said nothing any more"
         except self._errors.RayError as error:
@@ -539,8 +539,8 @@ class ActorHandle(WorkerHandle):
         cores = [node["Resources"].get("CPU", 1) for node in nodes if node["NodeID"] == self.machine]
         self.cores = max(1, int(cores[0] if cores else 1))
         for piece in self._cluster.pieces:
-            await within(handles.START, self._actor.take.remote(piece))
-        wrong = await within(handles.START, self._actor.open.remote())
+            await wait_for(handles.START, self._actor.take.remote(piece))
+        wrong = await wait_for(handles.START, self._actor.open.remote())
         self._take_news({"raised": wrong} if wrong is not None else {"ready": True})
         return wrong is None
 
@@ -557,11 +557,11 @@ class ActorHandle(WorkerHandle):
 
     async def _listen(self) -> None:
         """Receive messages of the actor until it must end."""
-        seconds = LOOK * max(1.0, self._cluster.number / 8)
+        seconds = POLL_INTERVAL * max(1.0, self._cluster.number / 8)
         closing = asyncio.create_task(self._closing.wait())
         try:
             while not closing.done():
-                heard = asyncio.ensure_future(within(handles.SILENT, self._actor.condition.remote(seconds)))
+                heard = asyncio.ensure_future(wait_for(handles.SILENT, self._actor.condition.remote(seconds)))
                 await asyncio.wait((heard, closing), return_when=asyncio.FIRST_COMPLETED)
                 if not heard.done():
                     heard.cancel()
@@ -571,7 +571,7 @@ class ActorHandle(WorkerHandle):
         finally:
             closing.cancel()
 
-    def tell(self, number: int, kind: str, *args: Any) -> None:
+    def send(self, number: int, kind: str, *args: Any) -> None:
         if self.closed or self._actor is None:
             return
         if number == 0:
@@ -657,7 +657,7 @@ class _Actor:
         threading.Thread(target=self._play, name="hermes-rl-player", daemon=True).start()
 
     def _play(self) -> None:
-        with rare_full_collections():
+        with reduce_gc_pauses():
             self._loop.run_forever()
 
     async def _there(self, work: Callable[[], Any]) -> Any:
@@ -689,7 +689,7 @@ class _Actor:
             self.artifacts[rollout] = artifacts
             return {}
 
-        self._player = Player(opening, self.messages.append, keep)
+        self._player = RolloutWorker(opening, self.messages.append, keep)
         wrong: list[str] | None = await self._there(self._player.open)
         return wrong
 

@@ -71,7 +71,7 @@ class DeepReport:
         return {"rows": self.rows, "scores": self.scores, "failing": self.failing, "blind": self.blind}
 
 
-async def examine(
+async def check_rewards(
     spec: Spec, keep: Path | None = None, *, rows: RowCount | None = None, replaced: str | None = None
 ) -> DeepReport:
     """Run and judge a spec that was loaded for a demo.

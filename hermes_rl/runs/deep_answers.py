@@ -22,7 +22,7 @@ from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, last_words
-from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, RolloutKey, Seat
+from hermes_rl.rollouts.rollout import ONLY_SEAT, Group, Rollout, RolloutKey, Seat
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.scoring.grader import GradedReward
@@ -199,7 +199,7 @@ class Probe(CompiledSpec):
         questions = (message for message in self.prompt(row) if message["role"] == "user")
         return text_of(next(questions, {}).get("content"))
 
-    def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
+    def script(self, key: RolloutKey, prior: int, seat: Seat = ONLY_SEAT) -> Script:
         gold = gold_turns(self.spec, key.row, seat.name)
         first = not seat.name or seat.name == self.seats[0].name
         if self.answers is not None:

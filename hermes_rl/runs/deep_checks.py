@@ -17,13 +17,13 @@ from hermes_rl.agent.result import text_of
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.compiled import gold_turns, has_solution, last_words, user_script
-from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, never_asked
+from hermes_rl.rollouts.rollout import ONLY_SEAT, Group, Rollout, never_asked
 from hermes_rl.runs.deep_answers import GUESSES, KINDS, Answers, Probe, another_solution
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.shipped import shipped_dir, shipped_rewards
 from hermes_rl.spec.deep_checks import DEEP_CHECKS, Severity
 from hermes_rl.spec.model import Spec
-from hermes_rl.visible import counted
+from hermes_rl.visible import pluralize
 
 NEAR = 0.1
 """A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""
@@ -161,7 +161,7 @@ def _doubt(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | None:
             "model does: look at a few rows with the real one (`hermes-rl play`)"
         )
     for seat in probe.seats:
-        if seat.role != ALONE.role:
+        if seat.role != ONLY_SEAT.role:
             return (
                 f"but seat `{seat.name}` is played by a script here, and a script does not answer as a model does: "
                 "look at a few rows with the real one (`hermes-rl play`)"
@@ -201,7 +201,7 @@ def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt:
         count = sum(own == why for _, _, own in late)
         findings.add(
             "timeouts",
-            f"{count} of {counted(len(every), 'rollout')} ({', '.join(kinds)}; {rows}) ended by a time limit, so "
+            f"{count} of {pluralize(len(every), 'rollout')} ({', '.join(kinds)}; {rows}) ended by a time limit, so "
             f"their scores say nothing about the rewards: {why}",
             doubt=doubt,
         )
@@ -245,7 +245,7 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
     lacking = [row for row in _rows(gold) if not gold_turns(probe.spec, row)]
     if lacking:
         text = (
-            f"{counted(len(lacking), 'row')} of {len(gold)} have no solution, so it was not shown that a right answer"
+            f"{pluralize(len(lacking), 'row')} of {len(gold)} have no solution, so it was not shown that a right answer"
         )
         findings.add("no_solution", f"{text} scores well; {findings.rows(lacking)}")
     failed = [rollout for rollout in gold if fails(probe, rollout) and id(rollout) not in unheard]
@@ -413,13 +413,13 @@ def _passes(
             findings.add(
                 "blind_answers_pass",
                 f"the answer {name!r}, which solves nothing, passes (`evaluate.success_threshold`, {success:g}) on "
-                f"{len(passing[name])} of {counted(int(found['rows']), 'row')} ({found['passing']:.0%}) and scores "
+                f"{len(passing[name])} of {pluralize(int(found['rows']), 'row')} ({found['passing']:.0%}) and scores "
                 f"{found['mean']:.2f} on average; {findings.rows(passing[name])}",
                 doubt=doubt,
             )
             return  # the worst is enough
     if passing.get(""):
-        share = f"{len(passing[''])} of {counted(int(summary['']['rows']), 'row')} pass although nothing was done"
+        share = f"{len(passing[''])} of {pluralize(int(summary['']['rows']), 'row')} pass although nothing was done"
         findings.add("untouched_passes", f"{share}; {findings.rows(passing[''])}")
     elif success > 0 and "" in summary and summary[""]["mean"] >= PASSING_SHARE * success:
         text = f"an empty answer, which solves nothing, scores {summary['']['mean']:.2f} on average"

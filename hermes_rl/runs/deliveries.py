@@ -72,7 +72,7 @@ class DeliveryLog:
             if line["trainer"] == self.trainer:
                 self._take(line)
 
-    def settled(self, group: str) -> bool:
+    def is_resolved(self, group: str) -> bool:
         """Return True if the trainer has the group, or must not have it."""
         return group in self._known or group in self.left_out
 

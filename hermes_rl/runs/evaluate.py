@@ -22,13 +22,13 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import never_asked
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.metrics import metrics_by, metrics_by_seat, metrics_of, ratings, row_of, scores_of
-from hermes_rl.runs.opening import Launch, generation_params, open_run
+from hermes_rl.runs.opening import RunOptions, generation_params, open_run
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.statistics import interval
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import choices
-from hermes_rl.visible import counted, most_frequent
+from hermes_rl.visible import most_frequent, pluralize
 
 TOLERATED = 0.02
 """Share of rollouts that may lack a score before the evaluation counts as failed."""
@@ -149,7 +149,7 @@ class Evaluation:
             }
 
 
-async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
+async def run_evaluate(spec: Spec, launch: RunOptions) -> tuple[Evaluation, RunDirectory]:
     """Evaluate a spec into its run directory.
 
     Raises `UserError` if the spec, or the content of the directory, does not allow it; `RunError` if nothing could be
@@ -160,7 +160,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         evaluation = await evaluate(opened.run, EvaluatePlan.of(spec))
         evaluation.retried = opened.retried.words
         for reason, count in most_frequent(evaluation.unasked):
-            launch.progress.note(f"{count} of {counted(evaluation.rollouts, 'rollout')}: {reason}")
+            launch.progress.note(f"{count} of {pluralize(evaluation.rollouts, 'rollout')}: {reason}")
         opened.log.metrics(evaluation.metrics)
         found = {"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows}
         opened.directory.add({**found, "uncounted": evaluation.uncounted})

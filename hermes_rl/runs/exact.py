@@ -111,7 +111,7 @@ def forecast_of(spec: Spec) -> Forecast:
         raise RendererRefused(f"the chat template of {renderer.tokenizer.name} refuses a rollout: {error}") from error
 
 
-def worded(forecast: Forecast | str, spec: Spec) -> str:
+def describe_forecast(forecast: Forecast | str, spec: Spec) -> str:
     """Return a forecast as a message; an agent program may start several conversations."""
     whose = "each seat" if spec.agents else "each conversation" if spec.programs else "a rollout"
     return str(forecast).replace("a rollout", whose)
@@ -140,7 +140,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
     return problems
 
 
-def foretold(spec: Spec) -> str | None:
+def estimate_sequences(spec: Spec) -> str | None:
     """Return the forecast of a rollout's sequences that needs no network, or None if the tokenizer is not available
     locally.
 
@@ -151,11 +151,11 @@ def foretold(spec: Spec) -> str | None:
         return None
     name = tokenizer_of(spec)
     if name is None and policy[0].renderer is None:
-        return worded(OF_SMALL, spec)
+        return describe_forecast(OF_SMALL, spec)
     if name is not None and not Path(name).is_dir():
         return None
     try:
-        return worded(forecast_of(spec), spec)
+        return describe_forecast(forecast_of(spec), spec)
     except UserError as error:
         if policy[0].kind.token_level:
             raise

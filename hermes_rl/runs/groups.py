@@ -23,7 +23,7 @@ from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
 from hermes_rl.spec.model import Process
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
@@ -402,7 +402,7 @@ async def encoded(value: Any) -> bytes:
 
     Raises `ValueError` for values that JSON does not have (NaN).
     """
-    return await one_at_a_time(_json, value)
+    return await run_exclusively(_json, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.fork_server import FORK_SERVER, StartedProcess
 from hermes_rl.rollouts.admission import usable_cores
-from hermes_rl.runs.player import Opening, error_of
+from hermes_rl.runs.player import WorkerSetup, error_of
 from hermes_rl.runs.worker import BUFFER, framed, received
 from hermes_rl.servers.usage import Usage
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import acquire_in_thread
 from hermes_rl.tools.artifacts import TakenArtifact
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class WorkerHandle(ABC):
         """Start the worker and listen to it until it ends, however it does."""
 
     @abstractmethod
-    def tell(self, number: int, kind: str, *args: Any) -> None:
+    def send(self, number: int, kind: str, *args: Any) -> None:
         """Send a request with this number (`Player.answer`), or, with 0, a message that needs no response
         (`Player.hear`).
         """
@@ -140,13 +140,13 @@ class WorkerHandle(ABC):
         self.asked[number] = answer
         if kind == "play":
             self._wanted.add(number)
-        self.tell(number, kind, *args)
+        self.send(number, kind, *args)
         try:
             await asyncio.wait((answer,))
         except asyncio.CancelledError:
             self._wanted.discard(number)
             if kind != "told":  # which holds nothing
-                self.tell(0, "cancel", number)
+                self.send(0, "cancel", number)
                 await asyncio.wait((answer,), timeout=RELEASE)
             raise
         finally:
@@ -178,7 +178,7 @@ class WorkerHandle(ABC):
         self._heard(self, news)
 
 
-async def within(seconds: float, work: Awaitable[T]) -> T:
+async def wait_for(seconds: float, work: Awaitable[T]) -> T:
     """Await `work` for at most `seconds`. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
         return await work
@@ -189,7 +189,7 @@ class ProcessHandle(WorkerHandle):
     `artifacts`.
     """
 
-    def __init__(self, opening: Opening, artifacts: Path | None, name: str, heard: Heard) -> None:
+    def __init__(self, opening: WorkerSetup, artifacts: Path | None, name: str, heard: Heard) -> None:
         super().__init__(name, heard)
         self._opening, self._artifacts = opening, artifacts
         self._process: StartedProcess | None = None
@@ -208,12 +208,12 @@ class ProcessHandle(WorkerHandle):
                     linger=CLOSING,
                     may_start=True,
                 )
-                self._process = await made_in_thread(start, StartedProcess.release)
+                self._process = await acquire_in_thread(start, StartedProcess.release)
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
             self._write((self._opening, self._artifacts, SILENT))
             if self.closed:
                 self.kill()
-            while (message := await within(SILENT if self.ready else START, received(reader))) is not None:
+            while (message := await wait_for(SILENT if self.ready else START, received(reader))) is not None:
                 self._take(message)
         except TimeoutError:
             self.ended = "it said nothing any more"
@@ -224,7 +224,7 @@ class ProcessHandle(WorkerHandle):
             await self._end()
             self.fail(DiedError())
 
-    def tell(self, number: int, kind: str, *args: Any) -> None:
+    def send(self, number: int, kind: str, *args: Any) -> None:
         self._write((number, kind, *args))
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class ProcessHandle(WorkerHandle):
         if self._process is None:
             return
         try:
-            status = await within(EXIT, self._process.ended())
+            status = await wait_for(EXIT, self._process.ended())
         except TimeoutError:
             self.kill()
             status = await self._process.ended()

@@ -48,7 +48,7 @@ class Attempts:
         return {"played": self.played, "rate": round(self.rate, 4), "causes": dict(self.causes.most_common())}
 
 
-class Losses:
+class FailureRates:
     """Counts attempts since the run was started."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Losses:
         for rollout in group.rollouts:
             if rollout.ending not in (Ending.CANCELLED, Ending.STALE):
                 self.members += 1
-                if rollout.state.given_up:
+                if rollout.state.abandoned:
                     self.given_up[group.row.key] += 1
                 self.kept_as_worst += rollout.state is RolloutState.LOST
 

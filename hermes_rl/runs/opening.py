@@ -27,11 +27,11 @@ from hermes_rl.runs.cluster import RayConnection
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.groups import GroupsFile
-from hermes_rl.runs.player import Opening, encoder_of
+from hermes_rl.runs.player import WorkerSetup, encoder_of
 from hermes_rl.runs.progress import Progress, RunStatus, WandbLog, wandb_log
 from hermes_rl.runs.provenance import moment, provenance
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
-from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
+from hermes_rl.runs.run import GroupRunner, Plan, RowSource, Run, RunBudget
 from hermes_rl.runs.run_log import run_log
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, open_workers, require_shares
@@ -42,14 +42,14 @@ from hermes_rl.servers.exactness import engines, require_address, require_reacha
 from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import end_tasks, in_thread, made_in_thread
+from hermes_rl.threads import acquire_in_thread, end_tasks, run_in_thread
 
 KEPT = 5.0
 """Seconds between two records of the use of models."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class RunOptions:
     """Options of a run that are not part of the spec.
 
     `environ` holds the keys of servers. `ray` is the Ray cluster that runs the rollouts: its address, `local`, or a
@@ -174,7 +174,7 @@ class SpecRun:
 
 
 @dataclass
-class OwnCode:
+class CustomHooks:
     """User code of a class made from a spec that replaces the spec or adds to it.
 
     `rows` are the items that the code provides; None: the spec's rows. `servers`: True if it uses other servers than
@@ -187,7 +187,7 @@ class OwnCode:
     servers: bool = False
 
 
-def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
+def require_runnable(spec: Spec, launch: RunOptions, compiled: CompiledSpec | None = None) -> CompiledSpec:
     """Return the compiled spec after all checks that need no server; raises UserError with a fix."""
     if "policy" not in spec.servers:
         raise UserError("servers.policy is missing: name the model that acts")
@@ -231,7 +231,7 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None], trainin
 
 
 @asynccontextmanager
-async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> AsyncIterator[SpecRun]:
+async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = None) -> AsyncIterator[SpecRun]:
     """Open the run; its findings are in `run.json` when it closes.
 
     Raises `UserError` if the spec cannot run here, its rows are not available, or the directory contains another run.
@@ -265,13 +265,13 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
             RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory,
             run_log(directory.path, launch.progress, launch.environ),
         ):
-            if plan.keep_lost and isinstance(environment, PlaysGroups):
+            if plan.keep_lost and isinstance(environment, GroupRunner):
                 raise UserError(
                     "on_stop.retries_exhausted is worst, and this environment plays its groups by code of its own: "
                     "leave it out, and let that code say what a lost member counts as"
                 )
             compiled.keep = partial(keep_artifacts, directory.artifacts)
-            if not directory.has_rollouts and launch.out is None and (new := what_is_new(directory, spec, launch)):
+            if not directory.has_rollouts and launch.out is None and (new := changed_sections(directory, spec, launch)):
                 launch.progress.note(f"{new}: all rollouts are played anew; what is there stays")
             budget = budget_of(spec, launch.mode, meter_of(directory.described()))
             async with (
@@ -279,7 +279,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                     directory, compiled, rows, launch.mode, plan.size, launch.progress, budget.meter
                 ) as records,
                 open_workers(
-                    Opening(spec, launch.mode, launch.environ, won=records.store.won),
+                    WorkerSetup(spec, launch.mode, launch.environ, won=records.store.won),
                     count,
                     compiled,
                     directory.artifacts,
@@ -299,7 +299,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         environment,
                         source if own is None or own.rows is None else own.rows,
                         plan if own is None or own.rows is None else replace(plan, repeat=False),
-                        store=None if isinstance(environment, PlaysGroups) else records.store,
+                        store=None if isinstance(environment, GroupRunner) else records.store,
                         encoder=encoder if split == "train" else None,
                         budget=budget,
                         progress=launch.progress,
@@ -322,7 +322,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                             }
                         )
                         if (at_end := launch.at_end) is not None:
-                            await in_thread(lambda: at_end(directory.path, launch.progress.note))
+                            await run_in_thread(lambda: at_end(directory.path, launch.progress.note))
 
 
 @asynccontextmanager
@@ -352,7 +352,7 @@ async def open_records(
             groups_file = stack.enter_context(closing(file))
             groups_file.check(size)
         # All records are read, which takes a minute for some gigabytes.
-        store = await made_in_thread(
+        store = await acquire_in_thread(
             lambda: RolloutStore(directory, size, compared=compiled.has_group_rewards), RolloutStore.close
         )
         stack.enter_context(closing(store))
@@ -443,7 +443,7 @@ def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -
     return section.workers
 
 
-def _require_plain(own: OwnCode | None) -> None:
+def _require_plain(own: CustomHooks | None) -> None:
     """Raise UserError for workers of a class with user code: they run only the spec."""
     if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
         raise UserError(
@@ -504,7 +504,7 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> str:
+def changed_sections(directory: RunDirectory, spec: Spec, launch: RunOptions) -> str:
     """Return the parts of the spec that changed since the latest sibling run; empty if there is none."""
     earlier = None if launch.fresh else directory.sibling()
     if earlier is None:

@@ -17,7 +17,7 @@ from hermes_rl.agent.result import reasoning_of, text_of
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.journal import replaced
-from hermes_rl.values import whole_text, write_json
+from hermes_rl.values import replace_surrogates, write_json
 
 BATCH = 256
 """Rows that are written together and are in memory at the same time."""
@@ -55,7 +55,7 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
         each = (row for group in groups for row in rows(group, rewards))
         while batch := list(islice(each, BATCH)):
             whole = [
-                {name: whole_text(value) if isinstance(value, str) else value for name, value in row.items()}
+                {name: replace_surrogates(value) if isinstance(value, str) else value for name, value in row.items()}
                 for row in batch
             ]
             file.write_table(pyarrow.Table.from_pylist(whole, schema=schema))
@@ -78,7 +78,7 @@ def of_row(row: Row) -> dict[str, Any]:
     """Return the key of a row, and its columns as text: they may have the names of other columns here, and any
     types.
     """
-    return {"row_key": row.key, "row": whole_text(write_json(row.columns).decode()) if row.columns else None}
+    return {"row_key": row.key, "row": replace_surrogates(write_json(row.columns).decode()) if row.columns else None}
 
 
 def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
@@ -116,4 +116,4 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
         "tool_call_id": message.get("tool_call_id"),
     }
-    return {name: None if text is None else whole_text(text) for name, text in message_row.items()}
+    return {name: None if text is None else replace_surrogates(text) for name, text in message_row.items()}

@@ -32,10 +32,10 @@ from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.servers.base import CALLABLE, POLICY, ServerConfig
 from hermes_rl.servers.client import ModelClient
-from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
+from hermes_rl.servers.policy import Policy, PolicyDescription, WeightUpdate
 from hermes_rl.servers.usage import Meter
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import end_tasks, one_at_a_time
+from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tokens.load import as_tokenizer
 from hermes_rl.tokens.transcript import packed
 from hermes_rl.values import write_json
@@ -49,7 +49,7 @@ IDLE = 64
 
 
 @dataclass(frozen=True)
-class Opening:
+class WorkerSetup:
     """First message to a worker. It holds keys, so it must travel only over private channels.
 
     Attributes:
@@ -85,7 +85,7 @@ class PlaySettings:
 
     options: LoopOptions
     policy: PolicyDescription | None = None
-    told: WeightsTold | None = None
+    told: WeightUpdate | None = None
 
 
 class _ActingPolicy:
@@ -112,10 +112,10 @@ class _ActingPolicy:
             return self._encoder
 
 
-class Player:
+class RolloutWorker:
     """Runs the rollouts that a run requests, on one event loop; `keep` stores their artifacts."""
 
-    def __init__(self, opening: Opening, tell: Tell, keep: Keep | None) -> None:
+    def __init__(self, opening: WorkerSetup, tell: Tell, keep: Keep | None) -> None:
         self._opening, self._tell, self._keep = opening, tell, keep
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._stack = AsyncExitStack()
@@ -124,7 +124,7 @@ class Player:
         """Runners of a run, by split."""
         self._acting: dict[int, _ActingPolicy] = {}
         """Acting policies by number; the last one was used last."""
-        self._news: dict[int, WeightsTold] = {}
+        self._news: dict[int, WeightUpdate] = {}
         """Last weight update of each policy, by number: a later request may contain older information."""
         self._retries_of_gone = 0
         self._shared: tuple[int, int] | None = None
@@ -195,7 +195,7 @@ class Player:
         used = {"retries": self._retries(), "usage": self._meter.record()}
         condition = {**used, "images": {name: sorted(digests) for name, digests in images.items()}}
         try:
-            return await one_at_a_time(write_json, {"id": number, **condition, **answer})
+            return await run_exclusively(write_json, {"id": number, **condition, **answer})
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
             return write_json({"id": number, **condition, "raised": raised_of(error)})
 
@@ -249,7 +249,7 @@ class Player:
             rollout = await self._runners[split].attempt(key)
         else:
             rollout = await self._play_with(settings, key, split)
-        return await one_at_a_time(self._told_of, rollout)
+        return await run_exclusively(self._update_versions, rollout)
 
     async def _play_with(self, settings: PlaySettings, key: RolloutKey, split: str) -> Rollout:
         number = OWN if settings.policy is None else settings.policy.number
@@ -277,7 +277,7 @@ class Player:
             policy.role.share(*self._shared)
         if description.number in self._fixed:
             policy.role.fix()
-        return _ActingPolicy(self._compiled.played_by(policy.role), policy)
+        return _ActingPolicy(self._compiled.with_policy(policy.role), policy)
 
     async def _let_go(self) -> None:
         """Close the policies without rollouts, except the last few; an endpoint lives for one rollout."""
@@ -290,18 +290,18 @@ class Player:
         for number in gone:
             self._news.pop(number, None)
 
-    def _take(self, news_of: Mapping[int, WeightsTold]) -> None:
+    def _take(self, news_of: Mapping[int, WeightUpdate]) -> None:
         self._news |= news_of
         for number, news in news_of.items():
             acting = self._acting.get(number)
             if acting is not None and acting.policy is not None:
                 acting.policy.take(news)
 
-    async def _take_weights(self, news: Mapping[int, WeightsTold]) -> dict[str, Any]:
+    async def _take_weights(self, news: Mapping[int, WeightUpdate]) -> dict[str, Any]:
         self._take(news)
         return {}
 
-    def _told_of(self, rollout: Rollout) -> dict[str, Any]:
+    def _update_versions(self, rollout: Rollout) -> dict[str, Any]:
         line, result = rollout_record(rollout), rollout.result
         answer: dict[str, Any] = {"line": line, "no_tokens": rollout.no_tokens}
         if self._compiled.has_group_rewards and line["sequences"] is None and result is not None and result.transcript:
@@ -310,8 +310,8 @@ class Player:
         return answer
 
     async def _compare(self, packed_members: bytes) -> dict[str, Any]:
-        members: list[tuple[RolloutKey, Line]] = await one_at_a_time(pickle.loads, packed_members)
-        rollouts = [await one_at_a_time(rollout_of, line, key) for key, line in members]
+        members: list[tuple[RolloutKey, Line]] = await run_exclusively(pickle.loads, packed_members)
+        rollouts = [await run_exclusively(rollout_of, line, key) for key, line in members]
         for rollout in rollouts:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())

@@ -13,9 +13,9 @@ from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group, RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups import GroupsFile, write_format
-from hermes_rl.runs.opening import Launch, open_run
+from hermes_rl.runs.opening import RunOptions, open_run
 from hermes_rl.runs.progress import GroupLog, WandbLog
-from hermes_rl.runs.run import MakesLines, Run
+from hermes_rl.runs.run import GroupSerializer, Run
 from hermes_rl.spec.model import Spec
 from hermes_rl.visible import most_frequent
 
@@ -65,7 +65,7 @@ class ProcessSummary:
             self.sampled, self.trained = self.sampled + proof.sampled, self.trained + proof.trained - left_out
 
 
-async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
+async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, RunDirectory]:
     """Run process mode of a spec, into its run directory.
 
     Raises `UserError` if the spec, or the content of the directory, does not allow it; `RunError` if too many groups
@@ -148,7 +148,7 @@ class Processing:
             self._done = self.file.groups()
             self.summary.there = len(self._done)
             return 0
-        written = self.file.reconcile(store, changed, compare=not isinstance(self.run.environment, MakesLines))
+        written = self.file.reconcile(store, changed, compare=not isinstance(self.run.environment, GroupSerializer))
         drop = self.run.plan.drop_uniform
         self._done = written | {group for group in store.groups if store.left_out(group, drop_uniform=drop)}
         self.summary.there = len(written)

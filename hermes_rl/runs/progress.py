@@ -23,7 +23,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.readable import readable
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.spec.model import Spec, Wandb
-from hermes_rl.visible import counted, visible
+from hermes_rl.visible import pluralize, visible
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class Progress:
         self._scored, self._sum = len(scores), math.fsum(scores)
         self._text = f"{done}/{total or '?'} {what}"
         if (done or further) and not self.quiet:
-            more = f", and {counted(further, 'rollout')} of unfinished ones" if further else ""
+            more = f", and {pluralize(further, 'rollout')} of unfinished ones" if further else ""
             self.note(f"going on: {done} of {total or '?'} {what} are there already{more}")
 
     def step(self, done: int, group: Group) -> None:

@@ -33,8 +33,8 @@ from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.renamed import with_old_names
-from hermes_rl.spec.section import thaw
-from hermes_rl.threads import end_tasks, made_in_thread
+from hermes_rl.spec.section import to_plain
+from hermes_rl.threads import acquire_in_thread, end_tasks
 
 # ------------------------------------------------ Effect of changed rewards on existing rollouts
 # Every reward's value is recorded, so other weights, a clamp or a policy for stop reasons need no new rollouts: the
@@ -72,7 +72,7 @@ class Grading:
             weightings=[reward.weighting for reward in grader.rewards],
             clamp=spec.score.clamp,
             combine=spec.score.combine,
-            endings=thaw(spec.on_stop),
+            endings=to_plain(spec.on_stop),
             seats={reward.name: list(reward.seats) for reward in grader.rewards if reward.seats is not None},
         )
 
@@ -130,7 +130,7 @@ def _material(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, A
     not_laid = sorted(name for name, artifact in spec.artifacts.items() if not artifact.restore)
     return {
         "fn": f"{code}:{written.fn.rpartition(':')[2]}" if code is not None else written.fn,
-        "args": thaw(reward.args),
+        "args": to_plain(reward.args),
         "sandbox": written.sandbox,
         **({"steps": written.per_step} if written.per_step is not None else {}),
         **({"range": reward.bounds} if reward.bounds != (0.0, 1.0) else {}),
@@ -190,7 +190,7 @@ async def bring_up_to_date(
             store.rewrite(rescoring.scored)
             store.load()
 
-        await made_in_thread(rewrite, lambda _: None)
+        await acquire_in_thread(rewrite, lambda _: None)
         changed = rescoring.changed
         if rescoring.count:
             note(f"the scoring has changed: {rescoring.count} rollouts that were there are scored anew")
@@ -291,7 +291,7 @@ class Rejudging:
                 keys.add(line["row_key"])
             return lines, keys
 
-        lines, keys = await made_in_thread(read, lambda _: None)
+        lines, keys = await acquire_in_thread(read, lambda _: None)
         wanted = {name: rewards for name, rewards in lines.items() if rewards}
         if not wanted:
             return
@@ -415,7 +415,7 @@ def _lines(store: RolloutStore) -> Iterator[Line]:
     seen: set[tuple[str, int]] = set()
     for line in store.all_lines():
         place = line["group"], line["index"]
-        failed = RolloutState(line["state"]).given_up
+        failed = RolloutState(line["state"]).abandoned
         if failed and place in seen:
             continue
         if not failed or Ending(line["ending"]) in JUDGEABLE:

@@ -29,19 +29,19 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.admission import LOOK, Admission, Fixed, admission
+from hermes_rl.rollouts.admission import POLL_INTERVAL, Admission, Fixed, admission
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, certified
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.left import Curriculum, Quarantine, group_name
-from hermes_rl.runs.losses import Losses
+from hermes_rl.runs.losses import FailureRates
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import Workers, WorkersUsing
+from hermes_rl.runs.workers import PolicyWorkers, Workers
 from hermes_rl.servers.base import POLICY, ChatServer
 from hermes_rl.servers.usage import Meter, Usage
-from hermes_rl.threads import end_tasks, in_thread
+from hermes_rl.threads import end_tasks, run_in_thread
 
 # ------------------------------------------------------------------------------------------ Sources of rows
 # A finite list of rows is used directly. A generator, a streamed dataset or an environment's user code may wait for a
@@ -101,8 +101,8 @@ class RowSource:
                 yield row
         else:
             rows = self._rows
-            iterator: Iterator[Row] = await in_thread(lambda: iter(rows))
-            while (following := await in_thread(lambda: next(iterator, None))) is not None:
+            iterator: Iterator[Row] = await run_in_thread(lambda: iter(rows))
+            while (following := await run_in_thread(lambda: next(iterator, None))) is not None:
                 yield following
 
 
@@ -300,7 +300,7 @@ class Demand(Protocol):
         """True if no further group must start; the run ends when the running groups have ended."""
 
 
-class Everything:
+class UnlimitedDemand:
     """Demand for every group."""
 
     satisfied = False
@@ -341,14 +341,14 @@ class _RunningGroups:
 
 
 @runtime_checkable
-class PlaysGroups(Protocol):
+class GroupRunner(Protocol):
     """Environment that runs complete groups by user code."""
 
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group: ...
 
 
 @runtime_checkable
-class MakesLines(Protocol):
+class GroupSerializer(Protocol):
     """Environment that makes, or changes, the records of a group by user code."""
 
     async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
@@ -380,7 +380,7 @@ class Run:
         progress: Progress | None = None,
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
-        workers: Workers | WorkersUsing | None = None,
+        workers: Workers | PolicyWorkers | None = None,
         beside: list[Run] | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
@@ -388,7 +388,7 @@ class Run:
         self.budget = budget or RunBudget()
         self.progress = progress or Progress(quiet=True)
         self.quarantine = Quarantine()
-        self.losses = Losses()
+        self.losses = FailureRates()
         self.endings: dict[str, dict[str, Any]] = {}
         """Attempts of this start by stop reason: their number (`count`; for an episode, the stop reason of the first
         seat that did not end naturally), and the detail of the first one (`first`), if it is known.
@@ -455,7 +455,7 @@ class Run:
             RunError: a budget of failures is used up, or servers do not report tokens or cost although they are
                 bounded.
         """
-        demand = demand or Everything()
+        demand = demand or UnlimitedDemand()
         running = _RunningGroups(self._changed)
         source = Lookahead(self._following(skip), slow=self.rows.slow, wake=self._changed.set)
         self.runner.prepare = self._prepare(prepare)
@@ -522,7 +522,7 @@ class Run:
         lines = group.parts
         if lines is None:
             lines = await self._lines(group)
-        return await self.environment.lines(group, lines) if isinstance(self.environment, MakesLines) else lines
+        return await self.environment.lines(group, lines) if isinstance(self.environment, GroupSerializer) else lines
 
     async def _lines(self, group: Group) -> list[dict[str, Any]]:
         compared = group.compared()
@@ -575,7 +575,7 @@ class Run:
     def _start(self, row: Row, group: str, epoch: int) -> asyncio.Task[Group]:
         size, environment = self.plan.size, self.environment
         self.begun += 1
-        if not isinstance(environment, PlaysGroups):
+        if not isinstance(environment, GroupRunner):
             with self.budget.meter.counting():  # the group's tasks inherit it
                 return self.runner.start(
                     row,
@@ -642,5 +642,5 @@ class Run:
         a cancellation that arrives in the same moment as the awaited result.)
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if for_ever else LOOK):
+            async with asyncio.timeout(None if for_ever else POLL_INTERVAL):
                 await self._changed.wait()

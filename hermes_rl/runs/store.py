@@ -29,18 +29,18 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError, UserError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import (
-    ALONE,
+    ONLY_SEAT,
     Group,
     Rollout,
     RolloutKey,
     RolloutState,
     Seat,
-    and_won,
     are_uniform,
-    at_seat,
     baseline,
+    seat_suffix,
+    update_win_rate,
 )
-from hermes_rl.rollouts.runner import take_up
+from hermes_rl.rollouts.runner import restore_derived_fields
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.group_index import GroupEntry, GroupIndex, PlayedEntry
 from hermes_rl.runs.journal import Journal
@@ -76,7 +76,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     return {
         "id": rollout.id,
         "row_key": rollout.key.row.key,
-        "group": rollout.key.group + at_seat(rollout.key.seat),
+        "group": rollout.key.group + seat_suffix(rollout.key.seat),
         "epoch": rollout.key.epoch,
         "index": rollout.key.index,
         "attempt": rollout.key.attempt,
@@ -177,7 +177,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
         result = None if line.get("played", "") is None else result_of(line)
         if result is not None and sequences is not None and line.get("sampled"):
             result.managed_state = ManagedState(lambda: sequences)
-        seat = _seat_of(line["seat"]) if line.get("seat") is not None else ALONE
+        seat = _seat_of(line["seat"]) if line.get("seat") is not None else ONLY_SEAT
         key = replace(key, attempt=line["attempt"], epoch=line["epoch"])
         return Rollout(
             key,
@@ -269,7 +269,7 @@ _STATES = frozenset(map(str, RolloutState))
 
 
 class RolloutStore:
-    """Rollouts in a run directory; implements `hermes_rl.rollouts.runner.Recorded`.
+    """Rollouts in a run directory; implements `hermes_rl.rollouts.runner.RolloutLog`.
 
     Args:
         size: members of a group.
@@ -375,7 +375,7 @@ class RolloutStore:
             group.ended[line["index"]] = entry
             for role in {other["seat"]["role"] for _, other in others}:
                 if entry.score is not None:
-                    self.won[role] = and_won(self.won.get(role), entry.score)
+                    self.won[role] = update_win_rate(self.won.get(role), entry.score)
         self._put(line["group"], group)
 
     def _enter_waiting(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
@@ -533,7 +533,7 @@ class RolloutStore:
         keys = [RolloutKey(row, group, index, self.size) for index in range(self.size)]
         rollouts = [rollout for key in keys if (rollout := await self.recall(key)) is not None]
         for rollout in rollouts:
-            take_up(environment, rollout)
+            restore_derived_fields(environment, rollout)
         return Group(group, row, rollouts, known.epoch)
 
     def record(self, *rollouts: Rollout) -> None:

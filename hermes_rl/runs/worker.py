@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.rollouts.admission import LOOK
+from hermes_rl.rollouts.admission import POLL_INTERVAL
 from hermes_rl.rollouts.sandboxes import keep_artifacts
-from hermes_rl.runs.player import Opening, Player, raised_of
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.runs.player import RolloutWorker, WorkerSetup, raised_of
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.values import write_json
 
 GRACE = 20.0
@@ -62,7 +62,7 @@ def main(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # a sandbox that held it would keep the run's end open
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
-    with rare_full_collections():
+    with reduce_gc_pauses():
         asyncio.run(_serve(connection))
 
 
@@ -87,12 +87,12 @@ class _Worker:
         self._answers: set[asyncio.Task[None]] = set()
         self._gone = False
 
-    async def work(self, opening: Opening, artifacts: Path | None, silent: float) -> None:
+    async def work(self, opening: WorkerSetup, artifacts: Path | None, silent: float) -> None:
         """Run rollouts until the run closes its end; the run takes a worker without messages for `silent` seconds as
         dead.
         """
         keep = partial(keep_artifacts, artifacts) if artifacts is not None else None
-        player = Player(opening, self._tell, keep)
+        player = RolloutWorker(opening, self._tell, keep)
         if (wrong := await player.open()) is not None:
             await self._send(write_json({"raised": wrong}))
             return
@@ -118,7 +118,7 @@ class _Worker:
         except FrameTooLargeError as error:
             await self._send(write_json({"id": number, "retries": {}, "raised": raised_of(error)}))
 
-    async def _tell_how_it_does(self, player: Player, silent: float) -> None:
+    async def _tell_how_it_does(self, player: RolloutWorker, silent: float) -> None:
         """Report at intervals the values that the run's admission uses; they also show the run that this worker
         lives.
         """
@@ -127,7 +127,7 @@ class _Worker:
             # outlive a killed run.
             signal.setitimer(signal.ITIMER_REAL, silent)
             await self._send(write_json(player.condition()))
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _send(self, data: bytes) -> None:
         if not self._gone:

@@ -27,19 +27,26 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
-from hermes_rl.rollouts.admission import Admission, Calls, DescriptorShare, admission, processor_seconds, usable_cores
+from hermes_rl.rollouts.admission import (
+    Admission,
+    DescriptorShare,
+    ModelCallLoad,
+    admission,
+    processor_seconds,
+    usable_cores,
+)
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.rollouts.runner import DiedElsewhere
+from hermes_rl.rollouts.runner import WorkerLostError
 from hermes_rl.runs.cluster import RayConnection, open_cluster
 from hermes_rl.runs.handles import CLOSING, DiedError, Heard, ProcessHandle, WorkerHandle
-from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
+from hermes_rl.runs.player import OWN, PlaySettings, WorkerSetup, error_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.model import Spec
-from hermes_rl.threads import end_tasks, one_at_a_time
+from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tokens.transcript import packed, unpacked
 from hermes_rl.tools.artifacts import TakenArtifact
 
@@ -92,7 +99,7 @@ class WorkerSource(Protocol):
 class LocalWorkers:
     """Workers that are processes of this machine, started with the run, in the requested number."""
 
-    opening: Opening
+    opening: WorkerSetup
     number: int
     artifacts: Path | None
 
@@ -115,7 +122,7 @@ class LocalWorkers:
 
 @asynccontextmanager
 async def open_workers(
-    opening: Opening,
+    opening: WorkerSetup,
     number: int | None,
     compiled: CompiledSpec,
     artifacts: Path | None,
@@ -166,12 +173,12 @@ def require_shares(spec: Spec, number: int) -> None:
                 )
 
 
-class WorkersDied(DiedElsewhere):
+class WorkersDied(WorkerLostError):
     """Workers died one after the other while they had one and the same request."""
 
 
 class Workers:
-    """Workers of a run; implements `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
+    """Workers of a run; implements `hermes_rl.rollouts.runner.RemoteExecutor` and `rollouts.admission.Calls`.
 
     `compiled` is the environment of this process, and `meter` the run's.
     """
@@ -199,7 +206,7 @@ class Workers:
         self._acting: Counter[Policy] = Counter()
         """Number of running rollouts for each policy that the spec does not name."""
         self._announced: dict[int, int] = {}
-        """Last weight update (`WeightsTold.order`) that was sent to all workers, by policy."""
+        """Last weight update (`WeightUpdate.order`) that was sent to all workers, by policy."""
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -262,13 +269,15 @@ class Workers:
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
-        members = await one_at_a_time(lambda: pickle.dumps([(rollout.key, _told_of(rollout)) for rollout in rollouts]))
+        members = await run_exclusively(
+            lambda: pickle.dumps([(rollout.key, _told_of(rollout)) for rollout in rollouts])
+        )
         answer, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
         if "rewards" not in answer:
             raise asyncio.CancelledError
         for rollout, values in zip(rollouts, answer["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
-        rollouts[0].use({role: Usage.of(counts) for role, counts in answer["asked"].items()}, played=False)
+        rollouts[0].add_usage({role: Usage.of(counts) for role, counts in answer["asked"].items()}, played=False)
         if "failed" in answer:
             ending, detail = answer["failed"]
             raise Failure(detail, ending=Ending(ending))
@@ -277,14 +286,14 @@ class Workers:
         """Let workers start no further call to a model; what needs one is cancelled."""
         self._refusing = True
         for handle in self._ready:
-            handle.tell(0, "refuse")
+            handle.send(0, "refuse")
 
-    def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
+    def using(self, policy: Policy | None, options: LoopOptions) -> PolicyWorkers:
         """Return the same workers for another policy and settings.
 
         Raises UserError if the policy is bound to this process.
         """
-        return WorkersUsing(self, policy, options)
+        return PolicyWorkers(self, policy, options)
 
     # ------------------------------------------------------------------ for policies whose weights change
 
@@ -330,11 +339,11 @@ class Workers:
             if news:
                 self._announced |= {number: announced.order for number, announced in news.items()}
                 for handle in self._ready:
-                    handle.tell(0, "told", news)
+                    handle.send(0, "told", news)
 
     # ------------------------------------------------------------------ for admission
 
-    def admission(self, concurrency: int | None, calls: Calls | None = None) -> Admission:
+    def admission(self, concurrency: int | None, calls: ModelCallLoad | None = None) -> Admission:
         """Return the admission that decides if another rollout may start, on any worker.
 
         `calls` are the calls of the policy that acts; default: the spec's policy.
@@ -357,7 +366,7 @@ class Workers:
         if number not in self._fixed:
             self._fixed.add(number)
             for handle in self._ready:
-                handle.tell(0, "fix", number)
+                handle.send(0, "fix", number)
 
     @property
     def waiting(self) -> int:
@@ -414,9 +423,9 @@ class Workers:
             self._share()
             self._announced.clear()
             for number in self._fixed:
-                handle.tell(0, "fix", number)
+                handle.send(0, "fix", number)
             if self._refusing:
-                handle.tell(0, "refuse")
+                handle.send(0, "refuse")
             self._changed.set()
 
     def _count(self, handle: WorkerHandle, reported: Mapping[str, Mapping[str, float]]) -> None:
@@ -431,7 +440,7 @@ class Workers:
         """Give each running worker an equal share of the calls that servers accept at a time."""
         ready = self._ready
         for number, handle in enumerate(ready):
-            handle.tell(0, "share", number, len(ready))
+            handle.send(0, "share", number, len(ready))
 
     def _pass_on(self, text: str) -> None:
         """Show the user a worker's message; all workers notice if a server is down."""
@@ -457,7 +466,7 @@ class Workers:
                 answer = await handle.ask(*request)
                 content = await _off_the_loop(len(answer.message), partial(json.loads, answer.message))
                 if answer.artifacts is not None and "line" in content:
-                    await one_at_a_time(self._keep_artifacts, content["line"], answer.artifacts)
+                    await run_exclusively(self._keep_artifacts, content["line"], answer.artifacts)
             except DiedError:
                 continue
             handle.retries = Counter(content["retries"])
@@ -596,8 +605,8 @@ class Workers:
             handle.fail(error)
 
 
-class WorkersUsing:
-    """Workers for rollouts of one policy; implements `rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
+class PolicyWorkers:
+    """Workers for rollouts of one policy; implements `rollouts.runner.RemoteExecutor` and `rollouts.admission.Calls`.
 
     If a worker dies, its rollouts fail, and the caller decides how often they are retried: a trainer that captures its
     samples must know of each attempt. Without a `policy` the spec's policy acts.
@@ -661,7 +670,7 @@ class _Shared:
 
 
 async def _off_the_loop(size: int, work: Callable[[], T]) -> T:
-    return await one_at_a_time(work) if size >= LARGE else work()
+    return await run_exclusively(work) if size >= LARGE else work()
 
 
 def _told_of(rollout: Rollout) -> Line:

@@ -26,8 +26,8 @@ from typing import Literal, NamedTuple, Self
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.launcher import ours
-from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, said_in_a_file
+from hermes_rl.sandbox.launcher import as_sandbox_failure
+from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, read_report_file
 
 # -------------------------------------------------------------------------------- configuration of one rollout
 
@@ -367,7 +367,7 @@ class Sandbox(ABC):
             await self.remove(path)
         except OSError as error:
             return result, None if error.errno == errno.EFBIG else []
-        return result, said_in_a_file(data)
+        return result, read_report_file(data)
 
     async def end_shells(self) -> None:
         """Stop using shells that the agent may have modified, even shells that stay alive: the agent has ended."""
@@ -449,7 +449,7 @@ class Sandbox(ABC):
 
     # ------------------------------------------------------------------ shared
 
-    async def look(self, path: str, *, follow: bool = True) -> FileInfo | None:
+    async def stat_or_none(self, path: str, *, follow: bool = True) -> FileInfo | None:
         """Return the `stat` of `path`, or None if it does not exist."""
         try:
             return await self.stat(path, follow=follow)
@@ -559,7 +559,7 @@ class PipeReader:
         self._pause: asyncio.TimerHandle | None = None
         self.open = True
         os.set_blocking(fd, False)
-        with ours("this machine cannot watch a pipe"):
+        with as_sandbox_failure("this machine cannot watch a pipe"):
             self._loop.add_reader(fd, self._read)
 
     def drain(self) -> None:

@@ -40,7 +40,7 @@ from hermes_rl.sandbox.cgroup import (
     runner_mark,
     total_memory,
 )
-from hermes_rl.sandbox.channel import Diagnosis, Lost
+from hermes_rl.sandbox.channel import ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
 from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, VARIABLES, HelperSandbox, LocalIsolation
 from hermes_rl.sandbox.helper_system import process_state
@@ -195,7 +195,7 @@ class Root(ABC):
     def boot(self, descriptors: Descriptors) -> list[str]:
         """Return the command that runs the helper inside."""
 
-    def around(self, executable: str, disk: int) -> list[str]:
+    def command_prefix(self, executable: str, disk: int) -> list[str]:
         """Return the command to start in front of that bubblewrap's command line."""
         return ["bwrap"]
 
@@ -690,8 +690,8 @@ class Bubblewrap(LocalIsolation):
                 os.close(self._info)
                 self._info = None
 
-    async def diagnose(self, why: Lost) -> Diagnosis:
-        if why is Lost.SILENT:
+    async def diagnose(self, why: ConnectionLoss) -> Diagnosis:
+        if why is ConnectionLoss.SILENT:
             # From within, process 1 of a namespace cannot be stopped, by a signal or a debugger.
             return Diagnosis(ours=process_state(self.first) in (b"T", b"t"))
         try:
@@ -717,7 +717,7 @@ class Bubblewrap(LocalIsolation):
         disk, network = self.limits["disk"], self.config.network is True
         self._info, report = pipe()
         argv = [
-            *self.root.around(executable, disk),
+            *self.root.command_prefix(executable, disk),
             *namespace_options(UID, network=network),
             *("--info-fd", str(descriptors.add(report))),
             *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),

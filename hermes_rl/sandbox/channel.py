@@ -48,7 +48,7 @@ class Answer:
     fds: list[int]
 
 
-class Lost(Enum):
+class ConnectionLoss(Enum):
     """Reason for an unexpected end of a connection."""
 
     ENDED = "the sandbox was lost"
@@ -75,7 +75,7 @@ class Connection:
 
     def __init__(
         self,
-        diagnose: Callable[[Lost], Awaitable[Diagnosis]],
+        diagnose: Callable[[ConnectionLoss], Awaitable[Diagnosis]],
         on_exit: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -175,14 +175,14 @@ class Connection:
         if self._diagnosing is not None:
             await asyncio.shield(self._diagnosing)
 
-    def lose(self, why: Lost, what: str = "") -> None:
+    def mark_lost(self, why: ConnectionLoss, what: str = "") -> None:
         """Give the helper up, and start to look for the cause."""
         if not self._ended:
             self._diagnosing = asyncio.create_task(self._find_cause(why))
             self.end(what or why.value)
 
-    async def _find_cause(self, why: Lost) -> None:
-        if not self.exposed or why is Lost.DESCRIPTORS:
+    async def _find_cause(self, why: ConnectionLoss) -> None:
+        if not self.exposed or why is ConnectionLoss.DESCRIPTORS:
             return
         cause = await self._diagnose(why)
         self.killed_by_agent = not cause.ours
@@ -242,7 +242,7 @@ class Connection:
                     self._loop.remove_writer(self._socket)
                     self._wait_for_room()
                 else:
-                    self.lose(Lost.ENDED)
+                    self.mark_lost(ConnectionLoss.ENDED)
                 return
             self._crowded_until = None
             self._unsent.popleft()
@@ -256,7 +256,7 @@ class Connection:
         if self._crowded_until is None:
             self._crowded_until = now + CROWDED_SECONDS
         if now > self._crowded_until:
-            self.lose(Lost.DESCRIPTORS)
+            self.mark_lost(ConnectionLoss.DESCRIPTORS)
         else:
             self._loop.call_later(CROWDED_PAUSE, self._flush)
 
@@ -275,16 +275,16 @@ class Connection:
             if flags & socket.MSG_CTRUNC:
                 # The kernel drops descriptors for which this process has no slot, and delivers the rest.
                 _close(fds)
-                self.lose(Lost.DESCRIPTORS)
+                self.mark_lost(ConnectionLoss.DESCRIPTORS)
                 return
             if not frame:
-                self.lose(Lost.ENDED)
+                self.mark_lost(ConnectionLoss.ENDED)
                 return
             self.heard_at = time.time()
             if frame[:4] in (PIECE, LAST_PIECE) and not fds:
                 self._pieces += memoryview(frame)[4:]
                 if len(self._pieces) > PIECES_LIMIT:
-                    self.lose(Lost.ENDED)
+                    self.mark_lost(ConnectionLoss.ENDED)
                     return
                 if frame[:4] == PIECE:
                     continue
@@ -294,7 +294,7 @@ class Connection:
             except (ValueError, IndexError, OSError):
                 # This message is not the helper's, so its process is not the one that was started.
                 _close(fds)
-                self.lose(Lost.ENDED)
+                self.mark_lost(ConnectionLoss.ENDED)
 
     def _dispatch(self, frame: bytes, fds: list[int]) -> None:
         fields, payload = unpack(frame)
@@ -317,7 +317,7 @@ class Connection:
             return
         due = next(iter(self._waiting.values()))[1]
         if due <= self._loop.time():
-            self.lose(Lost.SILENT)
+            self.mark_lost(ConnectionLoss.SILENT)
         else:
             self._watch = self._loop.call_at(due, self._check_due)
 

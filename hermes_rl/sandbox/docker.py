@@ -39,7 +39,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.others_files import RefusedFileError, list_below, open_file
 from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
-from hermes_rl.sandbox.channel import Diagnosis, Lost
+from hermes_rl.sandbox.channel import ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.docker_engine import (
     ANSWER_SECONDS,
     Engine,
@@ -57,7 +57,7 @@ from hermes_rl.sandbox.images import cached
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
 from hermes_rl.sandbox.seccomp import filter_program
-from hermes_rl.threads import end_tasks, made_in_thread
+from hermes_rl.threads import acquire_in_thread, end_tasks
 
 # -------------------------------------------------------------------------------- the container's limits and rights
 # A limit that the engine cannot enforce is an error, unless `best_effort`.
@@ -501,7 +501,7 @@ REGISTRY_PAUSE = 5.0
 OOM_SECONDS = 5.0
 """Seconds for which a helper may still respond after the memory shortage that kills it: events come late."""
 
-_starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
+_starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _StartupState] = WeakKeyDictionary()
 
 
 async def remove_now() -> None:
@@ -516,7 +516,7 @@ async def remove_now() -> None:
                 await starts.remove_all()
 
 
-class _Starts:
+class _StartupState:
     """Shared data of the sandboxes of one event loop while they start."""
 
     def __init__(self) -> None:
@@ -600,7 +600,7 @@ class Docker(Isolation):
         self._described: Mapping[str, Any] = {}
         """User, working directory and variables of the image."""
         self._packages = Layers(config.packages, config.npm, image=True)
-        self._starts = _Starts()
+        self._starts = _StartupState()
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._shown: list[dict[str, Any]] = []
@@ -632,7 +632,7 @@ class Docker(Isolation):
 
     async def start(self, sandbox: HelperSandbox) -> None:
         loop = asyncio.get_running_loop()
-        self._starts = _starts.setdefault(loop, _Starts())
+        self._starts = _starts.setdefault(loop, _StartupState())
         self._heard_at = lambda: sandbox.connection.heard_at
         python = system_python() or own_python()
         code = await asyncio.to_thread(helper_bundle, python)
@@ -806,7 +806,7 @@ class Docker(Isolation):
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container, wait for its helper, and return the helper's socket."""
-        rendezvous = await made_in_thread(Rendezvous, Rendezvous.close)
+        rendezvous = await acquire_in_thread(Rendezvous, Rendezvous.close)
         shown = (
             shared_folder(runtime, RUNTIME_FOLDER),
             shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER),
@@ -875,12 +875,12 @@ class Docker(Isolation):
             # Continues if the waiting caller is cancelled.
             await asyncio.shield(self._removing)
 
-    async def diagnose(self, why: Lost) -> Diagnosis:
+    async def diagnose(self, why: ConnectionLoss) -> Diagnosis:
         """Report an infrastructure failure if the engine is lost, or a container was paused or killed with memory
         left.
         """
         try:
-            if why is not Lost.SILENT:
+            if why is not ConnectionLoss.SILENT:
                 await self._ended()  # the engine learns of it later than this process
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
                 state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
@@ -892,7 +892,7 @@ class Docker(Isolation):
         recent = times["oom"] >= self._heard_at() - OOM_SECONDS if "oom" in times else bool(state.get("OOMKilled"))
         if recent and "kill" not in times:
             return Diagnosis(detail="the container's memory was used up")
-        if why is Lost.SILENT:
+        if why is ConnectionLoss.SILENT:
             return Diagnosis(ours=not state or bool(state.get("Paused")))
         detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
         killed = "kill" in times or state.get("ExitCode") == KILLED_EXIT_CODE

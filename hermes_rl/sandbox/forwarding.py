@@ -18,7 +18,7 @@ FORWARDED = 4 << 30
 
 
 @asynccontextmanager
-async def forwarded(
+async def connect_programs(
     one: Sandbox, command: Sequence[str], other: Sandbox, other_command: Sequence[str]
 ) -> AsyncIterator[None]:
     """Connect a program in each sandbox with the one in the other, for the block; the end of one ends both."""

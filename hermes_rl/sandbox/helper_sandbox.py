@@ -45,14 +45,14 @@ from hermes_rl.sandbox.base import (
     Sandbox,
     SandboxConfig,
 )
-from hermes_rl.sandbox.channel import Answer, Connection, Diagnosis, Lost
+from hermes_rl.sandbox.channel import Answer, Connection, ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
 from hermes_rl.sandbox.launcher import IN_THREAD, LocalProcess, in_memory, pipe
 from hermes_rl.sandbox.listener import Message, ReportListener
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
-from hermes_rl.threads import done_in_thread, one_at_a_time
+from hermes_rl.threads import done_in_thread, run_exclusively
 from hermes_rl.values import system_bytes
 
 INLINE = FRAME_LIMIT // 2
@@ -123,7 +123,7 @@ class Isolation(ABC):
     async def close(self) -> None:
         """End everything and wait until it is gone; raises `SandboxFailure` if something cannot be ended."""
 
-    async def diagnose(self, why: Lost) -> Diagnosis:
+    async def diagnose(self, why: ConnectionLoss) -> Diagnosis:
         """Find out why the helper is gone, or silent, although it was not ended by the host.
 
         Called only if commands of the agent have run: without them it is an infrastructure failure. Without a proof the
@@ -269,7 +269,7 @@ class HelperSandbox(Sandbox):
             self._expiry.cancel()
         await self.end_shells()
         if (await self.connection.ask("killall", *self._processes.stopped())).fields == [b"left"]:
-            self.connection.lose(Lost.SILENT, "processes of the sandbox cannot be killed")
+            self.connection.mark_lost(ConnectionLoss.SILENT, "processes of the sandbox cannot be killed")
             raise await self.connection.failure()
 
     async def close(self) -> None:
@@ -429,7 +429,7 @@ class HelperSandbox(Sandbox):
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         fields = (await self._ask("list", path, str(limit).encode())).fields
-        return _entries(fields) if len(fields) <= 5 * LISTED_AT_ONCE else await one_at_a_time(_entries, fields)
+        return _entries(fields) if len(fields) <= 5 * LISTED_AT_ONCE else await run_exclusively(_entries, fields)
 
     async def set_mode(self, path: str, mode: int) -> None:
         await self._ask("chmod", path, str(mode).encode())

@@ -37,7 +37,7 @@ from typing import Protocol, TypeVar
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.helper_system import descendants
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import acquire_in_thread
 
 # -------------------------------------------------------------------------------- descriptors
 # A machine that has none left is an infrastructure failure. The same `OSError` from inside a sandbox would be a result
@@ -52,7 +52,7 @@ IN_THREAD = 1 << 20
 
 
 @contextmanager
-def ours(what: str) -> Iterator[None]:
+def as_sandbox_failure(what: str) -> Iterator[None]:
     """Convert an `OSError` in the block to a failure of this machine."""
     try:
         yield
@@ -75,7 +75,7 @@ async def in_memory(data: bytes) -> int:
     """See `memory_file`; a large one is filled in a thread."""
     if len(data) < IN_THREAD:
         return memory_file(data)
-    return await made_in_thread(partial(memory_file, data), os.close)
+    return await acquire_in_thread(partial(memory_file, data), os.close)
 
 
 def fixed_file(size: int, name: str) -> int:
@@ -89,7 +89,7 @@ def fixed_file(size: int, name: str) -> int:
 @contextmanager
 def _new_file(name: str, flags: int = 0) -> Iterator[int]:
     """Open a new file in memory, which is closed if the block raises an exception."""
-    with ours("this machine cannot make a file in memory"), ExitStack() as unfinished:
+    with as_sandbox_failure("this machine cannot make a file in memory"), ExitStack() as unfinished:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | flags)
         unfinished.callback(os.close, fd)
         yield fd
@@ -98,25 +98,25 @@ def _new_file(name: str, flags: int = 0) -> Iterator[int]:
 
 def pipe() -> tuple[int, int]:
     """Return the reading and the writing end."""
-    with ours("this machine cannot make a pipe"):
+    with as_sandbox_failure("this machine cannot make a pipe"):
         return os.pipe2(os.O_CLOEXEC)
 
 
 def socket_pair(kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets of the family AF_UNIX."""
-    with ours("this machine cannot make a pair of sockets"):
+    with as_sandbox_failure("this machine cannot make a pair of sockets"):
         return socket.socketpair(socket.AF_UNIX, kind)
 
 
 def copy_of(fd: int) -> int:
     """Return another descriptor of the same open file description."""
-    with ours("this machine cannot copy a descriptor"):
+    with as_sandbox_failure("this machine cannot copy a descriptor"):
         return os.dup(fd)
 
 
 def reopened(fd: int, flags: int) -> int:
     """Return a descriptor of the same pipe with a separate open file description."""
-    with ours("this machine cannot open a pipe anew"):
+    with as_sandbox_failure("this machine cannot open a pipe anew"):
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
 
@@ -264,7 +264,7 @@ class _Ending:
     deadline: float
     next_kill: float = 0.0
 
-    def over(self) -> bool:
+    def poll_finished(self) -> bool:
         """Poll it, kill the remaining processes after the deadline, and return True if nothing remains to be done."""
         try:
             return self._look()
@@ -368,7 +368,7 @@ class Launcher:
                 self._jobs.get(timeout=POLL_SECONDS if self._ending else None)()
             began = time.monotonic()
             if began >= look_at:
-                self._ending = [ending for ending in self._ending if not ending.over()]
+                self._ending = [ending for ending in self._ending if not ending.poll_finished()]
                 now = time.monotonic()
                 look_at = now + max(POLL_SECONDS, now - began)  # starts get at least half of the time
 

@@ -83,7 +83,7 @@ class ReportListener:
         return True
 
 
-def said_in_a_file(data: bytes) -> list[Message]:
+def read_report_file(data: bytes) -> list[Message]:
     """Return the messages written into a file, one per line; the senders are not verified."""
     lines = data.decode("utf-8", "backslashreplace").split("\n")[:COUNT_LIMIT]
     return [(_process(line.partition("\t")[0]), line) for line in lines]

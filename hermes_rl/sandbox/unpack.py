@@ -117,7 +117,7 @@ def _parents(path: str) -> None:
             os.mkdir(above, 0o755)  # noqa: PTH102
 
 
-def become(uid: int) -> None:
+def drop_privileges(uid: int) -> None:
     """Drop the rights of root. Only now: that user may not be able to read the modules, which are loaded by now."""
     for name in COMPRESSIONS.values():
         with contextlib.suppress(ImportError):
@@ -138,7 +138,7 @@ def content(stream: Any) -> IO[bytes]:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        become(int(sys.argv[1]))
+        drop_privileges(int(sys.argv[1]))
     try:
         with content(sys.stdin.buffer) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             unpack(archive)

@@ -84,7 +84,7 @@ class Planted:
         return names
 
 
-def plant(sources: Mapping[str, str], tests: Iterable[str], seed: str) -> Planted | None:
+def add_canaries(sources: Mapping[str, str], tests: Iterable[str], seed: str) -> Planted | None:
     """Return the sources with modified copies of some of these tests, or None if none can be created.
 
     Args:

@@ -52,7 +52,7 @@ async def _page() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-def plain_answers(item: Mapping[str, Any]) -> list[str]:
+def probe_answers(item: Mapping[str, Any]) -> list[str]:
     """Return replies to try instead of an agent's."""
     texts = [str(value) for value in item.values() if isinstance(value, str | int | float)]
     return [*[text for text in texts if len(text) <= LONGEST_ANSWER][:FROM_ROW], *ANSWERS]
@@ -289,7 +289,7 @@ class Grader:
         """Return True if a reward works on another reply, where no agent has run."""
         parameters = reward.function.parameters.keys()
         looks, asks = not parameters.isdisjoint({"state", "ctx"}), not parameters.isdisjoint({"roles", *self.roles})
-        answers = plain_answers(item)
+        answers = probe_answers(item)
         if self.solution is not None:
             with suppress(UserError):  # a template that does not work for this row
                 answers.insert(0, self.solution(item))

@@ -21,7 +21,7 @@ TOO_MUCH = "more was reported than tests have to say"
 
 
 @dataclass
-class Reported:
+class RunnerReport:
     """Results of all processes that ran tests."""
 
     spoke: bool = False
@@ -78,14 +78,14 @@ class _Process:
         return number if 0 <= number < len(self.names) and number not in self.outcomes else None
 
 
-def understood(messages: Iterable[tuple[int, str]] | None) -> Reported:
+def parse_report(messages: Iterable[tuple[int, str]] | None) -> RunnerReport:
     """Return the combined report; `messages` are (process id, text), or None if there were too many.
 
     Messages of a process that has not registered are ignored: it may be a copy of one that runs tests.
     """
     if messages is None:
-        return Reported(spoke=True, problem=TOO_MUCH)
-    heard = Reported()
+        return RunnerReport(spoke=True, problem=TOO_MUCH)
+    heard = RunnerReport()
     processes: dict[int, _Process] = {}
     over: list[_Process] = []
     for sender, text in messages:

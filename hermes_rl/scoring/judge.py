@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from hermes_rl.errors import AgentFault, JudgeFailure, ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.tools.base import capped
-from hermes_rl.values import TooDeepError, is_number, read_json, too_deep, whole_text
+from hermes_rl.values import TooDeepError, is_number, read_json, replace_surrogates, too_deep
 
 # --------------------------------------------------------------- Calibration: agreement of a judge with people
 # File format: one JSON object per line, ``{"answer", "score"}`` and the other fields that the rubric needs
@@ -107,7 +107,7 @@ class JudgeRole(Protocol):
 
 
 @dataclass
-class Bill:
+class JudgeUsage:
     """Cost of judging: calls and tokens, and US dollars if servers report them."""
 
     counts: dict[str, float] = field(default_factory=dict)
@@ -128,7 +128,11 @@ PLAIN = "I do not know."
 
 
 async def verdict(
-    judge: JudgeRole, question: Question, schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T], bill: Bill
+    judge: JudgeRole,
+    question: Question,
+    schema: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], T],
+    bill: JudgeUsage,
 ) -> T:
     """Return the judge's verdict on `question`, at temperature 0, parsed from its JSON.
 
@@ -149,7 +153,9 @@ async def verdict(
         own_verdict.set_running_or_notify_cancel()  # a waiting caller must not be able to cancel it for the others
         verdict_future = judge.verdicts.setdefault(key, own_verdict)  # atomic, so only one thread sends the question
         if verdict_future is own_verdict:
-            return read(await _answered(judge, key, own_verdict, _Asking(judge, schema, read, bill).decided(question)))
+            return read(
+                await _answered(judge, key, own_verdict, _JudgeSession(judge, schema, read, bill).decided(question))
+            )
         try:
             return read(await asyncio.wrap_future(verdict_future))
         except _GivenUp:
@@ -185,13 +191,13 @@ class _NoVerdict(Exception):
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _JudgeSession:
     """Request and parsing of one judge."""
 
     judge: JudgeRole
     schema: Mapping[str, Any]
     read: Callable[[Mapping[str, Any]], object]
-    bill: Bill
+    bill: JudgeUsage
 
     async def decided(self, question: Question) -> Mapping[str, Any]:
         """Return the verdict; if there is none, a plain text in the agent's place shows who caused that."""
@@ -267,7 +273,7 @@ def _cut(limit: int) -> Shown:
 
 def _readable(text: str) -> str:
     """Return the text without characters that servers reject or fail on: NUL, and unpaired surrogates."""
-    return whole_text(text.replace("\0", "\ufffd"))
+    return replace_surrogates(text.replace("\0", "\ufffd"))
 
 
 def verdict_in(text: str) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from hermes_rl.scoring.value import of_plain
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from hermes_rl.spec.reward_rules import require
-from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps
+from hermes_rl.threads import CallThrottle, OverlongError, PerLoopSemaphore, done_in_thread, run_interleaved
 from hermes_rl.tools.rollout_process import RolloutProcess
-from hermes_rl.values import own_copy
+from hermes_rl.values import deep_copy
 
 # ---------------------------------------------------------------------------------------------- Finding a reward
 # A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
@@ -122,7 +122,7 @@ class RewardFunction:
     """Pool of its process, unless it runs in that of a state."""
     on_loop: bool = False
     """True if an async reward is awaited on the calling loop, because it uses objects created there."""
-    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
+    turns: CallThrottle = field(default_factory=CallThrottle, compare=False, repr=False)
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
@@ -184,7 +184,7 @@ class RewardFunction:
         """
         if self.apart:
             return value
-        return value.copied() if hasattr(value, "copied") else own_copy(value)
+        return value.copied() if hasattr(value, "copied") else deep_copy(value)
 
     def wanted(self, available: Mapping[str, Any]) -> dict[str, Any]:
         """Return the offered values (context, roles) that the signature names."""
@@ -332,7 +332,7 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
             # a loop in debug mode refuses threads that stand in for its own
             debugged = asyncio.get_running_loop().get_debug()
             work = _awaited(returned)
-            returned = await (work if debugged else in_steps(work, seconds, HELD_AT_MOST))
+            returned = await (work if debugged else run_interleaved(work, seconds, HELD_AT_MOST))
         return returned
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

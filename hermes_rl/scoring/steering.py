@@ -82,10 +82,10 @@ class Steering:
         """Directories in which Python searches modules: that of the command, those that it names, those of tests and
         above.
         """
-        self._around = {folder for path in tests for folder in above(path)}
+        self._around = {folder for path in tests for folder in parent_folders(path)}
         self._folders |= self._around - set(packages)
         for named in _named(command, tests):
-            self._folders |= {named, *above(named)}
+            self._folders |= {named, *parent_folders(named)}
         self._around |= self._folders
 
     def may_add(self, path: str) -> bool:
@@ -148,7 +148,7 @@ class Steering:
         return any(fnmatchcase(path, form) for pattern in self._trust for form in (pattern, f"*/{pattern}"))
 
 
-def above(path: str) -> list[str]:
+def parent_folders(path: str) -> list[str]:
     """Return the directories above a path, the nearest first."""
     folders = []
     while path not in ("", "/"):

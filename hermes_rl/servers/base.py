@@ -271,7 +271,7 @@ class ChatServer(Protocol):
 
 
 @runtime_checkable
-class TellsContext(Protocol):
+class ContextLengthProvider(Protocol):
     """A server, or a client of several, that may know the maximum length of a conversation."""
 
     async def context_length(self) -> int | None:

@@ -25,6 +25,7 @@ from hermes_rl.servers.base import (
     ChatReply,
     ChatRequest,
     ContextLengthExceeded,
+    ContextLengthProvider,
     Dialect,
     Malformed,
     Message,
@@ -33,7 +34,6 @@ from hermes_rl.servers.base import (
     Sampling,
     ScoringDialect,
     ServerConfig,
-    TellsContext,
     Timing,
     generated,
     read_answer,
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @runtime_checkable
-class PlaysScripts(Protocol):
+class ScriptRegistry(Protocol):
     """A backend that plays the script of a rollout instead of calling a model."""
 
     def register(self, rollout_id: str, script: Any) -> None: ...
@@ -69,21 +69,21 @@ class Versioned(Protocol):
 
 
 @runtime_checkable
-class HearsVersions(Protocol):
+class VersionListener(Protocol):
     """Receiver of weight versions that other processes got in responses."""
 
     def hear(self, version: int) -> None: ...
 
 
 @runtime_checkable
-class LoadsRenderer(Protocol):
+class RendererProvider(Protocol):
     """A backend that renders conversations itself, and can load its renderer in advance."""
 
     async def load(self) -> Any: ...
 
 
 @runtime_checkable
-class CountsTokens(Protocol):
+class TokenCounter(Protocol):
     """A component that may count the prompt tokens of a request without sampling."""
 
     async def count(self, request: ChatRequest) -> int | None: ...
@@ -100,7 +100,7 @@ class ModelClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.retries = 0
         """Number of attempts beyond the first, of all calls together."""
-        self._scripted = [backend for backend in backends if isinstance(backend, PlaysScripts)]
+        self._scripted = [backend for backend in backends if isinstance(backend, ScriptRegistry)]
         self._context: int | None = None
 
     @property
@@ -120,7 +120,7 @@ class ModelClient:
 
     def forget(self, rollout_id: str) -> None:
         """Forget the script and the server of a finished rollout."""
-        self._pool.forget(rollout_id)
+        self._pool.unpin(rollout_id)
         for backend in self._scripted:
             backend.forget(rollout_id)
 
@@ -135,7 +135,7 @@ class ModelClient:
         Raises:
             AttemptFailed: the chat template refuses the conversation.
         """
-        counting = next((backend for backend in self._backends if isinstance(backend, CountsTokens)), None)
+        counting = next((backend for backend in self._backends if isinstance(backend, TokenCounter)), None)
         return None if counting is None else await self._on_own_loop(counting.count(request))
 
     async def chat_text(
@@ -202,7 +202,7 @@ class ModelClient:
 
     async def context_length(self) -> int | None:
         """Return the maximum tokens of a conversation for every server, or None if no server reports a limit."""
-        telling = [backend for backend in self._backends if isinstance(backend, TellsContext)]
+        telling = [backend for backend in self._backends if isinstance(backend, ContextLengthProvider)]
 
         async def shortest() -> int | None:
             lengths = [length for backend in telling if (length := await backend.context_length()) is not None]
@@ -215,24 +215,26 @@ class ModelClient:
     def hear(self, version: int) -> None:
         """Record a version of the weights that another process got in a response: the newest is at least that."""
         for backend in self._backends:
-            if isinstance(backend, HearsVersions):
+            if isinstance(backend, VersionListener):
                 backend.hear(version)
 
     @property
     def exact(self) -> bool:
         """True if every server reports the tokens that it sampled."""
-        return all(isinstance(backend, LoadsRenderer) or backend.config.kind.exact for backend in self._backends)
+        return all(isinstance(backend, RendererProvider) or backend.config.kind.exact for backend in self._backends)
 
     @cached_property
     def parts(self) -> frozenset[str]:
         """Types of content parts that every server accepts."""
-        kinds = [TEXT_PARTS if isinstance(each, LoadsRenderer) else each.config.kind.parts for each in self._backends]
+        kinds = [
+            TEXT_PARTS if isinstance(each, RendererProvider) else each.config.kind.parts for each in self._backends
+        ]
         return frozenset.intersection(*kinds)
 
     async def prepare(self) -> None:
         """Load the renderers of token-level servers. Raises UserError if one is not available."""
         for backend in self._backends:
-            if isinstance(backend, LoadsRenderer):
+            if isinstance(backend, RendererProvider):
                 await backend.load()
 
     async def close(self) -> None:
@@ -240,12 +242,12 @@ class ModelClient:
         await self._on_own_loop(self._close())
         self._loop = None
 
-    def live_here(self) -> None:
+    def bind_to_loop(self) -> None:
         """Make the running event loop the client's own, so that calls from a reward's thread run on it."""
         self._own_loop()
 
     async def __aenter__(self) -> Self:
-        self.live_here()
+        self.bind_to_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -342,7 +344,7 @@ class SampledByFunction:
         """Newest version in a result so far."""
         self._ends = frozenset[int]()
 
-    def know(self, ends: Iterable[int]) -> None:
+    def set_vocabulary(self, ends: Iterable[int]) -> None:
         """Record tokens that may end a turn in addition to a request's stop tokens."""
         self._ends = frozenset(ends)
 
@@ -558,7 +560,7 @@ class ScoresTokens(Protocol):
         """Return the log-probabilities. Raises `UserError` if this server cannot, otherwise as `TokenSource.sample`."""
 
 
-class Asker:
+class TokenServerClient:
     """Send requests to one token-level server, as `TokenSource` and `ScoresTokens`; `dialects` are tried in order."""
 
     def __init__(self, config: ServerConfig, dialects: Sequence[Dialect]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.server_types import code_of
 from hermes_rl.servers.base import Backend, Secret, ServerConfig
-from hermes_rl.servers.client import Asker, ModelClient
+from hermes_rl.servers.client import ModelClient, TokenServerClient
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
 
@@ -45,7 +45,7 @@ def config_from_spec(
 
 def token_server(config: ServerConfig) -> TokenServer:
     """Return a token-level server without a client; its type must be token-level."""
-    return TokenServer(config, Asker(config, [code_of(dialect)() for dialect in config.kind.dialects]))
+    return TokenServer(config, TokenServerClient(config, [code_of(dialect)() for dialect in config.kind.dialects]))
 
 
 def _backend(role: str, config: ServerConfig) -> Backend:

@@ -39,11 +39,11 @@ ALARM = 0.1
 
 _NUMBERS = count(1)
 _TOLD = frozenset({"naming", "version"})
-"""Configuration fields that change with the weights; `WeightsTold` has them."""
+"""Configuration fields that change with the weights; `WeightUpdate` has them."""
 
 
 @dataclass(frozen=True)
-class WeightsTold:
+class WeightUpdate:
     """Information of a trainer about the weights, as sent to the processes that run rollouts.
 
     Attributes:
@@ -118,7 +118,7 @@ class Policy:
         self.logprob_difference = LogprobDifference()
         """Difference between the trainer's log-probabilities and the sampled ones, as reported by the trainer."""
         self._users = 0
-        self._news = WeightsTold()
+        self._news = WeightUpdate()
 
     @classmethod
     def sampling(
@@ -281,11 +281,11 @@ class Policy:
             )
         return PolicyDescription(self.number, tuple(map(_settings, configs)), self.captured)
 
-    def told(self) -> WeightsTold:
+    def told(self) -> WeightUpdate:
         """Return the trainer's current information about the weights; call it from one thread."""
         version, models = self.version, tuple(config.current().model for config in self.role.configs)
         if (version, models) != (self._news.version, self._news.models):
-            self._news = WeightsTold(self._news.order + 1, version, models)
+            self._news = WeightUpdate(self._news.order + 1, version, models)
         return self._news
 
     @classmethod
@@ -311,10 +311,10 @@ class Policy:
         ]
         retry = AT_ENDPOINT if description.captured else None
         policies.append(cls(create_client(POLICY, configs, retry), source, captured=description.captured))
-        policies[0].take(WeightsTold(models=tuple(config.model for config in configs)))
+        policies[0].take(WeightUpdate(models=tuple(config.model for config in configs)))
         return policies[0]
 
-    def take(self, news: WeightsTold) -> None:
+    def take(self, news: WeightUpdate) -> None:
         """Apply information about the weights from the process of origin, unless newer information is known."""
         if news.order >= self._news.order:
             self._news, self._source.version = news, news.version

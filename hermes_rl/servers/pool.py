@@ -51,7 +51,7 @@ class Limiter:
         self._clock = clock
         self._queue: deque[asyncio.Future[None]] = deque()
         self._step = 0  # 0: the limit still doubles, because the server has refused nothing yet
-        self._round = _Round(clock())
+        self._round = _LimitWindow(clock())
         self._refused_at = -math.inf
         self._trip = 0.0
         """Smoothed duration of a round trip in seconds."""
@@ -116,10 +116,10 @@ class Limiter:
             self.limit = max(1, min(self.limit, accepted))
         self._refused_at = now
         self._step, self._hold, self._best = 1, 0, (0.0, 0)
-        self._round = _Round(now)
+        self._round = _LimitWindow(now)
 
     def _end_round(self, now: float) -> None:
-        round_, self._round = self._round, _Round(now)
+        round_, self._round = self._round, _LimitWindow(now)
         if not round_.saturated:
             return  # a larger limit would not have been used
         rate = round_.answers / (now - round_.began)
@@ -145,7 +145,7 @@ class Limiter:
                 place.set_result(None)
 
 
-class _Round:
+class _LimitWindow:
     """Counts of one round trip: number of replies, and True for `saturated` if a call had to wait for a slot."""
 
     __slots__ = ("answers", "began", "saturated")
@@ -312,9 +312,9 @@ class ServerPool:
         else:
             chosen = min(self._servers, key=lambda server: server.health.resting_until)
         if rollout_id is not None:
-            self.forget(rollout_id)
+            self.unpin(rollout_id)
             if len(self._server_of) >= _REMEMBERED:
-                self.forget(next(iter(self._server_of)))
+                self.unpin(next(iter(self._server_of)))
             self._server_of[rollout_id] = chosen
             chosen.rollouts += 1
         return chosen
@@ -324,7 +324,7 @@ class ServerPool:
         now = self.clock()
         return any(server not in tried and server.health.available(now) for server in self._servers)
 
-    def forget(self, rollout_id: str) -> None:
+    def unpin(self, rollout_id: str) -> None:
         """Forget the server of a finished rollout."""
         server = self._server_of.pop(rollout_id, None)
         if server is not None:

@@ -24,13 +24,20 @@ from hermes_rl.servers.base import (
     ServerConfig,
     TrajectoryFull,
 )
-from hermes_rl.servers.client import Generation, HearsVersions, SampledByFunction, ScoresTokens, TokenSource
+from hermes_rl.servers.client import Generation, SampledByFunction, ScoresTokens, TokenSource, VersionListener
 from hermes_rl.servers.transport import AttemptFailed
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import run_in_thread
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
 from hermes_rl.tokens.parsers.base import without_reasoning
-from hermes_rl.tokens.rendering import Renderer, RendererSettings, next_prompt, prompt_anew, prompt_behind, read_aside
+from hermes_rl.tokens.rendering import (
+    Renderer,
+    RendererSettings,
+    extend_prompt,
+    next_prompt,
+    parse_in_thread,
+    render_prompt,
+)
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions, ids
 
@@ -94,7 +101,7 @@ class TokenServer:
         else:
             parsed = await renderer.parse(step.completion, prompt.ids[-_TAIL:], request.tools)
             work = partial(assistant_message, parsed, request.messages)
-            message = await read_aside(work, len(step.completion))
+            message = await parse_in_thread(work, len(step.completion))
         async with transcript.lock:
             transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([token]) for token in step.completion] if request.logprobs else None
@@ -152,14 +159,14 @@ class TokenServer:
             vocabulary = renderer.tokenizer.vocabulary
             self._largest = max(vocabulary.values()) + PADDING
             if isinstance(self._source, SampledByFunction):
-                self._source.know(vocabulary[token] for token in renderer.tokenizer.control)
+                self._source.set_vocabulary(vocabulary[token] for token in renderer.tokenizer.control)
             self._renderer = renderer
         return self._renderer
 
     async def load(self) -> Renderer:
         """Load the renderer without calling the server; raises as `renderer`."""
         if self._loaded is None:
-            self._loaded = await in_thread(self._make_renderer)
+            self._loaded = await run_in_thread(self._make_renderer)
         return self._loaded
 
     async def sample(self, sampling: Sampling) -> Sampled:
@@ -173,7 +180,7 @@ class TokenServer:
 
     def hear(self, version: int) -> None:
         """Record a version that another process got in a response."""
-        if isinstance(self._source, HearsVersions):
+        if isinstance(self._source, VersionListener):
             self._source.hear(version)
 
     async def context_length(self) -> int | None:
@@ -195,15 +202,15 @@ class TokenServer:
         messages, tools = request.messages, request.tools
         try:
             if request.resent > RESENT:
-                return await in_thread(partial(next_prompt, renderer, transcript, messages, tools))
+                return await run_in_thread(partial(next_prompt, renderer, transcript, messages, tools))
             if (branch := transcript.holding(messages, tools)) is not None:
-                behind = partial(prompt_behind, branch, renderer, messages, tools)
+                behind = partial(extend_prompt, branch, renderer, messages, tools)
                 large = _characters(messages[len(branch.history) :]) > LARGE
-                if (prompt := await in_thread(behind) if large else behind()) is not None:
+                if (prompt := await run_in_thread(behind) if large else behind()) is not None:
                     return prompt
-            anew = partial(prompt_anew, renderer, messages, tools)
+            anew = partial(render_prompt, renderer, messages, tools)
             large = (request.resent or _characters(messages)) > LARGE
-            return await in_thread(anew) if large else anew()
+            return await run_in_thread(anew) if large else anew()
         except TemplateRefused as error:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 

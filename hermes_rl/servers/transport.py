@@ -37,7 +37,7 @@ from hermes_rl.servers.base import (
     Malformed,
     ServerConfig,
 )
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.values import read_bounded, safe_name, url_text
 
 if TYPE_CHECKING:
@@ -420,7 +420,7 @@ class Transport:
         if encoding not in _ENCODINGS:
             raise self.failed(path, f"the reply has the encoding {encoding!r:.50}, which was not asked for")
         try:
-            whole = await one_at_a_time(_decompressed, bytes(body), most)
+            whole = await run_exclusively(_decompressed, bytes(body), most)
         except zlib.error as error:
             raise self.failed(path, f"the reply cannot be decompressed: {error}") from None
         if whole is None:
@@ -465,7 +465,7 @@ def _too_large(most: int) -> str:
 
 
 async def _read_aside(read: Callable[[bytes], T], raw: bytes) -> T:
-    return read(raw) if len(raw) <= IN_THREAD else await one_at_a_time(read, raw)
+    return read(raw) if len(raw) <= IN_THREAD else await run_exclusively(read, raw)
 
 
 @cache

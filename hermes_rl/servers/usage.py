@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from hermes_rl.values import count_of, is_number
+from hermes_rl.values import is_number, parse_count
 
 REFUSED = 0.1
 """Seconds from the request to cancel a task until its refused call ends by itself."""
@@ -73,8 +73,8 @@ class Usage:
         else:
             self.unpriced += 1
         self.calls += 1
-        self.prompt_tokens += count_of(prompt)
-        self.completion_tokens += count_of(completion)
+        self.prompt_tokens += parse_count(prompt)
+        self.completion_tokens += parse_count(completion)
         self.cached_tokens += cached_tokens_of(reported)
         self.uncounted += not (is_number(prompt) and is_number(completion))
         self.seconds += seconds
@@ -126,7 +126,7 @@ _COUNTS = tuple(each.name for each in fields(Usage))
 def cached_tokens_of(reported: Mapping[str, Any]) -> int:
     """Return the cached prompt tokens that a server reports as OpenAI's API does; 0 if it does not."""
     details = reported.get("prompt_tokens_details")
-    return count_of(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
+    return parse_count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
 
 
 def price_of(prices: Mapping[str, float | None], prompt: float, completion: float, cached: float) -> float:

@@ -22,18 +22,18 @@ from hermes_rl import __version__
 from hermes_rl.service import nemo_gym
 from hermes_rl.service.batches import Batch, Lines, left
 from hermes_rl.service.bodies import (
-    EndTold,
+    EndOfBatch,
+    ErrorResponse,
     GroupTold,
-    HealthTold,
-    PolicyTold,
-    RefusalTold,
-    RolloutsAsked,
+    HealthResponse,
+    PolicyResponse,
+    RolloutsRequest,
     RowsTold,
     RunAsked,
     SessionAsked,
     SplitName,
-    StepAsked,
-    TurnTold,
+    StepRequest,
+    TurnResponse,
 )
 from hermes_rl.service.refusals import Refused, ending, wrong
 from hermes_rl.service.sessions import Sessions
@@ -51,7 +51,7 @@ _STATUSES = {
     503: "the service is ending: ask again after Retry-After seconds",
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": RefusalTold, "description": text} for status, text in _STATUSES.items()
+    status: {"model": ErrorResponse, "description": text} for status, text in _STATUSES.items()
 }
 SUMMING = 60.0
 """Seconds for summing up the rows of a run."""
@@ -63,7 +63,9 @@ MOST_KEYS = 10_000
 """Maximum keys of one object; each unknown one creates an error."""
 _ALTERNATIVES = ("str", "MessageAsked")
 """Types that a value may have, which pydantic includes in the location of an error."""
-_NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "description": "there is no such session"}}
+_NO_SESSION: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorResponse, "description": "there is no such session"}
+}
 
 
 class BoundedRoute(APIRoute):
@@ -172,7 +174,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
     """
     app = bare_app("Rollouts of one spec, for trainers.", token=token, below=below)
 
-    @app.get("/v1/health", response_model=HealthTold)
+    @app.get("/v1/health", response_model=HealthResponse)
     async def health() -> Response:
         """Say that the service takes requests."""
         return JsonAnswer({"status": "ok", "name": service.env.spec.name, "record": service.record})
@@ -190,7 +192,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return JsonAnswer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
 
     lines = {
-        "schema": {"oneOf": [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (GroupTold, EndTold)]}
+        "schema": {"oneOf": [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (GroupTold, EndOfBatch)]}
     }
     streamed = {
         "description": "a line for each group as it ends, and last the end",
@@ -198,29 +200,29 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
     }
 
     @app.post("/v1/rollouts", response_class=Response, responses={200: streamed})
-    async def rollouts(asked: RolloutsAsked) -> Response:
+    async def rollouts(asked: RolloutsRequest) -> Response:
         """Play a batch of groups; each is a line as it ends. A reader that goes away ends it."""
         return Lines(await Batch.requested(service, asked), service)
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
-    async def policy(news: PolicyTold) -> Response:
+    async def policy(news: PolicyResponse) -> Response:
         """Take up that the weights have changed; calls from now on are of this version."""
         service.policies.tell(news)
-        await service.env.announce()
+        await service.env.sync_policies()
         return Response(status_code=204)
 
-    @app.post("/v1/sessions", response_model=TurnTold)
+    @app.post("/v1/sessions", response_model=TurnResponse)
     async def begin(asked: SessionAsked, request: Request) -> Response:
         """Begin a rollout whose turns come from the caller."""
         return JsonAnswer(await _unless_gone(request, service, sessions.begin(asked)))
 
-    @app.get("/v1/sessions/{session_id}", response_model=TurnTold, responses=_NO_SESSION)
+    @app.get("/v1/sessions/{session_id}", response_model=TurnResponse, responses=_NO_SESSION)
     async def look(session_id: str) -> Response:
         """Say once more what the last step was answered with, for one who lost the answer."""
         return JsonAnswer(sessions.of(session_id).answer)
 
-    @app.post("/v1/sessions/{session_id}/step", response_model=TurnTold, responses=_NO_SESSION)
-    async def step(session_id: str, asked: StepAsked) -> Response:
+    @app.post("/v1/sessions/{session_id}/step", response_model=TurnResponse, responses=_NO_SESSION)
+    async def step(session_id: str, asked: StepRequest) -> Response:
         """Answer the turn that waits."""
         return JsonAnswer(await sessions.step(session_id, asked))
 
@@ -338,7 +340,7 @@ def _describe(app: FastAPI, *, token: bool) -> None:
                 routes=app.routes,
             )
             schemas = document["components"]["schemas"]
-            for model in (GroupTold, EndTold) if "/v1/rollouts" in document["paths"] else ():
+            for model in (GroupTold, EndOfBatch) if "/v1/rollouts" in document["paths"] else ():
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from hermes_rl import Example, Group, Policy, Rollout, certify
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.service.bodies import RolloutsAsked
+from hermes_rl.service.bodies import RolloutsRequest
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.state import INEXACT, STALE, Place, Service, first_of, unproven
 from hermes_rl.values import write_json
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Batch:
     """One requested batch. Make it with `requested`; closing `lines` releases all of it."""
 
-    def __init__(self, service: Service, request: RolloutsAsked, policy: Policy, place: Place) -> None:
+    def __init__(self, service: Service, request: RolloutsRequest, policy: Policy, place: Place) -> None:
         self._service, self._request, self.policy, self._place = service, request, policy, place
         self.version: int | None = None
         """Version of the weights when it was requested."""
@@ -54,7 +54,7 @@ class Batch:
         )
 
     @classmethod
-    async def requested(cls, service: Service, request: RolloutsAsked) -> Batch:
+    async def requested(cls, service: Service, request: RolloutsRequest) -> Batch:
         """Return the batch, after all checks of the request.
 
         Raises `Refused` for an invalid request, or if there is no room.

@@ -28,7 +28,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class PolicyAsked(RequestBody):
+class PolicyRequest(RequestBody):
     """The model that acts."""
 
     type: Name = Field("vllm", description="A type of server, as in a spec.")
@@ -44,7 +44,7 @@ class PolicyAsked(RequestBody):
     )
 
 
-class RolloutsAsked(RequestBody):
+class RolloutsRequest(RequestBody):
     """A batch of groups."""
 
     rows: Annotated[list[Key], Field(fail_fast=True)] = Field(
@@ -61,7 +61,7 @@ class RolloutsAsked(RequestBody):
     max_staleness: Version | None = Field(
         None, description="Groups whose oldest weights are more versions behind are dropped when they are handed out."
     )
-    policy: PolicyAsked | None = Field(None, description="Default: the spec's.")
+    policy: PolicyRequest | None = Field(None, description="Default: the spec's.")
 
 
 class SessionAsked(RequestBody):
@@ -97,7 +97,7 @@ class MessageAsked(RequestBody):
     tool_calls: Annotated[list[CallAsked], Field(fail_fast=True)] | None = None
 
 
-class StepAsked(RequestBody):
+class StepRequest(RequestBody):
     """The turn of the one who steps: a message, or its token ids."""
 
     message: MessageAsked | Text | None = None
@@ -114,7 +114,7 @@ class DifferenceTold(RequestBody):
     largest: float | None = Field(None, ge=0, allow_inf_nan=False)
 
 
-class PolicyTold(RequestBody):
+class PolicyResponse(RequestBody):
     """The weights have changed."""
 
     version: Version
@@ -161,7 +161,7 @@ class SequenceTold(BaseModel):
     )
 
 
-class RolloutTold(BaseModel):
+class RolloutResponse(BaseModel):
     """A member of a group."""
 
     id: str
@@ -194,10 +194,10 @@ class GroupTold(BaseModel):
     detail: str | None
     weights: list[int | None] = Field(description="The oldest and the newest version that sampled it.")
     certificate: dict[str, Any] | None
-    rollouts: list[RolloutTold]
+    rollouts: list[RolloutResponse]
 
 
-class EndTold(BaseModel):
+class EndOfBatch(BaseModel):
     """The last line; an answer without it was cut off."""
 
     end: Literal[True]
@@ -214,7 +214,7 @@ class SeatTold(BaseModel):
     messages: list[dict[str, Any]]
 
 
-class TurnTold(BaseModel):
+class TurnResponse(BaseModel):
     """What a session is asked now, or how it has ended."""
 
     id: str
@@ -231,7 +231,7 @@ class TurnTold(BaseModel):
     seats: dict[str, SeatTold] | None = Field(None, description="Of several agents: how it has ended for each.")
 
 
-class HealthTold(BaseModel):
+class HealthResponse(BaseModel):
     """Whether the service takes requests."""
 
     status: Literal["ok", "ending"]
@@ -254,7 +254,7 @@ class HealthOfAllTold(BaseModel):
     environments: list[EnvironmentTold]
 
 
-class RefusalTold(BaseModel):
+class ErrorResponse(BaseModel):
     """Why a request is not done."""
 
     model_config = ConfigDict(extra="allow")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hermes_rl.service.app import JsonAnswer, add_aggregation, bare_app, metrics_of, run_for_gym
-from hermes_rl.service.bodies import HealthOfAllTold, PolicyTold, RunAsked
+from hermes_rl.service.bodies import HealthOfAllTold, PolicyResponse, RunAsked
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service
@@ -70,13 +70,13 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         return JsonAnswer({name: metrics_of(*served) for name, served in environments.items()})
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
-    async def policy(news: PolicyTold) -> Response:
+    async def policy(news: PolicyResponse) -> Response:
         """Take up that the weights have changed, for all environments or for none."""
         for service, _ in environments.values():
             service.policies.require_rise(news)
         for service, _ in environments.values():
             service.policies.tell(news)
-        await asyncio.gather(*(service.env.announce() for service, _ in environments.values()))
+        await asyncio.gather(*(service.env.sync_policies() for service, _ in environments.values()))
         return Response(status_code=204)
 
     @app.post("/run")

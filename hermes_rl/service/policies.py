@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from hermes_rl import LogprobDifference, Policy, Spec
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import PolicyAsked, PolicyTold
+from hermes_rl.service.bodies import PolicyRequest, PolicyResponse
 from hermes_rl.service.refusals import wrong
 
 MOST = 64
@@ -49,7 +49,7 @@ class Policies:
         self._spec, self._environ, self._keys = spec, environ, keys
         self._last = Weights()
         """Last announcement of PUT, for policies that are named later."""
-        self._known: dict[PolicyAsked | None, tuple[Policy, Weights]] = {}
+        self._known: dict[PolicyRequest | None, tuple[Policy, Weights]] = {}
         """Named policies; the one that was named last comes last."""
         self.forgotten: list[Policy] = []
         """Policies that were removed to make room; the caller that named the new ones closes them."""
@@ -61,7 +61,7 @@ class Policies:
         """Versions of all policies that a trainer has announced."""
         return [weights.version for _, weights in self._known.values() if weights.version is not None]
 
-    def tell(self, news: PolicyTold) -> None:
+    def tell(self, news: PolicyResponse) -> None:
         """Apply new weights to every policy; raises `Refused` if the version is older than an announced one."""
         self.require_rise(news)
         for weights in (self._last, *(weights for _, weights in self._known.values())):
@@ -69,7 +69,7 @@ class Policies:
         if news.logprob_difference is not None:
             self.difference.tell(news.logprob_difference.mean, news.logprob_difference.largest)
 
-    def require_rise(self, news: PolicyTold) -> None:
+    def require_rise(self, news: PolicyResponse) -> None:
         """Raise Refused if the version is older than an announced one."""
         newest = max([*self.versions, self._last.version or 0])
         if news.version < newest:
@@ -80,7 +80,7 @@ class Policies:
                 "service anew",
             )
 
-    def named(self, request: PolicyAsked | None, playing: Collection[Policy] = ()) -> Policy:
+    def named(self, request: PolicyRequest | None, playing: Collection[Policy] = ()) -> Policy:
         """Return the policy that a request names, the same object for the same server.
 
         Raises `Refused` if its key may not be used. If there are many, a new one replaces the one that was named
@@ -132,7 +132,7 @@ class Policies:
             self._known[None] = policy, weights
         return self._known[None][0]
 
-    def _policy_of(self, request: PolicyAsked, weights: Weights) -> Policy:
+    def _policy_of(self, request: PolicyRequest, weights: Weights) -> Policy:
         name = request.model or ""
         try:
             return Policy.server(
@@ -147,7 +147,7 @@ class Policies:
         except UserError as error:
             raise wrong("policy", "policy", str(error)) from error
 
-    def _key(self, request: PolicyAsked) -> str | None:
+    def _key(self, request: PolicyRequest) -> str | None:
         """Return the value of the variable, if this address may have it."""
         if request.api_key_env is None:
             return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl import Session, SessionTurn
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import SessionAsked, StepAsked
+from hermes_rl.service.bodies import SessionAsked, StepRequest
 from hermes_rl.service.refusals import Refused, wrong
 from hermes_rl.service.state import Place, Service
 
@@ -38,7 +38,7 @@ class HeldSession:
             self.stepping = False
             self.used = time.monotonic()
 
-    async def step(self, request: StepAsked) -> dict[str, Any]:
+    async def step(self, request: StepRequest) -> dict[str, Any]:
         """Handle the waiting turn, and return the next one, or the end of the rollout.
 
         Raises `Refused` if the step is wrong, or another one is in progress.
@@ -147,7 +147,7 @@ class Sessions:
             )
         return self._sessions[session_id]
 
-    async def step(self, session_id: str, request: StepAsked) -> dict[str, Any]:
+    async def step(self, session_id: str, request: StepRequest) -> dict[str, Any]:
         """See `HeldSession.step`."""
         session = self.of(session_id)
         try:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hermes_rl import Env, Group, Policy, Row
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import PolicyAsked
+from hermes_rl.service.bodies import PolicyRequest
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.refusals import Refused, ending, wrong
 
@@ -134,11 +134,11 @@ class Service:
             raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
         return [self._rows[split][places[key]] for key in keys]
 
-    async def policy(self, request: PolicyAsked | None) -> Policy:
+    async def policy(self, request: PolicyRequest | None) -> Policy:
         """Return the policy that a request names, ready to run; raises `Refused` with the problem if there is one."""
         policy = self.policies.named(request, {batch.policy for batch in self.batches})
         while self.policies.forgotten:
-            await self.env.forget(self.policies.forgotten.pop())
+            await self.env.release_policy(self.policies.forgotten.pop())
         if not policy.exact and not self.env.spec.serve.allow_inexact:
             raise wrong(
                 "inexact",

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.spec.model import FileMode, Turn
-from hermes_rl.spec.section import EnvText, FileText, PathText, SystemText, thaw, wrong
+from hermes_rl.spec.section import EnvText, FileText, PathText, SystemText, to_plain, wrong
 from hermes_rl.values import read_json
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # to make one takes milliseconds
@@ -117,7 +117,7 @@ PlacedFile = Annotated[dict[str, Any], BeforeValidator(_file)]
 
 
 def _turn(value: Any, info: ValidationInfo) -> dict[str, Any]:
-    turn: dict[str, Any] = thaw(Turn.model_validate(value, strict=False, context=info.context).model_dump())
+    turn: dict[str, Any] = to_plain(Turn.model_validate(value, strict=False, context=info.context).model_dump())
     return {key: each for key, each in turn.items() if each is not None}
 
 

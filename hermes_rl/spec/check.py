@@ -43,7 +43,7 @@ from hermes_rl.spec.row_files import (
     require_offered,
 )
 from hermes_rl.spec.rules import asked_first
-from hermes_rl.spec.section import EnvText, PathText, SystemText, is_template, thaw
+from hermes_rl.spec.section import EnvText, PathText, SystemText, is_template, to_plain
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text
 
@@ -259,7 +259,7 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
         if is_template(value) and kind in (TEXT, str):
             render_text(value, row, key=key)
         if has_template(value) and kind is not TEXT:
-            rendered = render(thaw(value), row, key=key)
+            rendered = render(to_plain(value), row, key=key)
             if kind is IMAGE:
                 if rendered not in (None, ""):
                     image_url(rendered, findings.spec.folder, "")
@@ -311,7 +311,7 @@ def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
     from hermes_rl.spec.check_code import argument_types, signature_of
 
     where = f"rewards.{name}.args"
-    args = render(thaw(spec.rewards[name].args), row, where=where, key=key)
+    args = render(to_plain(spec.rewards[name].args), row, where=where, key=key)
     for argument in LOCATED_ARGUMENTS:
         located_files(args.get(argument), spec.folder, f"{where}.{argument}")
     types, signature = argument_types(spec, name), signature_of(spec, name)
@@ -330,7 +330,7 @@ def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
         known = {str(tool.state)} & state_methods(spec)
     elif is_template(tool.schemas):
         known = {each["name"] for each in coerce(render(tool.schemas, row, key=key), ToolSchemas, key=key)}
-    for name in coerce(render(thaw(tool.names), row, key=key), list[str] | None, key=key) or () if known else ():
+    for name in coerce(render(to_plain(tool.names), row, key=key), list[str] | None, key=key) or () if known else ():
         if not set("*?[") & set(name) and name not in known:
             raise TemplateError(f"there is no tool {name!r}{choices(name, known)}")
 

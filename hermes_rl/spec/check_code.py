@@ -20,7 +20,7 @@ from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.reward_rules import require, unisolated, unplayable
 from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
-from hermes_rl.spec.section import is_template, thaw
+from hermes_rl.spec.section import is_template, to_plain
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
 from hermes_rl.spec.suggest import choices, closest, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce, has_template
@@ -435,7 +435,7 @@ def _check_values(spec: Spec, name: str, signature: Function, findings: Findings
         if value is ... or has_template(value):
             continue
         try:
-            coerce(thaw(value), kind)
+            coerce(to_plain(value), kind)
         except TemplateError as error:
             _, _, reason = error.message.partition("does not fit")
             message = f"`{signature.name}` takes {annotations[argument]} here{reason}"

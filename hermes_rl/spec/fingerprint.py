@@ -18,7 +18,7 @@ from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import names_host_file
 from hermes_rl.spec.renamed import with_old_names
-from hermes_rl.spec.section import Section, is_template, thaw
+from hermes_rl.spec.section import Section, is_template, to_plain
 
 _TIMEOUTS = frozenset({"timeout", "tool_timeout", "lifetime"})
 _LARGE_TREE = 10_000
@@ -90,7 +90,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
 
 
 def _plain(section: Section) -> dict[str, Any]:
-    value = thaw(section.model_dump(by_alias=True, exclude_defaults=True))
+    value = to_plain(section.model_dump(by_alias=True, exclude_defaults=True))
     assert isinstance(value, dict)
     return value
 

@@ -13,7 +13,7 @@ from hermes_rl.spec.argument_types import ChatMessages
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.model import Part, Prompt, TextFile
 from hermes_rl.spec.row_files import image_url
-from hermes_rl.spec.section import is_template, thaw
+from hermes_rl.spec.section import is_template, to_plain
 from hermes_rl.spec.templates import coerce, render, render_text
 
 Message = dict[str, Any]
@@ -71,7 +71,7 @@ class _Rendering:
         for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
             value = getattr(message, key)
             if value is not None:
-                written[key] = self._value(thaw(value), f"{where}.{key}")
+                written[key] = self._value(to_plain(value), f"{where}.{key}")
         return written
 
     def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
@@ -87,7 +87,7 @@ class _Rendering:
         if part.text is not None:
             return {"type": "text", "text": self._text(part.text, where)}
         where = f"{where}.{'image' if part.image_url is None else 'image_url'}"
-        value = self._value(thaw(part.image if part.image_url is None else part.image_url), where)
+        value = self._value(to_plain(part.image if part.image_url is None else part.image_url), where)
         if value is None or value == "":
             return None
         return {"type": "image_url", "image_url": image_url(value, self._folder, where)}

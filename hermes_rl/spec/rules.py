@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.endings import OURS, POLICYS, RETRIES_EXHAUSTED
+from hermes_rl.endings import OURS, POLICY_STOP_REASONS, RETRIES_EXHAUSTED
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
@@ -522,7 +522,7 @@ def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _endings(data: dict[str, Any]) -> Iterator[Fault]:
-    ours, known = set(map(str, OURS)), [*map(str, POLICYS), RETRIES_EXHAUSTED]
+    ours, known = set(map(str, OURS)), [*map(str, POLICY_STOP_REASONS), RETRIES_EXHAUSTED]
     for path, policy in entries(data, "on_stop"):
         name = str(path[-1])
         if name == RETRIES_EXHAUSTED:

@@ -18,7 +18,7 @@ from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.argument_types import ARGUMENT_TYPES
 from hermes_rl.spec.flags import PASSED
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.section import EMPTY, Later, Section
+from hermes_rl.spec.section import EMPTY, LazySection, Section
 from hermes_rl.spec.signatures import CodeError, Parameter, function
 
 # ------------------------------------------------ Annotations as they stand in source text: a type, or left open
@@ -122,7 +122,7 @@ class YamlSchema(GenerateJsonSchema):
 
     def function_plain_schema(self, schema: PlainValidatorFunctionSchema) -> JsonSchemaValue:
         function = schema["function"]["function"]
-        if isinstance(function, Later):
+        if isinstance(function, LazySection):
             return self.generate_inner(function.section.__pydantic_core_schema__)
         return super().function_plain_schema(schema)
 

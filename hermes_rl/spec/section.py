@@ -156,12 +156,12 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def thaw(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return the opposite of `freeze`: plain lists and dicts that the caller may change."""
     if isinstance(value, Mapping):
-        return {key: thaw(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [thaw(item) for item in value]
+        return [to_plain(item) for item in value]
     return value
 
 
@@ -200,7 +200,7 @@ class MayTemplate:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": r"\{\{|\{%"}]}
 
 
-class Later:
+class LazySection:
     """Reads a section by a validator of its own, which is built when the first spec with that section is read."""
 
     def __init__(self, section: type[Section]) -> None:
@@ -220,7 +220,7 @@ class _BuiltLater:
 
     def __get_pydantic_core_schema__(self, source: type[Section], handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.wrap_serializer_function_ser_schema(_built)
-        return core_schema.with_info_plain_validator_function(Later(source), serialization=written)
+        return core_schema.with_info_plain_validator_function(LazySection(source), serialization=written)
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:

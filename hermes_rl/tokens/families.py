@@ -24,7 +24,7 @@ from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
 from hermes_rl.tokens.parsers.base import Quotes, made
-from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template, read_aside
+from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template, parse_in_thread
 from hermes_rl.tokens.texts import Guard, guarded
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
 from hermes_rl.tokens.transcript import Branch, ids
@@ -159,14 +159,16 @@ class FamilyRenderer:
     async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         if self._parser is not None:
             work = partial(parse_ids, self._parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
-            return await read_aside(work, len(completion))
+            return await parse_in_thread(work, len(completion))
         sampled, before = list(completion), list(prompt[-_TAIL:])
-        text = await read_aside(partial(self.tokenizer.decode, sampled), len(sampled))
+        text = await parse_in_thread(partial(self.tokenizer.decode, sampled), len(sampled))
         listed = list(tools) if tools else None
         few = len(sampled) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS
         try:
             if few or MARK not in text:
-                response = await read_aside(partial(_response, self._renderer, sampled, before, listed), len(sampled))
+                response = await parse_in_thread(
+                    partial(_response, self._renderer, sampled, before, listed), len(sampled)
+                )
             else:
                 response = await self._apart(sampled, before, listed)
         except (
@@ -175,11 +177,11 @@ class FamilyRenderer:
         ) as error:
             log.info("a turn is text alone, the renderer %s cannot read it: %s", self.name, error)
             return Parsed(text)
-        return await read_aside(partial(self._read, response, sampled), len(sampled))
+        return await parse_in_thread(partial(self._read, response, sampled), len(sampled))
 
     async def _apart(self, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
         """Parse a turn in a worker process, because the package may take quadratic time."""
-        tokens, texts = await read_aside(partial(self._adapter.by_token, [*before, *sampled]), len(sampled))
+        tokens, texts = await parse_in_thread(partial(self._adapter.by_token, [*before, *sampled]), len(sampled))
         arguments = {
             "family": self.name,
             "retention": self._retention,

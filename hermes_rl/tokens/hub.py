@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from hermes_rl.template_limits import LimitedEnvironment, limited_rendering
 from hermes_rl.tokens.tokenizer import Messages, TokenizerUnavailable, Tools, refusals
-from hermes_rl.values import whole_text
+from hermes_rl.values import replace_surrogates
 
 _IMPORTING = Lock()
 """Lock for imports: a library that another thread is importing cannot be used yet."""
@@ -56,11 +56,11 @@ class HubTokenizer:
     def encode(self, text: str) -> list[int]:
         if self._engine is not None:
             with refusals(self.name):
-                (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
+                (encoded,) = self._engine.encode_batch_fast([replace_surrogates(text)], add_special_tokens=False)
             return list(encoded.ids)
         # The wrapper sets padding and truncation in each call, so two threads must not call it concurrently.
         with self._lock, refusals(self.name):
-            return list(self._tokenizer.encode(whole_text(text), add_special_tokens=False))
+            return list(self._tokenizer.encode(replace_surrogates(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         with self._lock:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from hermes_rl.errors import UserError
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens import probes
 from hermes_rl.tokens.parsers import Parsed, Parser, parse_ids, parser_for
 from hermes_rl.tokens.texts import Guard, guarded, stand_in
@@ -113,9 +113,9 @@ IN_THREAD = 4096
 T = TypeVar("T")
 
 
-async def read_aside(work: Callable[[], T], size: int) -> T:
+async def parse_in_thread(work: Callable[[], T], size: int) -> T:
     """Return the result of `work` on a turn of `size` tokens, computed in a thread if it is long."""
-    return work() if size <= IN_THREAD else await one_at_a_time(work)
+    return work() if size <= IN_THREAD else await run_exclusively(work)
 
 
 class Renderer(Protocol):
@@ -144,11 +144,11 @@ class Renderer(Protocol):
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
     """Return the prompt for a conversation; it extends the sampled tokens if possible. Raises `TemplateRefused`."""
     branch = transcript.holding(messages, tools)
-    prompt = None if branch is None else prompt_behind(branch, renderer, messages, tools)
-    return prompt or prompt_anew(renderer, messages, tools)
+    prompt = None if branch is None else extend_prompt(branch, renderer, messages, tools)
+    return prompt or render_prompt(renderer, messages, tools)
 
 
-def prompt_behind(branch: Branch, renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt | None:
+def extend_prompt(branch: Branch, renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt | None:
     """Return a prompt that extends the branch with the start of the conversation, or None if that is impossible."""
     new = messages[len(branch.history) :]
     if any(message.get("role") == "assistant" for message in new):
@@ -158,7 +158,7 @@ def prompt_behind(branch: Branch, renderer: Renderer, messages: Messages, tools:
     return None if further is None else RenderedPrompt(branch.tokens + further, branch, tools)
 
 
-def prompt_anew(renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt:
+def render_prompt(renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt:
     """Render a whole conversation; raises `TemplateRefused`."""
     return RenderedPrompt(renderer.first(history_named(messages), tools), tools=tools)
 
@@ -230,7 +230,7 @@ their start, and a prompt rendered again repeats most of another.
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class ContinuationKind:
     """One kind of continuation: all properties by which a template may decide to rewrite earlier turns."""
 
     system: bool
@@ -252,8 +252,8 @@ class TemplateRenderer:
     def __init__(self, tokenizer: Tokenizer, settings: RendererSettings | None = None) -> None:
         self.tokenizer = tokenizer
         self._settings = settings or RendererSettings()
-        self._allowed: dict[Join, bool] = {}
-        self._needs_tools: dict[Join, bool] = {}
+        self._allowed: dict[ContinuationKind, bool] = {}
+        self._needs_tools: dict[ContinuationKind, bool] = {}
         self._stops = tuple(dict.fromkeys([*closers(tokenizer), *self._settings.stop]))
         encoded = {stop: tokenizer.encode(stop) for stop in self._stops}
         for stop, tokens in encoded.items():
@@ -295,12 +295,12 @@ class TemplateRenderer:
 
     async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         work = partial(parse_ids, self.parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
-        return await read_aside(work, len(completion))
+        return await parse_in_thread(work, len(completion))
 
-    def _join(self, branch: Branch, new: Messages, tools: Tools | None) -> Join:
+    def _join(self, branch: Branch, new: Messages, tools: Tools | None) -> ContinuationKind:
         spoken = [snapshot for snapshot in branch.history.snapshots if snapshot.role == "assistant"]
         roles = [str(message.get("role")) for message in new]
-        return Join(
+        return ContinuationKind(
             system=branch.history.snapshots[0].role == "system",
             earlier=len(spoken) > 1,
             thought=any(message.thought for message in spoken) and self._settings.thinking_retention != "all",
@@ -310,7 +310,7 @@ class TemplateRenderer:
             tools=bool(tools),
         )
 
-    def _probe(self, join: Join) -> bool:
+    def _probe(self, join: ContinuationKind) -> bool:
         """Return True if the template leaves a conversation of this shape unchanged when it continues."""
         before = _conversation(join)
         after: list[dict[str, Any]] = [{"role": role, "content": "n", **probes.answering(role)} for role in join.roles]
@@ -369,7 +369,7 @@ class TemplateRenderer:
                 return spoken[: -len(stop)]
         return spoken
 
-    def _suffix(self, join: Join, new: Messages, tools: Tools | None) -> array[int] | None:
+    def _suffix(self, join: ContinuationKind, new: Messages, tools: Tools | None) -> array[int] | None:
         """Return the tokens from the end of an assistant turn to the start of the next, with the new messages."""
         results = [message for message in new if message.get("role") == "tool"]
         answered = [
@@ -406,7 +406,7 @@ def _begins_anew(tokenizer: Tokenizer, stop: str) -> bool:
     return all(encode(before + behind) == [*encode(before), *encode(behind)] for before, behind in parts)
 
 
-def _conversation(join: Join) -> list[dict[str, Any]]:
+def _conversation(join: ContinuationKind) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if join.system else []
     messages.append(probes.QUESTION)
     last = probes.said("said" if join.said else "")

@@ -17,7 +17,7 @@ from jinja2 import Environment, TemplateError
 from jinja2.ext import loopcontrols
 
 from hermes_rl.errors import HermesRLError, UserError, is_panic
-from hermes_rl.values import whole_text
+from hermes_rl.values import replace_surrogates
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -114,7 +114,7 @@ class SmallTokenizer:
     def encode(self, text: str) -> list[int]:
         # Only this call omits the position of each token in the text, which would take a quarter of the time.
         with refusals(self.name):
-            (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
+            (encoded,) = self._engine.encode_batch_fast([replace_surrogates(text)], add_special_tokens=False)
         return list(encoded.ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -492,7 +492,7 @@ class RenderedPrompt:
         self._listed = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
 
     @property
-    def outgrown(self) -> bool:
+    def is_stale(self) -> bool:
         """True if the branch has grown since the prompt was made, so that the reply to it starts another one."""
         return self.onto is not None and len(self.onto.spans) != self._answers
 
@@ -601,7 +601,7 @@ class Transcript:
                 if len(tokens) <= len(ids) and ids[: len(tokens)].tobytes() == tokens.tobytes():
                     return place
             return None
-        return self.branches.index(prompt.onto) if prompt.onto in self.branches and not prompt.outgrown else None
+        return self.branches.index(prompt.onto) if prompt.onto in self.branches and not prompt.is_stale else None
 
 
 def merge(steps: Iterable[Step]) -> list[TokenSequence]:

@@ -144,7 +144,7 @@ class _Budget:
             raise OSError(errno.E2BIG, TOO_MUCH)
 
 
-async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
+async def collect(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
     """Save artifacts in order; `timeout` in seconds is for each command.
 
     Raises `SandboxFailure` for infrastructure failures.
@@ -205,7 +205,7 @@ async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: floa
 
 
 @dataclass
-class Laid:
+class RestoredArtifacts:
     """Artifacts that were written into a fresh sandbox, and the files that they replaced there."""
 
     replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
@@ -225,11 +225,11 @@ class Laid:
                 await self._make_room(sandbox, path, folders)
                 await _write(sandbox, path, file)
 
-    async def withdraw(self, sandbox: Sandbox, path: str) -> None:
+    async def remove(self, sandbox: Sandbox, path: str) -> None:
         """Remove one file again, and restore the previous one. Raises `OSError` if that is impossible."""
         before = self.replaced.pop(path)
         blocking = await _not_a_folder(sandbox, path, set())
-        info = await sandbox.look(blocking)
+        info = await sandbox.stat_or_none(blocking)
         if before is not None:
             if info is not None and (blocking != path or info.kind == "directory"):
                 await sandbox.remove(blocking)
@@ -240,7 +240,7 @@ class Laid:
     async def _make_room(self, sandbox: Sandbox, path: str, folders: set[str]) -> None:
         """Record the file that `path` replaces, and remove files that cannot be overwritten."""
         blocking = await _not_a_folder(sandbox, path, folders)
-        info = await sandbox.look(blocking)
+        info = await sandbox.stat_or_none(blocking)
         if info is not None and info.kind == "directory":
             try:
                 request = ArtifactRequest("", path=blocking)
@@ -267,7 +267,7 @@ async def _not_a_folder(sandbox: Sandbox, path: str, folders: set[str]) -> str:
         above = f"{above}/{name}"
         if above in folders:
             continue
-        info = await sandbox.look(above)
+        info = await sandbox.stat_or_none(above)
         if info is None:
             break
         if info.kind != "directory":

@@ -30,7 +30,7 @@ from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxConfig
 from hermes_rl.sandbox.isolation import require_by_hand
-from hermes_rl.tools.artifacts import Laid, TakenArtifact
+from hermes_rl.tools.artifacts import RestoredArtifacts, TakenArtifact
 from hermes_rl.tools.staging import Staging
 
 # ------------------------------------------------ Errors in a call: recorded, shown to the model, never a crash
@@ -411,14 +411,14 @@ _live: dict[str, ToolRuntime] = {}
 """Runtimes by task id, from the moment they are made until they are closed."""
 
 
-class Held(Protocol):
+class ToolResource(Protocol):
     """A resource that a tool keeps open between calls."""
 
     async def close(self) -> None:
         """Release it; may be called twice."""
 
 
-class TimeLeft:
+class RewardTimeBudget:
     """Remaining seconds for the commands of a rollout's rewards."""
 
     def __init__(self, seconds: float) -> None:
@@ -469,13 +469,13 @@ class ToolRuntime:
         self.process: Any = None
         """The `RolloutProcess` of the rollout, if the spec has one."""
         self.todos: list[dict[str, str]] = []
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, ToolResource] = {}
         """Resources that tools opened for this rollout, by name; closed with it."""
         self.artifacts: Mapping[str, TakenArtifact] = {}
         """Artifacts saved from the sandbox when the agent had ended."""
         self.fault: str | None = None
         """Description of a file of the agent that prevents all access to this sandbox; None: there is none."""
-        self.time_left: TimeLeft | None = None
+        self.time_left: RewardTimeBudget | None = None
         """Remaining time for the commands of rewards; None: unlimited."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 if nothing used it."""
@@ -517,9 +517,9 @@ class ToolRuntime:
         return Staging()
 
     @functools.cached_property
-    def laid(self) -> Laid:
+    def laid(self) -> RestoredArtifacts:
         """Artifacts that are restored in this sandbox, if it is a fresh one for a reward."""
-        return Laid()
+        return RestoredArtifacts()
 
     @property
     def started(self) -> bool:
@@ -536,7 +536,7 @@ class ToolRuntime:
         """True if the agent's commands destroyed the sandbox."""
         return self._sandbox is not None and self._sandbox.killed_by_agent
 
-    def overslept(self, waited: float) -> bool:
+    def lifetime_expired(self, waited: float) -> bool:
         """Return True if the sandbox reached the end of its lifetime without a command running, caused by the agent.
 
         That is the case if the agent did not spend most of the lifetime waiting for others (`waited` seconds), but used
@@ -576,7 +576,7 @@ class ToolRuntime:
                 self._prepared = True
         return sandbox
 
-    async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
+    async def on_sandbox_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the sandbox's event loop, from any loop."""
         if self.loop is None or self.loop is asyncio.get_running_loop():
             return await work

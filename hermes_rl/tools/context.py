@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from hermes_rl.errors import AgentFault, KilledByAgentError, SandboxFailure, UserError, agent_error
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
-from hermes_rl.sandbox.forwarding import forwarded
+from hermes_rl.sandbox.forwarding import connect_programs
 from hermes_rl.sandbox.listener import Message
 from hermes_rl.threads import may_wait_for, wait_for_loop
 from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtimes
@@ -74,7 +74,7 @@ DOWNLOAD_BYTES = 1 << 30
 
 
 UNTOUCHED = "/untouched"
-"""Suffix of the name of a sandbox that `ToolContext.untouched` has opened."""
+"""Suffix of the name of a sandbox that `ToolContext.pristine_sandbox` has opened."""
 REMEMBERED = 10_000
 """Total number of stored values of `ToolContext.remember`; the newest ones are kept."""
 _remembered: dict[tuple[str, str], Any] = {}
@@ -114,7 +114,7 @@ class ToolContext:
     def terminal_apart(
         self, command: str, *, here: Sequence[str], there: Sequence[str], timeout: float = 180
     ) -> dict[str, Any]:
-        """Run a command in this `untouched` sandbox as `terminal_heard` does, with two programs connected to each
+        """Run a command in this `pristine_sandbox` as `terminal_heard` does, with two programs connected to each
         other.
 
         Meanwhile the standard output of `here`, a program in this sandbox, is the standard input of `there`, a program
@@ -122,11 +122,11 @@ class ToolContext:
         """
         other = find_runtime(self.task_id.removesuffix(UNTOUCHED)) if self.task_id.endswith(UNTOUCHED) else None
         if other is None:
-            raise UserError("terminal_apart is for a sandbox of `untouched`, while that it was opened from is there")
+            raise UserError("terminal_apart is for a `pristine_sandbox`, while that it was opened from is there")
 
         async def run(sandbox: Sandbox, seconds: float) -> tuple[CommandResult, list[Message] | None]:
             self._require_no_fault(other)
-            async with forwarded(sandbox, here, await other.sandbox(), there):
+            async with connect_programs(sandbox, here, await other.sandbox(), there):
                 return await sandbox.run_heard(command, timeout=seconds)
 
         heard = self._run(timeout, run, lambda done: {**_heard(done), "seconds": done[0].duration})
@@ -204,12 +204,12 @@ class ToolContext:
         """Return a path of the sandbox, relative to the working directory if it is below it."""
         return _relative(self._on_sandbox(_itself), path)
 
-    def provided(self) -> list[str]:
+    def spec_files(self) -> list[str]:
         """Return the files that the spec itself writes into the sandbox, as `relative` paths."""
         sandbox = self._on_sandbox(_itself)
         return [_relative(sandbox, file.to) for file in self.runtime.config.files]
 
-    def brought(self) -> dict[str, bool]:
+    def restored_files(self) -> dict[str, bool]:
         """Return the artifact files in this fresh sandbox, by `relative` path: True if the file replaced another."""
         replaced = self.runtime.laid.replaced
 
@@ -224,7 +224,7 @@ class ToolContext:
 
         async def work(sandbox: Sandbox) -> None:
             for path in paths:
-                await artifacts.withdraw(sandbox, sandbox.resolve(path))
+                await artifacts.remove(sandbox, sandbox.resolve(path))
 
         self._on_sandbox(work)
 
@@ -405,7 +405,7 @@ class ToolContext:
                 self._on_sandbox(runtime.staging.restore)
 
     @contextmanager
-    def untouched(self) -> Iterator[ToolContext]:
+    def pristine_sandbox(self) -> Iterator[ToolContext]:
         """Open a new sandbox from the spec's description, for the block; it contains no file of the rollout."""
         own = self.runtime
         name = self.task_id + UNTOUCHED

@@ -22,7 +22,7 @@ from hermes_rl.foreign.messages import require_texts
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.json_schema import MOST_PROBLEMS, CompiledSchema, is_of, place_of, type_of
 from hermes_rl.plugins import Code, did_you_mean
-from hermes_rl.threads import end_tasks, one_at_a_time
+from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     RESULT_LIMIT,
@@ -78,7 +78,7 @@ async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) ->
     """
     repair = repair or tool.arguments == "repair"
     short = not isinstance(raw, str) or len(raw) <= SHORT
-    arguments = read_arguments(raw) if short else await one_at_a_time(lambda: read_arguments(raw))
+    arguments = read_arguments(raw) if short else await run_exclusively(lambda: read_arguments(raw))
     if tool.arguments == "strict" or _is_plain(arguments, tool.parameters) or not (repair or tool.checks_arguments):
         return arguments, 0
     text = raw if isinstance(raw, str) else json.dumps(raw, default=str)
@@ -232,7 +232,7 @@ async def execute_calls(
                 await asyncio.sleep(0)
         return outcomes
 
-    return await runtime.at_home(execute())
+    return await runtime.on_sandbox_loop(execute())
 
 
 TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at most"

@@ -21,7 +21,7 @@ from hermes_rl.foreign.pool import POOL
 from hermes_rl.json_schema import CompiledSchema
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tools.host_process import LineTooLongError, lines_of
 from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange
 from hermes_rl.values import MOST_VALUES, too_many_values
@@ -363,7 +363,7 @@ class _Pump:
                 if self._received > FLOOD_LIMIT:
                     return
                 try:
-                    message = _message(line) if len(line) <= IN_THREAD else await one_at_a_time(_message, line)
+                    message = _message(line) if len(line) <= IN_THREAD else await run_exclusively(_message, line)
                 except ValueError:
                     continue  # a server that prints to its standard output; no caller needs that
                 if message is None:

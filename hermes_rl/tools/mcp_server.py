@@ -23,7 +23,7 @@ from typing import Any
 from hermes_rl.errors import ToolServerFailure
 from hermes_rl.sandbox.base import Conversation, SandboxFile
 from hermes_rl.scrubber import Scrubber, keys_of
-from hermes_rl.threads import done_in_thread, made_in_thread
+from hermes_rl.threads import acquire_in_thread, done_in_thread
 from hermes_rl.tools.base import ToolInputError, ToolRuntime
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.tools.mcp_client import (
@@ -211,7 +211,7 @@ class HostServer(McpServer):
 
     async def transport(self) -> McpTransport:
         if self._folder is None and self.settings.files:
-            self._folder = await made_in_thread(self._lay, lambda made: shutil.rmtree(made, ignore_errors=True))
+            self._folder = await acquire_in_thread(self._lay, lambda made: shutil.rmtree(made, ignore_errors=True))
         folder = self._folder or self.settings.folder
         self._process = await HostProcess.start(self.settings.command, folder, self.settings.env)
         return over_process(self._process)

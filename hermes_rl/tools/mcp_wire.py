@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange
 from hermes_rl.values import MOST_VALUES, read_object, too_many_values
 
@@ -73,7 +73,7 @@ class BoundedClient(httpx2.AsyncClient):
             response.stream = Events(response, exchange)
         elif response.status_code == 200 and kind == "application/json":
             body = await _body(response, ANSWER_LIMIT)
-            if await one_at_a_time(too_many_values, body) if len(body) > MOST_VALUES else False:
+            if await run_exclusively(too_many_values, body) if len(body) > MOST_VALUES else False:
                 raise TooLargeError
             return httpx2.Response(200, headers=_kept(response), content=body, request=request)
         elif response.status_code >= 300 or request.method == "POST":
@@ -143,7 +143,7 @@ class Events(httpx2.AsyncByteStream):
                     continue
                 events = bytes(waiting[: max(ends)])
                 del waiting[: max(ends)]
-                if len(events) > MOST_VALUES and await one_at_a_time(too_many_values, events):
+                if len(events) > MOST_VALUES and await run_exclusively(too_many_values, events):
                     self._exchange.large = True
                     raise TooLargeError
                 yield events

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import did_you_mean, load_module, load_object
-from hermes_rl.threads import Turns
+from hermes_rl.threads import CallThrottle
 from hermes_rl.tools.base import ArgumentRule, DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
 from hermes_rl.values import read_json
 
@@ -132,10 +132,10 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
 
 
-def _turns_of(code: Callable[..., Any]) -> Turns:
+def _turns_of(code: Callable[..., Any]) -> CallThrottle:
     """Return the turns of some code; those of a method are for all states, whose tools each rollout makes anew."""
     function = getattr(code, "__func__", None)
-    return Turns() if function is None else _of_method(function)
+    return CallThrottle() if function is None else _of_method(function)
 
 
 def _signature_of(code: Callable[..., Any], name: str) -> Signature:
@@ -153,8 +153,8 @@ _signature = functools.lru_cache(maxsize=1024)(Signature.of)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_method(function: Callable[..., Any]) -> Turns:
-    return Turns()
+def _of_method(function: Callable[..., Any]) -> CallThrottle:
+    return CallThrottle()
 
 
 class CodeTool(DescribedTool):
@@ -192,7 +192,7 @@ def python_tool(function: Callable[..., Any] | str, name: str | None = None, bas
     return PythonTool(loaded, name)
 
 
-async def call_function(function: Callable[..., Any], values: dict[str, Any], turns: Turns) -> Any:
+async def call_function(function: Callable[..., Any], values: dict[str, Any], turns: CallThrottle) -> Any:
     """Return the result of a function that may be sync or async, off the event loop where it could block."""
     if inspect.iscoroutinefunction(function):
         with _contained():
@@ -247,7 +247,7 @@ class DescribedStateTool(DescribedTool):
 
     parallel = False
 
-    def __init__(self, schema: Mapping[str, Any], method: str, turns: Turns) -> None:
+    def __init__(self, schema: Mapping[str, Any], method: str, turns: CallThrottle) -> None:
         super().__init__(schema["name"], schema.get("description", ""), schema["parameters"])
         self.method = method
         self._turns = turns

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import UserError
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.values import read_own_json, write_json
 from hermes_rl.visible import visible
@@ -66,7 +66,7 @@ class Recorder:
     async def keep(self, tool: str, arguments: Mapping[str, Any], answer: str, *, error: bool) -> None:
         """Write one result; the call returns only after that."""
         line = {"tool": tool, "arguments": arguments, "answer": answer, "error": error}
-        await in_thread(lambda: self._append(ANSWERS, line))
+        await run_in_thread(lambda: self._append(ANSWERS, line))
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         with self._writing, (self._folder / name).open("ab") as file:

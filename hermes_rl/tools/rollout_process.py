@@ -23,7 +23,7 @@ from hermes_rl.foreign.pool import POOL, OwnProcess
 from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.foreign.wire import WireError
-from hermes_rl.plugins import Code, itself
+from hermes_rl.plugins import Code, identity
 from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.tools.base import (
     ArgumentRule,
@@ -80,7 +80,7 @@ class RolloutProcess:
         process = cls(held)
         if state is not None:
             try:
-                await process.call("begin", itself, state=state, item=item)
+                await process.call("begin", identity, state=state, item=item)
             except ForeignError as error:
                 await process.close()
                 if isinstance(error.claimed, Failure):  # the policy has done nothing yet

@@ -66,7 +66,7 @@ class Staging:
         while self._placed:
             placed = self._placed.pop()
             try:
-                if await sandbox.look(placed.path, follow=False) is not None:
+                if await sandbox.stat_or_none(placed.path, follow=False) is not None:
                     await sandbox.remove(placed.path)
                 if placed.aside is not None:
                     await sandbox.rename(placed.aside, placed.path)
@@ -97,7 +97,7 @@ class Staging:
         path = ""
         for name in folder.strip("/").split("/") if folder != "/" else ():
             path = f"{path}/{name}"
-            info = await sandbox.look(path, follow=False)
+            info = await sandbox.stat_or_none(path, follow=False)
             if info is None:
                 await sandbox.make_dir(path)
                 self._placed.append(_Placed(path))
@@ -115,7 +115,7 @@ class Staging:
 
     async def _clear(self, sandbox: Sandbox, path: str) -> None:
         """Make room at `path`: files of the reward are deleted, other files are moved away."""
-        info = await sandbox.look(path, follow=False)
+        info = await sandbox.stat_or_none(path, follow=False)
         if any(placed.path == path for placed in self._placed):
             if info is not None:
                 await sandbox.remove(path)

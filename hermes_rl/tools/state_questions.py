@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hermes_rl.threads import Turns
+from hermes_rl.threads import CallThrottle
 from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolRuntime
 from hermes_rl.tools.execute import run_tool
 from hermes_rl.tools.python_tools import call_function
@@ -22,7 +22,7 @@ class StateQuestion(DescribedTool):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "", {"type": "object"})
-        self._turns = Turns()
+        self._turns = CallThrottle()
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_in_json(await call_function(partial(asked, runtime.state, self.name), args, self._turns))

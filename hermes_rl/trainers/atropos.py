@@ -24,7 +24,7 @@ from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, StepMark, content_of
 from hermes_rl.runs.groups import body_of
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import run_in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 
 logger = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ class AtroposTrainer:
         if "json" not in headers.get("Content-Type", ""):
             raise _FailedRequestError(f"an answer that is not JSON, as the API's are: {body[:300]!r}")
         try:
-            return await in_thread(lambda: form.model_validate_json(body))
+            return await run_in_thread(lambda: form.model_validate_json(body))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the answer"

@@ -39,7 +39,7 @@ class TooLong:
     policy: Literal["drop", "truncate", "mask"]
     counts: Counter[str]
 
-    def applied(self, group: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    def enforce_max_length(self, group: dict[str, Any], longest: int | None) -> dict[str, Any]:
         """Return the group with every sequence within `longest` tokens; unchanged with ``drop``, which excludes it."""
         if longest is None or self.policy == "drop":
             return group
@@ -112,7 +112,7 @@ class Checks:
             raise GroupRefused("malformed", f"it is a {type(line).__name__}")
         size = (line.get("group_overrides") or {}).get("group_size", self.group_size)
         _require_shape(line, size, tokens=self.tokens)
-        fitting = self.too_long.applied(completed(dict(line)), self.longest)
+        fitting = self.too_long.enforce_max_length(completed(dict(line)), self.longest)
         tokens, scores = fitting.get("tokens"), fitting["scores"]
         length = max(map(len, tokens), default=0) if tokens is not None else 0
         if self.longest is not None and length > self.longest:

@@ -18,7 +18,7 @@ from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.left import Quarantine
 from hermes_rl.runs.run import Run
-from hermes_rl.threads import end_tasks, in_thread, settled
+from hermes_rl.threads import end_tasks, run_in_thread, settled
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
 from hermes_rl.trainers.checks import Checks
 
@@ -115,7 +115,7 @@ class Serving:
         *,
         file: GroupsFile | None = None,
         version: Callable[[], Awaitable[int | None]] | None = None,
-        together: Together | None = None,
+        together: SharedTrainer | None = None,
     ) -> None:
         self.run, self.trainer, self.registration = run, trainer, registration
         self.log, self.checks, self.hooks, self.file = log, checks, hooks, file
@@ -130,7 +130,7 @@ class Serving:
         """Time of its last poll of the trainer."""
         self.seen = 0
         """Sequences that the trainer had from all environments when that poll started."""
-        self.together = together or Together()
+        self.together = together or SharedTrainer()
         self._ended = self._settled = self._wants_told = 0
         """Groups of this start that have ended; those that the trainer has received, or will not receive; sequences
         whose start the others know.
@@ -181,9 +181,9 @@ class Serving:
         if self._wants_told < self.begun:
             self._wants_told = self.begun
             self.together.wake()
-        return self.able and self.room and self.together.turn(self)
+        return self.can_start and self.room and self.together.turn(self)
 
-    # ------------------------------------------------------------------ coordination with others (`Together`)
+    # ------------------------------------------------------------------ coordination with others (`SharedTrainer`)
 
     @property
     def begun(self) -> int:
@@ -196,7 +196,7 @@ class Serving:
         return (self.run.begun - self._settled) * self.run.plan.size
 
     @property
-    def able(self) -> bool:
+    def can_start(self) -> bool:
         """True if it could start another group on its own."""
         return not self._waits and not self._at_bound
 
@@ -392,7 +392,7 @@ class Serving:
         raise RunError(f"every row was set aside, as each failed again and again. The last: {aside[-1]['detail']}")
 
     def _skip(self, row: Row, group: str, epoch: int) -> bool:
-        if self.log.settled(group):
+        if self.log.is_resolved(group):
             return True
         store = self.run.store
         return store is not None and store.left_out(group, drop_uniform=self.run.plan.drop_uniform)
@@ -443,7 +443,7 @@ class Serving:
             self._written.add(group.id)
         scores = list(usable[0]["scores"])  # the trainer owns the records once it has them, and may change them
         oldest = [line["certificate"]["oldest"] for line in usable if line.get("certificate")]
-        content = await in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
+        content = await run_in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
         async with self.together.under_way:
             self.log.sending(group.id, content)
             await self._answer(object, "send", group, usable)
@@ -466,7 +466,7 @@ async def closed(trainer: Trainer) -> None:
         logger.warning("trainer %s: close failed: %s: %s", trainer.name, type(error).__name__, error)
 
 
-class Together:
+class SharedTrainer:
     """The environments of one process that feed one trainer: their turns, and a lock for sending.
 
     Their weights determine their fractions of the sequences. The next one to start a group has the fewest started
@@ -513,7 +513,7 @@ class Together:
         """
         behind = [serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)]
         return mine.weight < 0 or not any(
-            serving.full or (serving.able and (serving.room or serving.looked < mine.looked)) for serving in behind
+            serving.full or (serving.can_start and (serving.room or serving.looked < mine.looked)) for serving in behind
         )
 
     def wake(self) -> None:

@@ -29,8 +29,8 @@ from hermes_rl.reading.shown import artifact_file
 from hermes_rl.service.gate import HEADERS
 from hermes_rl.service.refusals import Refused
 from hermes_rl.service.serving import address_of, listening, serve_until_told
-from hermes_rl.threads import in_thread
-from hermes_rl.view.shelf import Shelf
+from hermes_rl.threads import run_in_thread
+from hermes_rl.view.shelf import RunIndex
 
 TOKENS = 2_000
 """Maximum tokens of a sequence in one response."""
@@ -60,7 +60,7 @@ async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None])
 
     Raises `UserError` if there is no run, or the address cannot be used.
     """
-    shelf = await in_thread(lambda: Shelf(folders))
+    shelf = await run_in_thread(lambda: RunIndex(folders))
     token = secrets.token_urlsafe(24)
     with contextlib.closing(listening(listen, token)) as listener:
         name = listen.rpartition(":")[0].strip("[]")
@@ -70,7 +70,7 @@ async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None])
         )
 
 
-def make_view_app(shelf: Shelf) -> FastAPI:
+def make_view_app(shelf: RunIndex) -> FastAPI:
     """Return the application inside the gate: the page, and the data that it requests."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -97,49 +97,49 @@ def make_view_app(shelf: Shelf) -> FastAPI:
     return app
 
 
-def _answer_of_runs(app: FastAPI, shelf: Shelf) -> None:
+def _answer_of_runs(app: FastAPI, shelf: RunIndex) -> None:
     @app.get("/api/runs")
     async def runs() -> Response:
-        return JSONResponse(await in_thread(shelf.runs))
+        return JSONResponse(await run_in_thread(shelf.runs))
 
     @app.get("/api/compare")
     async def compare(a: str, b: str) -> Response:
-        return JSONResponse(await in_thread(lambda: shelf.compare(a, b)))
+        return JSONResponse(await run_in_thread(lambda: shelf.compare(a, b)))
 
     @app.get("/api/runs/{run}")
     async def overview(run: str, request: Request) -> Response:
-        version, overview_now = await in_thread(lambda: shelf.overview(run))
+        version, overview_now = await run_in_thread(lambda: shelf.overview(run))
         if request.headers.get("if-none-match") == version:
             return Response(status_code=304, headers={"ETag": version})
         return JSONResponse(overview_now, headers={"ETag": version})
 
     @app.get("/api/runs/{run}/rollouts")
     async def rollouts(run: str, request: Request) -> Response:
-        return JSONResponse(await in_thread(lambda: shelf.rollouts(run, request.query_params)))
+        return JSONResponse(await run_in_thread(lambda: shelf.rollouts(run, request.query_params)))
 
 
-def _answer_of_rollouts(app: FastAPI, shelf: Shelf) -> None:
+def _answer_of_rollouts(app: FastAPI, shelf: RunIndex) -> None:
     @app.get("/api/runs/{run}/rollouts/{rollout:path}")
     async def rollout(run: str, rollout: str) -> Response:
-        return JSONResponse(await in_thread(lambda: shelf.rollout(run, rollout)))
+        return JSONResponse(await run_in_thread(lambda: shelf.rollout(run, rollout)))
 
     @app.get("/api/runs/{run}/beside/{rollout:path}")
     async def beside(run: str, rollout: str, request: Request) -> Response:
-        return JSONResponse(await in_thread(lambda: shelf.beside(run, rollout, request.query_params)))
+        return JSONResponse(await run_in_thread(lambda: shelf.neighbour(run, rollout, request.query_params)))
 
     @app.get("/api/runs/{run}/tokens/{rollout:path}")
     async def tokens(run: str, rollout: str, sequence: int = 0, begin: int = 0) -> Response:
-        return JSONResponse(await in_thread(lambda: shelf.tokens(run, rollout, sequence, begin, TOKENS)))
+        return JSONResponse(await run_in_thread(lambda: shelf.tokens(run, rollout, sequence, begin, TOKENS)))
 
     @app.get("/api/runs/{run}/artifacts/{rollout:path}")
     async def artifact(run: str, rollout: str, file: str) -> Response:
-        place = await in_thread(lambda: _artifact(shelf, run, rollout, file))
+        place = await run_in_thread(lambda: _artifact(shelf, run, rollout, file))
         # A browser saves an attachment of unknown type as a file, whatever its content.
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(place.name, safe='')}"}
         return FileResponse(place, media_type="application/octet-stream", headers=headers)
 
 
-def _artifact(shelf: Shelf, run: str, rollout: str, file: str) -> Path:
+def _artifact(shelf: RunIndex, run: str, rollout: str, file: str) -> Path:
     """Return a file that a rollout's record names, wherever links in the directory lead.
 
     Raises `UserError` if the rollout has no such artifact.

@@ -93,7 +93,7 @@ class OpenRun:
         return len(self.record.rollouts) if self.record is not None else 0
 
 
-class Shelf:
+class RunIndex:
     """Runs in some directories.
 
     Args:
@@ -245,7 +245,7 @@ class Shelf:
             run.ordered.popitem(last=False)
         return run.ordered[key]
 
-    def beside(self, name: str, rollout: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    def neighbour(self, name: str, rollout: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Return the rollout that comes after one in a list, and where to continue if none was found yet.
 
         If `rollout` is not in the list, that is its first. `parameters` has the filter and the order of the list, and

@@ -52,7 +52,7 @@ def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
         }
 
 
-class Table:
+class MultiAgentEpisode:
     """A table in a database of its own, until an answer is committed."""
 
     imports = ("mysql.connector",)
@@ -192,6 +192,6 @@ def plain(text: str) -> str:
     return "0" if text.lower() in NOTHING else text
 
 
-def right(result: Any, state: Table) -> float:
+def right(result: Any, state: MultiAgentEpisode) -> float:
     """Whether the answer that was committed is right."""
     return float(state.right)

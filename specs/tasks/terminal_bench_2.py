@@ -36,7 +36,7 @@ def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) 
             value, reason=None if value > 0 else f"exit status {answer['exit_code']}: {answer['output'][-400:]}"
         )
     # Either the solution or the sandbox is to blame. A sandbox that the agent never saw tells which.
-    with ctx.untouched() as clean:
+    with ctx.pristine_sandbox() as clean:
         alone, written = _run(clean, script, tests, timeout)
     lacking = LACKING.search(alone["output"])
     if lacking or (written is None and alone["exit_code"] in (126, 127)):

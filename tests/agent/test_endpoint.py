@@ -20,8 +20,8 @@ import pytest
 from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import AT_ONCE, Endpoint
-from hermes_rl.agent.program import write_down
-from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder, Stretches
+from hermes_rl.agent.program import record_run
+from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder, TimeIntervals
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import RolloutKey
@@ -84,7 +84,7 @@ class Asking:
     async def __aexit__(self, *_: object) -> None:
         await self.session.close()
         await self.endpoint.__aexit__()
-        write_down(self.endpoint, self.result, self.train)
+        record_run(self.endpoint, self.result, self.train)
 
     async def ask(self, messages: list[Message], **more: Any) -> None:
         """Ask, and keep the conversation with the answer and the results of its calls."""
@@ -273,7 +273,7 @@ async def test_no_answer_comes_once_the_program_has_ended(connected: bool) -> No
 
 
 def test_seconds_that_overlap_count_once() -> None:
-    stretches = Stretches()
+    stretches = TimeIntervals()
     assert stretches.add(10.0, 4.0) == 4.0
     assert stretches.add(12.0, 1.0) == 1.0
     assert stretches.add(12.5, 9.0) == pytest.approx(4.0)  # from 3.5 on: all but six to ten and eleven to twelve

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify, open_env
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.reading.summary import why
+from hermes_rl.reading.summary import failure_reasons
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
@@ -504,7 +504,7 @@ urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "{path}", body)
     assert (rollout.result.program.requests, rollout.result.program.refused) == (1, 1)
     assert rollout.result.program.refusal.startswith(problem)
     assert f"its program made 1 request (1 refused, the last: {problem}" in str(rollout.no_tokens)
-    first, *_ = why(rollout_record(rollout), {}, 1.0)
+    first, *_ = failure_reasons(rollout_record(rollout), {}, 1.0)
     assert first == rollout.no_tokens
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_rl.agent.recorder import LoopOptions, OverError, PolicyRecorder
+from hermes_rl.agent.recorder import BudgetExhausted, LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
@@ -38,7 +38,7 @@ async def test_tools_that_no_template_takes_are_the_programs_doing_once_it_has_h
     with pytest.raises(ServerFailure):  # nothing that the policy has written can be in its first request
         await ask(recorder, BROKEN)
     await ask(recorder)
-    with pytest.raises(OverError) as over:
+    with pytest.raises(BudgetExhausted) as over:
         await ask(recorder, BROKEN)
     assert over.value.ending is Ending.REFUSED
     policy.down = True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl import Ending, open_env
-from hermes_rl.api.session import Session, Stepped
+from hermes_rl.api.session import ExternalPolicy, Session
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify
 from hermes_rl.servers.base import ChatReply, ChatRequest
@@ -323,7 +323,7 @@ async def test_a_seat_whose_server_fails_ends_the_session_while_another_one_wait
 async def test_an_answer_for_one_that_was_ended_meanwhile_is_not_that_of_the_next(tmp_path: Path) -> None:
     async with open_env(seats_in(tmp_path)) as env:
         key = RolloutKey(env.rows()[0], "g", 0, 1)
-    stepped = Stepped(None, None, seats=True)
+    stepped = ExternalPolicy(None, None, seats=True)
     heard: list[str] = []
 
     async def play() -> Rollout:

@@ -314,7 +314,7 @@ async def test_what_a_trainer_tells_of_the_weights_holds_for_every_call_from_the
         playing = [asyncio.create_task(env.play(row, policy)) for row in env.rows()]
         await until(lambda: len(model.asked) == 4)
         weights |= {"version": 2, "model": "tiny-2"}
-        await env.announce()
+        await env.sync_policies()
         model.resume()
         rollouts = await asyncio.gather(*playing)
         assert [one.examples(one=True)[0].weights for one in rollouts] == [(1, 2)] * 4

@@ -33,7 +33,7 @@ from hermes_rl.sandbox.base import ResourceLimits
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.threads import IDLE
-from hermes_rl.tools.artifacts import ArtifactRequest, take
+from hermes_rl.tools.artifacts import ArtifactRequest, collect
 
 LANES = 8
 """Hostile sandboxes at a time."""
@@ -88,7 +88,7 @@ async def hostile(seed: int, found: Found) -> None:
                 program = "python3 /tmp/hostile.py"
                 await sandbox.run(f"{program} {2 * seed}", timeout=COMMAND_SECONDS)
                 await sandbox.run_reporting(f"{program} {2 * seed + 1}", "", timeout=COMMAND_SECONDS)
-                await take(sandbox, [ArtifactRequest("artifact", path="artifact")], 3)
+                await collect(sandbox, [ArtifactRequest("artifact", path="artifact")], 3)
                 await sandbox.kill_all()
                 with suppress(OSError):
                     await sandbox.read_file("artifact")

@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
@@ -530,7 +530,7 @@ async def ticks(late: list[float]) -> None:
 async def play(spec: Spec, out: Path) -> list[float]:
     late: list[float] = []
     ticking = asyncio.create_task(ticks(late))
-    await run_process(spec, Launch("process", out=out))
+    await run_process(spec, RunOptions("process", out=out))
     ticking.cancel()
     return sorted(late)
 

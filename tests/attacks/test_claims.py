@@ -17,7 +17,7 @@ import hermes_rl
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import OURS, Ending
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.rollout import ALONE
+from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting
@@ -116,7 +116,9 @@ async def test_claim_neither_ends_a_run_nor_leaves_a_rollout_ungraded(
         rest = f"rewards: {{right: {REWARDS[place]}}}"
         played, scores = [[{"say": code}] for code in (*claims, right)], [0.0] * len(claims) + [1.0]
     for turns, score in zip(played, scores, strict=True):
-        monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ALONE, t=turns: Script.of(t, prior))
+        monkeypatch.setattr(
+            CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT, t=turns: Script.of(t, prior)
+        )
         async with hermes_rl.open_env(parse_spec(SPEC + rest, folder=tmp_path)) as env:
             rollout = await env.play(next(iter(env.rows())), replays=0)
         assert (rollout.error, rollout.score) == (None, score), turns

@@ -14,7 +14,7 @@ import pytest
 
 import hermes_rl
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.rollout import ALONE
+from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
 from tests.thorough import spread
@@ -41,7 +41,7 @@ ATTACKS = {
     "a file by upload": "ctx.upload('HERE/secret', 'x'); said = ctx.read_file('x')",
     "a directory by upload": "ctx.upload('HERE', 'x'); said = ctx.terminal('cat x/*')",
     "a directory by upload_dir": "ctx.upload_dir('HERE', 'x'); said = ctx.terminal('cat x/*')",
-    "a file in another sandbox": "with ctx.untouched() as other:\n other.upload('HERE/secret', 'x'); said = other.read_file('x')",
+    "a file in another sandbox": "with ctx.pristine_sandbox() as other:\n other.upload('HERE/secret', 'x'); said = other.read_file('x')",
     "a class of ours": "from hermes_rl.tools.context import ToolContext\nctx.confined().__class__ = ToolContext; said = ctx.upload('HERE/secret', 'x')",
     "another number": "ctx._number = 0; ctx.upload('HERE/secret', 'x'); said = ctx.read_file('x')",
     "another task": "ctx.task_id = 'x'; ctx.upload('HERE/secret', 'x'); said = ctx.read_file('x')",
@@ -57,7 +57,7 @@ ATTACKS = {
     "the machine of the rollout": "said = ask('runtime')",
     "what an object is made of": "said = ask('__init__', 'x')",
     "an attribute": "said = ask('task_id')",
-    "many sandboxes": "for _ in range(20): ctx._ask('untouched')",
+    "many sandboxes": "for _ in range(20): ctx._ask('pristine_sandbox')",
     "files of the kernel": "said = [ctx.read_file(path, limit=10**4) for path in ('/proc/1/environ', '/proc/self/environ', '/dev/zero')]",
     "odd limits": "said = [ctx.read_file('/etc/passwd', limit=limit) for limit in (-1, 1 << 80, 'x', None, float('nan'))]",
     "more of a file than the runner reads": "ctx.terminal('truncate -s 100M f'); said = ctx.read_bytes('f', limit=1 << 40) and 'SECRET'",
@@ -111,7 +111,7 @@ rewards: {{graded: {{fn: "code.py:graded", isolate: sandbox}}}}
     monkeypatch.setattr(
         CompiledSpec,
         "script",
-        lambda self, key, prior, seat=ALONE: Script.of([{"say": codes[key.row.columns["n"]]}], prior),
+        lambda self, key, prior, seat=ONLY_SEAT: Script.of([{"say": codes[key.row.columns["n"]]}], prior),
     )
     found = {}
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path / "spec")) as env:

@@ -36,7 +36,7 @@ from hermes_rl.scoring.reward_function import SHIPPED_SECONDS, find_reward
 from hermes_rl.scoring.steering import created
 from hermes_rl.servers.base import without_thinking
 from hermes_rl.shipped import shipped_rewards
-from hermes_rl.threads import rare_full_collections
+from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_text
 from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tools import editing
@@ -322,7 +322,7 @@ def seed_of_today() -> str:
 
 @pytest.mark.slow
 async def test_hostile_texts_are_read_in_time() -> None:
-    with rare_full_collections():  # as in a run
+    with reduce_gc_pauses():  # as in a run
         await play(len(READERS) * 2, seed_of_today())
 
 
@@ -333,7 +333,7 @@ TEXTS = int(os.environ.get("READERS_TEXTS", "7000"))
 @pytest.mark.timeout(900)
 @pytest.mark.by_turns(2, 1)
 async def test_thousands_of_hostile_texts_are_read_in_time() -> None:
-    with rare_full_collections():  # as in a run
+    with reduce_gc_pauses():  # as in a run
         await play(TEXTS, seed_of_today())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import hermes_rl
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.rollout import ALONE
+from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
 
@@ -89,7 +89,7 @@ async def test_odd_arguments_are_answered_and_graded(
     calls = [{"name": tool, "args": {**right, key: odd}} for key in (*right, *more) for odd in ODD]
     calls += [{"name": name, "args": raw} for raw in RAW for name in (tool, f"{tool} ", tool.upper())]
     turns = [*({"tools": [call]} for call in calls), {"say": "done"}]
-    monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ALONE: Script.of(turns, prior))
+    monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.of(turns, prior))
     async with hermes_rl.open_env(parse_spec(SPEC, folder=tmp_path)) as env:
         rollout = await env.play(next(iter(env.rows())), replays=0)
     assert (rollout.error, rollout.score) == (None, 1.0)

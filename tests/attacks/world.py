@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.sandbox.bubblewrap import _has_users
@@ -241,7 +241,7 @@ async def _play(world: World, spec: Spec, out: Path) -> None:
         command = f"echo {SECRET}process; exec sleep 3000"
         process = await (await other.sandbox()).spawn(command)
         other.processes.add(command, "/", process)
-        await run_process(spec, Launch("process", out=out))
+        await run_process(spec, RunOptions("process", out=out))
         world.other_runs = process.poll() is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from hermes_rl.runs.deep import examine
+from hermes_rl.runs.deep import check_rewards
 from hermes_rl.spec.load import load_spec, shipped_specs
 
 COLUMNS = ("gold", "empty", "garbage", "near miss")
@@ -22,7 +22,7 @@ def main() -> None:
         if "Needs the package" in path.read_text():
             continue
         spec = load_spec(name, demo=True)
-        print(row(name, spec.description or "", asyncio.run(examine(spec)).scores))  # noqa: T201
+        print(row(name, spec.description or "", asyncio.run(check_rewards(spec)).scores))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
 from hermes_rl.plugins import load_object
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -90,7 +90,7 @@ async def all_played(source: str, out: Path, command: str | None = None, *more: 
         turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "Done."}]
         sets.append(f"solution={json.dumps({'turns': turns})}")
     spec = load_spec(source, overrides=parse_extra_args((), sets))
-    _, directory = await run_evaluate(spec, Launch("evaluate", out=out, progress=quiet()))
+    _, directory = await run_evaluate(spec, RunOptions("evaluate", out=out, progress=quiet()))
     return lines(directory.path / "rollouts.jsonl")
 
 
@@ -290,7 +290,7 @@ async def test_process_plays_the_tasks_that_are_not_for_evaluation(tmp_path: Pat
         'servers.policy={"type": "scripted"}',
     )
     spec = load_spec(f"harbor:{tmp_path}/tasks", overrides=parse_extra_args((), sets))
-    summary, directory = await run_process(spec, Launch("process", tmp_path / "process", progress=quiet()))
+    summary, directory = await run_process(spec, RunOptions("process", tmp_path / "process", progress=quiet()))
     assert summary.written == 3
     trained = {line["row_key"] for line in lines(directory.path / "rollouts.jsonl")}
     assert {score for group in lines(directory.path / "groups.jsonl") for score in group["scores"]} == {1.0}
@@ -300,7 +300,7 @@ async def test_process_plays_the_tasks_that_are_not_for_evaluation(tmp_path: Pat
 
     only = load_spec(f"harbor:{tmp_path}/tasks", overrides=parse_extra_args((), sets[1:]))
     with pytest.raises(UserError, match="every row is for evaluation"):
-        await run_process(only, Launch("process", tmp_path / "only", progress=quiet()))
+        await run_process(only, RunOptions("process", tmp_path / "only", progress=quiet()))
 
 
 async def test_an_evaluation_goes_on_with_the_tasks_that_were_not_played(tmp_path: Path) -> None:

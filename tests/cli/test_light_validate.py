@@ -9,8 +9,8 @@ from pathlib import Path
 SPEC = "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nservers: {policy: {type: scripted}}\n"
 CHECK = """
 import sys
-from hermes_rl.cli.validating import judge
-verdict = judge(sys.argv[1])
+from hermes_rl.cli.validating import validate_one
+verdict = validate_one(sys.argv[1])
 assert verdict.problems == [], verdict
 assert verdict.tokens == "a rollout has 1 sequence", verdict
 heavy = {"aiohttp", "asyncio", "logging", "hermes_rl.tools.catalogue", "hermes_rl.tokens.rendering"}
@@ -19,10 +19,10 @@ print(*sorted(heavy & set(sys.modules)))
 """
 BUILT = """
 import sys
-from hermes_rl.cli.validating import judge
+from hermes_rl.cli.validating import validate_one
 from hermes_rl.spec.model import Source
 from hermes_rl.spec.section import Section
-assert judge(sys.argv[1]).problems == []
+assert validate_one(sys.argv[1]).problems == []
 sections = [*Section.__subclasses__(), *Source.__subclasses__()]
 print(*sorted(section.__name__ for section in sections if section.__pydantic_complete__))
 """

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from hermes_rl.cli.main import status, with_address
-from hermes_rl.cli.options import separated, with_policy
+from hermes_rl.cli.options import split_flags, with_policy
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
@@ -64,7 +64,7 @@ def address() -> Iterator[str]:
 
 def test_words_are_specs_or_flags_with_their_values() -> None:
     words = ["a.yaml", "--openai.model_name", "m", "b.yaml", "--env.x=1", "c.yaml", "--env.use_wandb", "--env.y", "-1"]
-    specs, flags = separated(words)
+    specs, flags = split_flags(words)
     assert specs == ["a.yaml", "b.yaml", "c.yaml"]
     assert flags == ("--openai.model_name", "m", "--env.x=1", "--env.use_wandb", "--env.y", "-1")
 

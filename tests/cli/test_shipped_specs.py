@@ -13,9 +13,9 @@ import pytest
 from hermes_rl import UserError
 from hermes_rl.cli.listing import listed
 from hermes_rl.data.load import load_rows
-from hermes_rl.runs.deep import examine
+from hermes_rl.runs.deep import check_rewards
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec, shipped_specs
@@ -64,7 +64,7 @@ def test_each_says_what_it_is_and_how_to_run_it(name: str) -> None:
 @pytest.mark.parametrize("name", PLAYED)
 async def test_its_rewards_tell_right_from_wrong(name: str) -> None:
     spec = load_spec(name, demo=True)
-    report = await examine(spec)
+    report = await check_rewards(spec)
     assert report.problems == []
     assert row(name, spec.description or "", report.scores) in TABLE
     gold = report.scores["gold"]
@@ -80,12 +80,12 @@ async def test_it_plays_offline_in_both_modes(name: str, tmp_path: Path) -> None
     spec = load_spec(name, demo=True)
     quiet = Progress(io.StringIO())
     if spec.dataset.eval is None or not spec.dataset.eval.only:  # a benchmark is not for training
-        summary, directory = await run_process(spec, Launch("process", out=tmp_path / "process", progress=quiet))
+        summary, directory = await run_process(spec, RunOptions("process", out=tmp_path / "process", progress=quiet))
         assert summary.written == spec.process.groups
         scores = [group["scores"] for group in lines(directory.path / "groups.jsonl")]
         assert any(len(set(group)) > 1 for group in scores), "in some groups the scores differ"
     await asyncio.sleep(0)
-    found, _ = await run_evaluate(spec, Launch("evaluate", out=tmp_path / "evaluate", progress=quiet))
+    found, _ = await run_evaluate(spec, RunOptions("evaluate", out=tmp_path / "evaluate", progress=quiet))
     assert found.metrics["eval/mean_reward"] > 0
 
 

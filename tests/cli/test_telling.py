@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -131,7 +131,7 @@ async def test_a_chat_server_without_a_tokenizer_is_told_before_the_first_call(t
     spec = load_spec(
         tmp_path / "spec.yaml", overrides=parse_extra_args([], ["servers.policy.tokenizer=/no/such/folder"])
     )
-    await run_process(spec, Launch("process", tmp_path / "run", progress=Progress(stream)))
+    await run_process(spec, RunOptions("process", tmp_path / "run", progress=Progress(stream)))
     said = model.heard[0]
     assert "WARNING: the groups will have messages and no tokens" in said and "/no/such/folder" in said
     assert "under `tokenizer` of the server" in said

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
@@ -50,7 +50,7 @@ async def evaluated(
     given += [f"sandbox.image={{{{ '{folder}/' ~ docker_image.split('/')[-1] if docker_image else none }}}}", *sets]
     spec = load_spec("terminal-bench-2", overrides=parse_extra_args((), given))
     found, directory = await run_evaluate(
-        spec, Launch("evaluate", out=folder / "run", progress=Progress(io.StringIO()))
+        spec, RunOptions("evaluate", out=folder / "run", progress=Progress(io.StringIO()))
     )
     await model.stop()
     played = lines(directory.path / "rollouts.jsonl")
@@ -146,5 +146,5 @@ async def test_the_first_benchmark_reads_task_folders_from_anywhere(
     shutil.copytree(task, tmp_path / "tasks" / "other")
     monkeypatch.setenv("TERMINAL_BENCH_TASKS", str(tmp_path / "tasks"))
     spec = load_spec("terminal-bench", demo=True)
-    found, _ = await run_evaluate(spec, Launch("evaluate", tmp_path / "run", progress=Progress(quiet=True)))
+    found, _ = await run_evaluate(spec, RunOptions("evaluate", tmp_path / "run", progress=Progress(quiet=True)))
     assert [line["score"] for line in lines(tmp_path / "run" / "rollouts.jsonl")] == [1.0], found

@@ -101,4 +101,4 @@ def test_what_cannot_be_exact_is_refused_with_the_way_out(kind: str, serve: str,
 
 
 def test_files_that_are_not_used_do_not_matter(tmp_path: Path) -> None:
-    assert TooLong("drop", Counter()).applied(group(1.0), 1)["tokens"] == [[1, 2, 3]]
+    assert TooLong("drop", Counter()).enforce_max_length(group(1.0), 1)["tokens"] == [[1, 2, 3]]

@@ -679,7 +679,7 @@ def test_time_in_which_others_compute_is_not_a_calls_own() -> None:
 # -------------------------------------------------------------------------------- What lives in the runner is asked for
 
 
-@lives_in_runner("hermes_rl.foreign.stand_ins:StandIn")
+@lives_in_runner("hermes_rl.foreign.stand_ins:ObjectProxy")
 class Shelf:
     """Has books."""
 

@@ -16,7 +16,7 @@ import pytest
 
 from hermes_rl import Policy, Rollout, open_env, sync
 from hermes_rl.integrations.trl import HermesRollouts
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import lines
@@ -87,7 +87,7 @@ async def test_process_into_a_file(tmp_path: Path) -> None:
     async with policy_server().running() as url:
         text = TEXT + "process: {groups: 3, group_size: 2}\n"
         spec = doors_spec(tmp_path, text.replace("servers:", "servers:\n  policy: " + json.dumps(named(url))))
-        await run_process(spec, Launch("process", out=tmp_path / "run"))
+        await run_process(spec, RunOptions("process", out=tmp_path / "run"))
     require_lines(lines(tmp_path / "run" / "rollouts.jsonl"))
     groups = lines(tmp_path / "run" / "groups.jsonl")
     trained = [mask != -100 for group in groups for masks in group["masks"] for mask in masks]

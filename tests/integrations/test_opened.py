@@ -22,7 +22,7 @@ from hermes_rl.integrations.opened import (
     tasks_of,
     values_of,
 )
-from hermes_rl.integrations.pull import Pull
+from hermes_rl.integrations.pull import TrainerAdapter
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import CODE, COMPARED, TEXT
 from tests.integrations.chat_model import ChatModel
@@ -170,7 +170,7 @@ async def test_every_door_refuses_a_spec_of_whose_seats_it_could_not_train_exact
     white: str, black: str, problem: str | None
 ) -> None:
     env = open_env(parse_spec(SEATS.format(white=white, black=black)))
-    pull = Pull("it", env)
+    pull = TrainerAdapter("it", env)
     try:
         if problem is None:
             assert await pull.open() is env

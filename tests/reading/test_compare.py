@@ -189,10 +189,10 @@ def test_worse_is_beyond_chance_and_beyond_the_margin() -> None:
     a, b = run({str(row): [1.0] for row in range(30)}), run({str(row): [float(row % 3 == 0)] for row in range(30)})
     found = compare(a, b)
     assert found.score.high is not None
-    assert found.worse()
-    assert found.worse(-found.score.high - 1e-9)
-    assert not found.worse(-found.score.high)
-    assert not compare(b, a).worse()
+    assert found.is_significantly_worse()
+    assert found.is_significantly_worse(-found.score.high - 1e-9)
+    assert not found.is_significantly_worse(-found.score.high)
+    assert not compare(b, a).is_significantly_worse()
 
 
 # ------------------------------------------------------------------------------------ Thousands of pairs of runs

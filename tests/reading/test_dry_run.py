@@ -11,7 +11,7 @@ import pytest
 from hermes_rl.cli.starting import start
 from hermes_rl.reading.dry_run import DryRun, dry_run
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -67,8 +67,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def launch(mode: Mode) -> Launch:
-    return Launch(mode, Path("run"), environ={}, progress=Progress(quiet=True))
+def launch(mode: Mode) -> RunOptions:
+    return RunOptions(mode, Path("run"), environ={}, progress=Progress(quiet=True))
 
 
 async def played(spec: Spec, mode: Mode) -> Used:

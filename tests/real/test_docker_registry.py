@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, create_sandbox, docker, docker_engine
 from hermes_rl.spec.load import load_spec
@@ -80,7 +80,7 @@ async def test_forty_odd_images_of_a_registry_cost_their_own_rows(
         path.write_text(
             text.replace("concurrency: 4", "concurrency: 16, drop_uniform: false") + "budget: {max_failures: 1000}\n"
         )
-        _, directory = await run_process(load_spec(path), Launch("process", tmp_path / "out"))
+        _, directory = await run_process(load_spec(path), RunOptions("process", tmp_path / "out"))
     finally:
         registry.kill()
         await registry.wait()

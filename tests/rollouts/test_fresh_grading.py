@@ -13,7 +13,7 @@ import pytest
 
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.sandboxes import RewardSandboxes, kept_artifacts
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
@@ -109,7 +109,7 @@ async def play(tasks: Path, out: Path, rows: list[dict[str, Any]]) -> list[dict[
     (tasks / "tasks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     spec = load_spec(tasks / "swe.yaml", overrides=None)
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"groups": len(rows)})})
-    await run_process(spec, Launch("process", out=out))
+    await run_process(spec, RunOptions("process", out=out))
     lines = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
     return sorted(lines, key=lambda line: [each["instance_id"] for each in rows].index(line["row_key"]))
 
@@ -189,7 +189,7 @@ def fresh(ctx):
 async def test_artifacts_are_all_that_a_fresh_sandbox_has_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(LAID)
     (tmp_path / "look.py").write_text(LOOK)
-    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     assert [line["score"] for line in lines] == [2, 2], lines
     assert sorted(path.name for path in (tmp_path / "run/artifacts").iterdir()) == sorted(line["id"] for line in lines)
@@ -231,7 +231,7 @@ async def test_own_sandbox_is_given_back_before_a_fresh_one_starts(
     monkeypatch.setattr("hermes_rl.rollouts.sandboxes.ToolRuntime", _counting(alive))
     spec = load_spec(tmp_path / "spec.yaml")
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"group_size": 1})})
-    await run_process(spec, Launch("process", out=tmp_path / "run"))
+    await run_process(spec, RunOptions("process", out=tmp_path / "run"))
     assert alive == [0]
 
 
@@ -277,7 +277,7 @@ def second(ctx):
 async def test_no_process_of_an_artifact_or_of_a_reward_is_there_for_the_next_reward(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(DAEMONS)
     (tmp_path / "look.py").write_text(ALONE)
-    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
     line = json.loads((tmp_path / "run/rollouts.jsonl").read_text())
     assert {name: reward["value"] for name, reward in line["rewards"].items()} == {"first": 1, "second": 1}
 
@@ -312,7 +312,7 @@ async def test_what_was_graded_stays_graded_where_a_sandbox_does_not_end(
     monkeypatch.setattr(HelperSandbox, "close", close_and_tell)
     (tmp_path / "spec.yaml").write_text(SURVIVED)
     (tmp_path / "look.py").write_text("def looks(ctx):\n    return ctx.terminal('true')['exit_code'] == 0\n")
-    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     assert [(line["score"], line["error"]) for line in lines] == [(2, None)] * 2
     assert "3 processes of a closed sandbox cannot be killed" in caplog.text
@@ -343,7 +343,7 @@ async def test_an_artifact_may_be_kept_without_being_laid(tmp_path: Path) -> Non
     (tmp_path / "look.py").write_text(LOOKS_FOR)
     for lay, score in (("false", 10), ("true", 11), ("false", 10)):
         (tmp_path / "spec.yaml").write_text(ONLY_KEPT.replace("LAY", lay))
-        await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+        await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
         (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
         assert (line["score"], line["error"]) == (score, None)
         assert kept_artifacts(tmp_path / "run", line["artifacts"], ["work"])["work"].files[0].data == b"kept\n"
@@ -392,7 +392,7 @@ async def test_no_file_of_an_agent_ends_a_run_or_keeps_it_from_being_graded(tmp_
     (tmp_path / "rows.jsonl").write_text(rows)
     (tmp_path / "spec.yaml").write_text(HOSTILE.replace("COUNT", str(len(LEFT))).replace("LIMITS", ""))
     (tmp_path / "look.py").write_text(GRADES)
-    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     got = {line["messages"][0]["content"]: (line["score"], line["error"]) for line in lines}
     assert got == {name: (0.0 if name in ZERO else 1.0, None) for name in LEFT}
@@ -409,7 +409,7 @@ async def test_an_artifact_that_cannot_be_laid_is_a_0_with_its_reason(tmp_path: 
     (tmp_path / "rows.jsonl").write_text(rows)
     (tmp_path / "spec.yaml").write_text(HOSTILE.replace("COUNT", "1").replace("LIMITS", "disk: 32MiB"))
     (tmp_path / "look.py").write_text(GRADES)
-    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
     (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     assert (line["score"], line["error"]) == (0, None)
     assert "artifacts cannot be laid into a fresh sandbox" in line["rewards"]["looks"]["reason"]

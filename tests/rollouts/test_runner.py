@@ -10,7 +10,7 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey, RolloutState
-from hermes_rl.rollouts.runner import DiedElsewhere, RolloutRunner, Unrecorded
+from hermes_rl.rollouts.runner import NullRolloutLog, RolloutRunner, WorkerLostError
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ContextLengthExceeded
@@ -20,7 +20,7 @@ from tests.rollouts.worlds import Policy, World, row
 from tests.waiting import turns, until
 
 
-class Written(Unrecorded):
+class Written(NullRolloutLog):
     """The states of what was recorded together."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class Dying:
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
         if key.row.key == "wrong":
-            raise DiedElsewhere("3 workers died")
+            raise WorkerLostError("3 workers died")
         rollout = Rollout(key, 0)
         rollout.scored(1.0)
         return rollout

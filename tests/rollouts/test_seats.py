@@ -21,7 +21,7 @@ from hermes_rl.reading.shown import Screen, shown_rollout
 from hermes_rl.rollouts.rollout import certify
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
@@ -548,7 +548,7 @@ async def test_a_run_writes_a_line_for_each_seat_and_goes_on_from_whole_episodes
     rows = [{"secret": number} for number in range(3)]
     path = Path(spec_of(tmp_path, process={"groups": 3, "group_size": 2}, dataset={"items": rows}))
     spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / "run"
-    launch = Launch("process", out=run, progress=Progress(quiet=True))
+    launch = RunOptions("process", out=run, progress=Progress(quiet=True))
     await run_process(spec, launch)
     written, groups = lines(run / "rollouts.jsonl"), lines(run / "groups.jsonl")
     assert [line["seat"]["name"] for line in written] == ["black", "white"] * 6
@@ -574,7 +574,7 @@ async def test_a_run_goes_on_however_its_seats_are_compared(tmp_path: Path, base
     async def played_so_far(groups: int, size: int) -> tuple[int, list[dict[str, Any]]]:
         process = {"groups": groups, "group_size": size}
         path = Path(spec_of(tmp_path, process=process, agents=agents, dataset={"items": rows}))
-        launch = Launch("process", out=tmp_path / "run", progress=Progress(quiet=True))
+        launch = RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True))
         summary, _ = await run_process(parse_spec(path.read_text(), folder=tmp_path), launch)
         return summary.attempts, lines(tmp_path / "run" / "groups.jsonl")
 
@@ -596,7 +596,7 @@ async def test_members_that_are_compared_wait_as_whole_episodes(tmp_path: Path) 
     }
     path = Path(spec_of(tmp_path, process={"groups": 1, "group_size": 2}, rewards=rewards))
     spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / "run"
-    launch = Launch("process", out=run, progress=Progress(quiet=True))
+    launch = RunOptions("process", out=run, progress=Progress(quiet=True))
     await run_process(spec, launch)
     text = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
     assert len(text) == 4 and not (run / "waiting.jsonl").exists()
@@ -614,7 +614,7 @@ async def test_workers_play_whole_episodes(tmp_path: Path, workers: int) -> None
     path = Path(spec_of(tmp_path, process={"groups": 1, "group_size": 2, "workers": workers}))
     run = tmp_path / "run"
     await run_process(
-        parse_spec(path.read_text(), folder=tmp_path), Launch("process", out=run, progress=Progress(quiet=True))
+        parse_spec(path.read_text(), folder=tmp_path), RunOptions("process", out=run, progress=Progress(quiet=True))
     )
     assert [line["score"] for line in lines(run / "rollouts.jsonl")] == [-0.4, 0.4] * 2
     assert all(line["certificate"]["exact"] for line in lines(run / "groups.jsonl"))
@@ -627,7 +627,7 @@ async def test_an_evaluation_tells_the_scores_of_each_seat_and_show_who_said_wha
     }
     path, run = Path(spec_of(tmp_path, rewards=rewards, evaluate={"rollouts": 2})), tmp_path / "run"
     spec = parse_spec(path.read_text().replace("dataset:", "dataset:\n  eval: only", 1), folder=tmp_path)
-    evaluation, _ = await run_evaluate(spec, Launch("evaluate", out=run, progress=Progress(quiet=True)))
+    evaluation, _ = await run_evaluate(spec, RunOptions("evaluate", out=run, progress=Progress(quiet=True)))
     assert evaluation.metrics["eval/mean_reward"] == pytest.approx(2.4)
     assert evaluation.metrics["eval/seat/white/mean_reward"] == pytest.approx(2.4)
     assert evaluation.metrics["eval/seat/black/mean_reward"] == pytest.approx(1.6)
@@ -652,7 +652,9 @@ async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
     for run in ("a", "b"):
         path = Path(spec_of(tmp_path, **parts, evaluate={"rollouts": 2}, dataset={"items": [{"n": 3}], "eval": "only"}))
         spec = parse_spec(path.read_text(), folder=tmp_path)
-        evaluation, _ = await run_evaluate(spec, Launch("evaluate", out=tmp_path / run, progress=Progress(quiet=True)))
+        evaluation, _ = await run_evaluate(
+            spec, RunOptions("evaluate", out=tmp_path / run, progress=Progress(quiet=True))
+        )
     seats = {name for name in evaluation.metrics if name.startswith("eval/seat/judge/")}
     assert seats == {"eval/seat/judge/rows", "eval/seat/judge/ending/world_over"}
     assert evaluation_lines(evaluation)[-2:] == ["seat/white/mean_reward 2.0000", "seat/black/mean_reward -2.0000"]
@@ -683,7 +685,7 @@ async def test_other_weights_grade_recorded_episodes_anew_and_rewards_over_seats
     async def played_with(rewards: dict[str, Any]) -> dict[str, float]:
         path = Path(spec_of(tmp_path, rewards=rewards, process={"groups": 1, "group_size": 2}))
         spec = parse_spec(path.read_text(), folder=tmp_path)
-        summary, _ = await run_process(spec, Launch("process", out=run, progress=Progress(quiet=True)))
+        summary, _ = await run_process(spec, RunOptions("process", out=run, progress=Progress(quiet=True)))
         assert summary.attempts == (0 if again else 2)
         assert all(line["certificate"]["exact"] for line in lines(run / "groups.jsonl"))
         assert len(lines(run / "groups.jsonl")) == 2
@@ -714,7 +716,7 @@ async def test_rivals_are_drawn_for_each_episode_and_rated(tmp_path: Path, choos
         "evaluate": {"rollouts": 2},
     }
     spec, run = parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path), tmp_path / "run"
-    evaluation, _ = await run_evaluate(spec, Launch("evaluate", out=run, progress=Progress(quiet=True)))
+    evaluation, _ = await run_evaluate(spec, RunOptions("evaluate", out=run, progress=Progress(quiet=True)))
     roles = Counter(line["seat"]["role"] for line in lines(run / "rollouts.jsonl"))
     if choose == "latest":
         assert roles == {"policy": 60, "strong": 60} and "eval/rating/strong" not in evaluation.metrics
@@ -742,7 +744,7 @@ async def test_two_policies_with_versions_of_their_own_are_told_apart_token_by_t
             "process": {"groups": 1, "group_size": 3},
         }
         spec, run = parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path), tmp_path / "run"
-        await run_process(spec, Launch("process", out=run, progress=Progress(quiet=True)))
+        await run_process(spec, RunOptions("process", out=run, progress=Progress(quiet=True)))
     sampled = {name: {tuple(one.ids) for one in policy.log} for name, policy in (("white", white), ("black", black))}
     prompts = {name: {tuple(one.prompt) for one in policy.log} for name, policy in (("white", white), ("black", black))}
     assert len(white.log) == len(black.log) == 6
@@ -782,7 +784,7 @@ async def test_files_for_other_tools_have_the_rows_of_every_trained_seat(tmp_pat
         process = {"groups": 1, "group_size": 2, "format": kind}
         path = Path(spec_of(tmp_path, agents=agents, process=process, rewards=rewards, solution={"turns": turns}))
         spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / kind
-        await run_process(spec, Launch("process", out=run, progress=Progress(quiet=True)))
+        await run_process(spec, RunOptions("process", out=run, progress=Progress(quiet=True)))
         if kind == "sft":
             rows = lines(run / "sft.jsonl")
             assert [row["messages"][0]["content"] for row in rows] == ["You play."] * 2 + ["You answer."] * 2
@@ -811,7 +813,7 @@ async def test_where_no_seat_is_trained_only_an_evaluation_plays(tmp_path: Path)
     agents = {"white": {"train": False}, "black": {"train": False}}
     spec = parse_spec(Path(spec_of(tmp_path, agents=agents)).read_text(), folder=tmp_path)
     with pytest.raises(UserError, match=r"no seat is trained .* so process has nothing to give"):
-        await run_process(spec, Launch("process", out=tmp_path / "run", progress=Progress(quiet=True)))
+        await run_process(spec, RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True)))
 
 
 async def test_a_reward_that_compares_has_no_factors(tmp_path: Path) -> None:
@@ -838,7 +840,7 @@ async def test_a_run_that_goes_on_remembers_against_whom_it_has_won(tmp_path: Pa
                 "process": {"groups": count, "group_size": 1, "concurrency": 1},
             }
             spec = parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path)
-            await run_process(spec, Launch("process", out=run, progress=Progress(quiet=True)))
+            await run_process(spec, RunOptions("process", out=run, progress=Progress(quiet=True)))
         return [line["seat"]["role"] for line in lines(run / "rollouts.jsonl") if line["seat"]["name"] == "rival"]
 
     try:

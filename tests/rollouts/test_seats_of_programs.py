@@ -14,7 +14,7 @@ from hermes_rl import Ending, Group, Policy, UserError, certify, open_env
 from hermes_rl.agent.recorder import PolicyRecorder
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.shown import Screen, shown_rollout
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
@@ -361,7 +361,7 @@ async def test_a_run_keeps_and_goes_on_with_episodes_of_programs_and_shows_them(
     rows = [{"secret": number} for number in range(2)]
     path = Path(spec_of(tmp_path, process={"groups": 2, "group_size": 1}, dataset={"items": rows}))
     spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / "run"
-    launch = Launch("process", out=run, progress=Progress(quiet=True))
+    launch = RunOptions("process", out=run, progress=Progress(quiet=True))
     await run_process(spec, launch)
     text = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
     written = [json.loads(line) for line in text]

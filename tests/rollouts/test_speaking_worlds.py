@@ -15,7 +15,7 @@ from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import SpecError
 from hermes_rl.runs.metrics import Played
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import result_of, rollout_record
@@ -307,7 +307,7 @@ async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: boo
         state={"python": "world.py:Game", "isolate": "process" if apart else "none"},
         process={"groups": 9, "group_size": 4, "concurrency": 36},
     )
-    await run_process(spec, Launch("process", out=tmp_path / "run", progress=Progress(quiet=True)))
+    await run_process(spec, RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True)))
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(lines) == 36
     assert {line["ending"] for line in lines} == {"world_over"}

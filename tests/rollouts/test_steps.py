@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
@@ -240,7 +240,7 @@ async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_pa
     line = json.loads(json.dumps(rollout_record(rollout)))
     assert rollout.result is not None
     assert result_of(line).steps == rollout.result.steps
-    await run_process(spec, Launch("process", out=tmp_path / "run", progress=Progress(quiet=True)))
+    await run_process(spec, RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True)))
 
     def score() -> float:
         return float(json.loads((tmp_path / "run" / "rollouts.jsonl").read_text())["score"])
@@ -264,7 +264,7 @@ async def test_a_run_with_steps_goes_on(tmp_path: Path) -> None:
     )
     for groups in (2, 6):
         limited = spec.model_copy(update={"process": spec.process.model_copy(update={"groups": groups})})
-        await run_process(limited, Launch("process", out=tmp_path / "run", progress=Progress(quiet=True)))
+        await run_process(limited, RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True)))
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(lines) == 12
     assert {(line["score"], line["attempt"], len(line["steps"])) for line in lines} == {(1.0, 0, 2)}

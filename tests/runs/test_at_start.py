@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.cli.validating import judge
+from hermes_rl.cli.validating import validate_one
 from hermes_rl.errors import UserError
 from hermes_rl.runs.at_start import unset_variables
-from hermes_rl.runs.opening import Launch, open_run
+from hermes_rl.runs.opening import RunOptions, open_run
 from hermes_rl.spec.load import load_spec, parse_spec
 
 CODE = """
@@ -72,10 +72,10 @@ def written(folder: Path, case: dict[str, str]) -> Path:
 @pytest.mark.parametrize("case", REFUSED)
 async def test_validate_refuses_what_a_run_refuses_at_its_start(tmp_path: Path, case: str) -> None:
     path = written(tmp_path, REFUSED[case])
-    (problem,) = judge(str(path)).problems
+    (problem,) = validate_one(str(path)).problems
     assert problem.line is not None
     with pytest.raises(UserError) as refused:
-        async with open_run(load_spec(path), Launch("process", out=tmp_path / "out")) as opened:
+        async with open_run(load_spec(path), RunOptions("process", out=tmp_path / "out")) as opened:
             await anext(opened.run.groups())
     assert str(refused.value).endswith(problem.message)
 
@@ -83,7 +83,7 @@ async def test_validate_refuses_what_a_run_refuses_at_its_start(tmp_path: Path, 
 def test_judge_with_an_unusable_calibration_or_fallback_is_refused(tmp_path: Path) -> None:
     args = "{rubric: a, fallback: nothing, calibrate: cases.jsonl}"
     path = written(tmp_path, {"rewards": f"{{r: {{fn: llm_judge, args: {args}}}}}", "servers": JUDGE})
-    problems = [problem.message for problem in judge(str(path)).problems]
+    problems = [problem.message for problem in validate_one(str(path)).problems]
     assert any("there is no reward `nothing`" in problem for problem in problems)
     assert any(problem.startswith(f"calibrate: {tmp_path}/cases.jsonl cannot be used") for problem in problems)
 
@@ -91,14 +91,14 @@ def test_judge_with_an_unusable_calibration_or_fallback_is_refused(tmp_path: Pat
 def test_key_that_is_not_set_is_a_warning(tmp_path: Path) -> None:
     keys = "api_key_env: KEY, headers_env: {X-Team: TEAM}"
     path = written(tmp_path, {"servers": f", judge: {FAR}, {keys}}}"})
-    verdict = judge(str(path), environ={})
+    verdict = validate_one(str(path), environ={})
     assert verdict.problems == []
     assert [warning.message for warning in verdict.warnings] == [
         "the environment variable KEY, named by api_key_env of a server, is not set",
         "the environment variable TEAM, named by headers_env.X-Team of a server, is not set",
     ]
-    assert judge(str(path), environ={"KEY": "a", "TEAM": "b"}).warnings == []
-    (problem,) = judge(str(path), environ={"KEY": "a\nb", "TEAM": "b"}).problems
+    assert validate_one(str(path), environ={"KEY": "a", "TEAM": "b"}).warnings == []
+    (problem,) = validate_one(str(path), environ={"KEY": "a\nb", "TEAM": "b"}).problems
     assert "KEY has a line break" in problem.message
 
 

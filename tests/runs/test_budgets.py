@@ -12,7 +12,7 @@ import yaml
 
 from hermes_rl.errors import RunError
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -52,7 +52,7 @@ async def run(folder: Path, server: CountingServer, mode: Any, spec: str = SPEC,
     (folder / "spec.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
     (folder / "code.py").write_text(CODE)
     loaded = load_spec(folder / "spec.yaml", mode=mode, environ={})
-    launch = Launch(mode, folder / "out", progress=Progress(quiet=True))
+    launch = RunOptions(mode, folder / "out", progress=Progress(quiet=True))
     try:
         await (run_process if mode == "process" else run_evaluate)(loaded, launch)
     except RunError as error:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.runs.cluster import LEAST, LOCAL, Needs, _Actor, _token_required, dealt
-from hermes_rl.runs.player import Opening
+from hermes_rl.runs.cluster import LEAST, LOCAL, Needs, _Actor, _token_required, share_evenly
+from hermes_rl.runs.player import WorkerSetup
 from hermes_rl.runs.travel import pack, unpack
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
@@ -31,7 +31,7 @@ from hermes_rl.spec.model import Spec
     ],
 )
 def test_places_are_dealt_out_in_turns_to_whoever_wants_more(room: int, wanted: list[int], expected: list[int]) -> None:
-    assert dealt(room, wanted) == expected
+    assert share_evenly(room, wanted) == expected
 
 
 def test_a_place_fits_a_worker_of_each_spec() -> None:
@@ -63,13 +63,13 @@ NAMED = {
 def test_workers_get_only_the_variables_that_the_spec_names() -> None:
     environ = {**NAMED, "HF_TOKEN": "hf_planted", "AWS_SECRET_ACCESS_KEY": "planted-too", "DAYTONA_API_KEY": "planted"}
     one = spec("{backend: modal, network: true}", NAMES_VARIABLES)
-    opening = Opening(one, "process", environ)
+    opening = WorkerSetup(one, "process", environ)
     assert opening.variables == NAMED
     travels = pack(opening, ())
     assert b"of-the-policy" in travels and b"planted" not in travels
     arrived = unpack(travels, Path("/"))
     assert arrived.variables == NAMED and "of-the-policy" not in repr(arrived)
-    assert Opening(spec(), None, environ).variables == {}
+    assert WorkerSetup(spec(), None, environ).variables == {}
 
 
 @pytest.mark.parametrize("address", [LOCAL, "10.0.0.1:6379"])

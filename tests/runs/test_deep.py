@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.runs.deep import DeepReport, examine
+from hermes_rl.runs.deep import DeepReport, check_rewards
 from hermes_rl.runs.deep_answers import BLIND, KINDS, Probe, play
 from hermes_rl.spec.deep_checks import table
 from hermes_rl.spec.load import load_spec
@@ -70,7 +70,7 @@ RIGHT = 'right: {fn: exact_match, args: {target: "{{ capital }}"}}'
 async def examined(folder: Path, text: str) -> DeepReport:
     (folder / "code.py").write_text(CODE)
     (folder / "spec.yaml").write_text(text)
-    return await examine(load_spec(folder / "spec.yaml", demo=True))
+    return await check_rewards(load_spec(folder / "spec.yaml", demo=True))
 
 
 def test_documentation_has_the_table_of_the_checks() -> None:
@@ -341,10 +341,10 @@ async def test_all_rows_are_played_on_request(tmp_path: Path, monkeypatch: pytes
     rows = ", ".join(f"{{country: c{n}, capital: {n}x}}" for n in range(8))
     (tmp_path / "spec.yaml").write_text(SOUND.replace(SOUND.split("items: ")[1].split("\n")[0], f"[{rows}]"))
     spec = load_spec(tmp_path / "spec.yaml", demo=True)
-    report = await examine(spec, rows="all")
+    report = await check_rewards(spec, rows="all")
     assert report.rows == 8 and report.scores["gold"] == 1
     assert report.blind["the prompt"] == {"rows": 8, "mean": 0, "passing": 0}
-    assert (await examine(spec, rows=3)).rows == 3
+    assert (await check_rewards(spec, rows=3)).rows == 3
 
 
 async def test_endless_generator_is_refused_by_name_where_all_rows_are_asked_for(
@@ -359,11 +359,11 @@ async def test_endless_generator_is_refused_by_name_where_all_rows_are_asked_for
     (tmp_path / "spec.yaml").write_text(generated.replace("dataset:", "dataset: {generator: rows.py:rows}"))
     spec = load_spec(tmp_path / "spec.yaml", demo=True)
     with pytest.raises(UserError, match=r"dataset\.generator: .*rows\.py:rows has given 2001 rows .*--rows N"):
-        await examine(spec, rows="all")
-    assert (await examine(spec, rows=2)).problems == []
+        await check_rewards(spec, rows="all")
+    assert (await check_rewards(spec, rows=2)).problems == []
     monkeypatch.setattr("hermes_rl.data.load.ENDLESS_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"has given 1 rows in 0 s and not ended"):
-        await examine(spec, rows="all")
+        await check_rewards(spec, rows="all")
 
 
 async def test_a_reward_that_fails_on_a_blind_answer_is_a_problem(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ async def test_why_the_solution_fails_is_said_and_what_was_played_is_kept(tmp_pa
     turns = "turns: [{tools: [{name: terminal, args: {command: 'touch it; echo no way; exit 3'}}]}, {say: 'I cannot'}]"
     text = SOUND.replace(RIGHT, 'right: {fn: "code.py:reason"}').replace('turns: [{say: "{{ capital }}"}]', turns)
     (tmp_path / "spec.yaml").write_text(text + "toolsets: [terminal]\nartifacts: {it: {path: it}}\n")
-    report = await examine(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
+    report = await check_rewards(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
     whys = [one for one in report.problems if one.startswith("the solution of row ")]
     assert len(whys) == 3
     for said in ("scores 0 ", "right 0: it does not say where", "no way", "the last answer: 'I cannot'"):
@@ -437,7 +437,7 @@ async def test_what_a_program_says_that_never_asks_is_named(tmp_path: Path) -> N
 
 async def test_of_a_sound_spec_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SOUND)
-    report = await examine(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
+    report = await check_rewards(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
     assert report.kept is None and not (tmp_path / "kept").exists()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.runs.exact import OF_SMALL, worded
+from hermes_rl.runs.exact import OF_SMALL, describe_forecast
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.forecast import forecast
 from hermes_rl.tokens.load import load_renderer
@@ -32,4 +32,4 @@ def test_what_is_said_of_the_small_tokenizer_is_what_a_played_rollout_shows(
 )
 def test_what_is_said_of_programs_and_seats_is_of_a_conversation(tmp_path: Path, more: str, said: str) -> None:
     spec = parse_spec(f"name: told\ndataset: {{items: [{{}}]}}\nprompt: {{user: Go.}}\n{more}", folder=tmp_path)
-    assert worded(OF_SMALL, spec) == said
+    assert describe_forecast(OF_SMALL, spec) == said

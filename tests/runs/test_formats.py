@@ -12,7 +12,7 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.groups import dpo_rows, sft_rows
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
@@ -51,7 +51,7 @@ async def made(
     if notes is not None:
         progress.note = notes.append  # type: ignore[method-assign]
     spec = parse_spec(TEXT.format(format=kind, more=more))
-    _, directory = await run_process(spec, Launch("process", folder, progress=progress))
+    _, directory = await run_process(spec, RunOptions("process", folder, progress=progress))
     path = directory.path / f"{kind}.jsonl"
     return path, lines(path)
 
@@ -219,7 +219,7 @@ async def test_a_table_is_read_by_pandas_polars_and_datasets_alike(tmp_path: Pat
     import polars
 
     spec = parse_spec(TEXT.format(format="parquet", more=""))
-    _, directory = await run_process(spec, Launch("process", tmp_path / "run", progress=Progress(quiet=True)))
+    _, directory = await run_process(spec, RunOptions("process", tmp_path / "run", progress=Progress(quiet=True)))
     path = directory.path / "rollouts.parquet"
     found = pandas.read_parquet(path).to_dict("records")
     assert polars.read_parquet(path).height == len(found) == 4

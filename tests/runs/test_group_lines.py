@@ -7,7 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
@@ -33,7 +33,7 @@ process: {{groups: 2, group_size: 2}}
 
 async def play(folder: Path, tokenizer: Path) -> tuple[ProcessSummary, list[dict[str, Any]]]:
     spec = parse_spec(TEXT.format(tokenizer=tokenizer))
-    summary, directory = await run_process(spec, Launch("process", folder, progress=Progress(quiet=True)))
+    summary, directory = await run_process(spec, RunOptions("process", folder, progress=Progress(quiet=True)))
     return summary, [json.loads(line) for line in (directory.path / "groups.jsonl").read_text().splitlines()]
 
 
@@ -60,7 +60,7 @@ async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(
     rewards.write_text("def turns(result):\n    return [1.0 for _ in range(result.turns_used)]\n")
     with_turns = TEXT.replace("rewards: {{", f'rewards: {{{{turns: {{{{fn: "{rewards}:turns"}}}}, ')
     spec = parse_spec(with_turns.format(tokenizer=tokenizer))
-    _, directory = await run_process(spec, Launch("process", tmp_path / "run", progress=Progress(quiet=True)))
+    _, directory = await run_process(spec, RunOptions("process", tmp_path / "run", progress=Progress(quiet=True)))
     path = directory.path / "groups.jsonl"
     played = lines(path)
     done = await regrade(
@@ -87,7 +87,7 @@ async def test_what_a_reward_tells_the_trainer_is_in_every_layer_and_survives_go
     )
     text = TEXT.replace('{{fn: regex_match, args: {{pattern: "is 7"}}}}', "{{fn: 'REWARDS:right'}}")
     spec = parse_spec(text.replace("REWARDS", str(rewards)).format(tokenizer=tokenizer))
-    launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
+    launch = RunOptions("process", tmp_path / "run", progress=Progress(quiet=True))
     _, directory = await run_process(spec, launch)
     made = lines(directory.path / "groups.jsonl")
     told = sorted((line["row_key"], line["layer"], line["overrides"]) for line in made)
@@ -108,7 +108,7 @@ rewards: {right: {fn: regex_match, args: {pattern: seven}}}
 servers: {policy: {type: scripted}}
 process: {groups: 2, group_size: 2}
 """.replace("PICTURE", picture)
-    launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
+    launch = RunOptions("process", tmp_path / "run", progress=Progress(quiet=True))
     _, directory = await run_process(parse_spec(text), launch)
     images = [line["images"] for line in lines(directory.path / "groups.jsonl")]
     assert len(images) == 2 and None in images and [[picture], [picture]] in images

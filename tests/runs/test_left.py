@@ -19,7 +19,7 @@ from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.left import left_to_play
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import ROLLOUTS, WAITING, RolloutStore
@@ -65,7 +65,7 @@ async def live(
     folder: Path, mode: Mode, compared: bool, lives: list[tuple[int, int, float]], *, newline_only: bool
 ) -> None:
     (folder / "rows.py").write_text(CODE)
-    launch = Launch(mode, folder / "run", environ={}, progress=Progress(quiet=True))
+    launch = RunOptions(mode, folder / "run", environ={}, progress=Progress(quiet=True))
     file = folder / "run" / ROLLOUTS
     for rows, size, left_behind in lives:
         # An evaluation may ask for more rollouts, or fewer. What is written, or was compared, is of one size.

@@ -9,8 +9,8 @@ from pathlib import Path
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.runs.losses import ENOUGH, Losses
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.losses import ENOUGH, FailureRates
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -39,7 +39,7 @@ async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_p
     (tmp_path / "spec.yaml").write_text(SPEC)
     said = io.StringIO()
     spec = load_spec(str(tmp_path / "spec.yaml"))
-    summary, directory = await run_process(spec, Launch("process", out=tmp_path / "out", progress=Progress(said)))
+    summary, directory = await run_process(spec, RunOptions("process", out=tmp_path / "out", progress=Progress(said)))
     lost = json.loads((directory.path / "run.json").read_text())["lost"]
     assert lost["causes"] == {"reward_failure": 6}
     assert lost["played"] == 12 + 6
@@ -51,14 +51,14 @@ async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_p
 
 
 def test_a_failure_that_all_rows_share_blames_none() -> None:
-    losses = Losses()
+    losses = FailureRates()
     words = [losses.count(attempt(row, Ending.SERVER_FAILURE)) for _ in range(ENOUGH) for row in "abc"]
     assert words == [None] * 3 * ENOUGH
     assert losses.all.rate == 1.0
 
 
 def test_a_row_that_is_told_of_is_told_of_once() -> None:
-    losses = Losses()
+    losses = FailureRates()
     for _ in range(20):
         assert losses.count(attempt("good", Ending.FINISHED)) is None
     told = [losses.count(attempt("bad", Ending.SANDBOX_FAILURE)) for _ in range(3 * ENOUGH)]
@@ -68,7 +68,7 @@ def test_a_row_that_is_told_of_is_told_of_once() -> None:
 
 
 def test_workers_that_died_are_not_blamed_on_the_agent() -> None:
-    losses = Losses()
+    losses = FailureRates()
     for _ in range(20):
         losses.count(attempt("good", Ending.FINISHED))
     told = list[str | None]()
@@ -83,7 +83,7 @@ def test_workers_that_died_are_not_blamed_on_the_agent() -> None:
 
 
 def test_attempts_before_the_first_loss_count_too() -> None:
-    losses = Losses()
+    losses = FailureRates()
     for ending in (Ending.FINISHED, Ending.SANDBOX_KILLED, Ending.CANCELLED, Ending.STALE, Ending.JUDGE_FAILURE):
         losses.count(attempt("a", ending))
     assert losses.by_row["a"].record() == {"played": 3, "rate": 0.3333, "causes": {"judge_failure": 1}}

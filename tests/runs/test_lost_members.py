@@ -14,7 +14,7 @@ import hermes_rl
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.integrations.opened import require_own_baseline
 from hermes_rl.reading.record import RunRecord
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec, parse_spec
@@ -59,7 +59,7 @@ def spec_of(folder: Path, lost: str, vetoes: int = 1) -> Spec:
 
 
 async def play(folder: Path, lost: str = "worst", vetoes: int = 1) -> tuple[ProcessSummary, list[dict[str, Any]]]:
-    launch = Launch("process", folder / "run", progress=Progress(quiet=True))
+    launch = RunOptions("process", folder / "run", progress=Progress(quiet=True))
     summary, directory = await run_process(spec_of(folder, lost, vetoes), launch)
     return summary, [json.loads(line) for line in (directory.path / "groups.jsonl").read_text().splitlines()]
 

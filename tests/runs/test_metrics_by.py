@@ -12,7 +12,7 @@ from hermes_rl.cli.running import evaluation_lines
 from hermes_rl.errors import UserError
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.metrics import metrics_by, row_of
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
 from hermes_rl.spec.load import parse_spec
@@ -38,8 +38,8 @@ def spec_by(columns: str) -> Spec:
     return parse_spec(TEXT.replace("COLUMNS", columns))
 
 
-def launch(folder: Path) -> Launch:
-    return Launch("evaluate", folder, progress=Progress(quiet=True))
+def launch(folder: Path) -> RunOptions:
+    return RunOptions("evaluate", folder, progress=Progress(quiet=True))
 
 
 async def test_means_and_passes_of_each_value_add_up_to_those_of_all_rows(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hermes_rl.reading.overview import overview
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.sets import SetRun, set_table
 from hermes_rl.reading.summary import summarise
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -237,7 +237,7 @@ async def test_one_seed_gives_equal_scores_groups_and_advantages_however_a_run_i
         spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
         process = spec.process.model_copy(update={"concurrency": concurrency, "workers": workers})
         out = tmp_path / f"{concurrency} {workers}"
-        launch = Launch("process", out, progress=Progress(quiet=True))
+        launch = RunOptions("process", out, progress=Progress(quiet=True))
         await run_process(spec.model_copy(update={"process": process}), launch)
         lines = sorted(lines_of(out / "rollouts.jsonl"), key=lambda line: (line["group"], line["index"]))
         groups = sorted(lines_of(out / "groups.jsonl"), key=lambda group: group["group"])

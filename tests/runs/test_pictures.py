@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.data.check import check_spec
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec, parse_spec
@@ -67,7 +67,7 @@ async def test_row_with_picture_costs_that_row_alone(tmp_path: Path) -> None:
         spec = parse_spec(BY_ROW + server, folder=tmp_path)
         problems, _ = check_spec(spec)
         summary, _ = await run_process(
-            spec, Launch("process", tmp_path / "run", environ={}, progress=Progress(quiet=True))
+            spec, RunOptions("process", tmp_path / "run", environ={}, progress=Progress(quiet=True))
         )
     (problem,) = map(str, problems)
     assert "vllm: message 1" in problem and "(row row-0)" in problem and "image_url" in problem

@@ -13,7 +13,7 @@ import pytest
 
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.runs import progress
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers import pool
@@ -70,7 +70,7 @@ async def test_a_server_that_is_broken_is_told_with_its_answer_and_when_it_is_ba
     async with Model(status, body) as model:
         (tmp_path / "spec.yaml").write_text(SPEC.format(url=model.url))
         spec = load_spec(str(tmp_path / "spec.yaml"), environ={})
-        launch = Launch("process", out=tmp_path / "out", progress=Progress(said), environ={})
+        launch = RunOptions("process", out=tmp_path / "out", progress=Progress(said), environ={})
         playing = asyncio.create_task(run_process(spec, launch))
         words = ("calls sent again: policy", "has failed for")
         await until(lambda: playing.done() or all(word in said.getvalue() for word in words))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.load import load_tokenizer
@@ -65,7 +65,7 @@ process: {group_size: 2, groups: 1}
 async def test_the_user_speaks_and_is_never_trained_on(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "shop.yaml").write_text(SPEC)
-    _, directory = await run_process(load_spec(tmp_path / "shop.yaml"), Launch("process", out=tmp_path / "out"))
+    _, directory = await run_process(load_spec(tmp_path / "shop.yaml"), RunOptions("process", out=tmp_path / "out"))
     for record in lines(directory.path / "rollouts.jsonl"):
         told = [message["content"] for message in record["messages"] if message["role"] == "user"]
         assert told == ["One pear please.", "And an apple?", "###STOP###"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.hub import HubTokenizer
@@ -86,6 +86,6 @@ async def played(folder: Path, kind: str, tokenizer: HubTokenizer, name: str) ->
     spec = folder / "shop.yaml"
     async with policy.running() as url:
         spec.write_text(SPEC.format(kind=kind, policy=url, tokenizer=name, user=user.url))
-        _, directory = await run_process(load_spec(spec), Launch("process", out=folder / "out"))
+        _, directory = await run_process(load_spec(spec), RunOptions("process", out=folder / "out"))
     await stop_user()
     return policy, directory.path

@@ -15,12 +15,12 @@ from atroposlib.api.server import ScoredData
 
 from hermes_rl import compile_spec
 from hermes_rl.endings import Ending
-from hermes_rl.env.collecting import FURTHER, assemble, layered
+from hermes_rl.env.collecting import FURTHER, assemble, stack_sequences
 from hermes_rl.errors import Failure, RunError, ServerFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.exact import require_same_tokenizer
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers.scripted import ScriptedServer
@@ -103,7 +103,7 @@ def text_of(url: str, **changes: str) -> str:
 
 async def play(text: str, folder: Path) -> tuple[ProcessSummary, list[dict[str, Any]]]:
     spec = parse_spec(text)
-    summary, directory = await run_process(spec, Launch("process", folder, progress=Progress(quiet=True)))
+    summary, directory = await run_process(spec, RunOptions("process", folder, progress=Progress(quiet=True)))
     return summary, lines(directory.path / "groups.jsonl")
 
 
@@ -264,7 +264,7 @@ async def test_environments_made_of_the_spec_have_the_teacher_too(
 def test_a_filler_has_a_place_for_the_teacher() -> None:
     whole = {"tokens": [5, 6], "masks": [MASKED, 6], "inference_logprobs": [1.0, -0.5], "scores": 1.0}
     whole |= {"ref_logprobs": [1.0, -0.5], "distill_token_ids": [[], [6]], "distill_logprobs": [[], [-0.5]]}
-    _, second = (assemble(layer) for layer in layered([{**whole, FURTHER: [whole]}, whole]))
+    _, second = (assemble(layer) for layer in stack_sequences([{**whole, FURTHER: [whole]}, whole]))
     assert second["tokens"] == [[5, 6], [5]]
     assert second["ref_logprobs"] == [[1.0, -0.5], [MASKED_LOGPROB]]
     assert (second["distill_token_ids"], second["distill_logprobs"]) == ([[[], [6]], [[]]], [[[], [-0.5]], [[]]])

@@ -10,7 +10,7 @@ import pytest
 
 from hermes_rl.errors import RunError
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from tests.runs.playing import lines
@@ -45,7 +45,7 @@ def spec_file(tmp_path: Path) -> Path:
 
 
 async def test_each_rollout_has_servers_of_its_own(spec_file: Path, tmp_path: Path) -> None:
-    summary, directory = await run_process(load_spec(spec_file), Launch("process", out=tmp_path / "out"))
+    summary, directory = await run_process(load_spec(spec_file), RunOptions("process", out=tmp_path / "out"))
     assert summary.written == 2
     for record in lines(directory.path / "rollouts.jsonl"):
         answers = [message["content"] for message in record["messages"] if message["role"] == "tool"]
@@ -61,7 +61,7 @@ async def test_each_rollout_has_servers_of_its_own(spec_file: Path, tmp_path: Pa
 async def test_a_server_that_cannot_start_stops_the_run_before_it_begins(spec_file: Path, tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text("raise SystemExit('no licence')")
     with pytest.raises(RunError, match=r"(?s)MCP server near cannot be started.*no licence"):
-        await run_process(load_spec(spec_file), Launch("process", out=tmp_path / "out"))
+        await run_process(load_spec(spec_file), RunOptions("process", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -104,12 +104,12 @@ async def test_an_evaluation_is_repeated_without_the_world(
     (tmp_path / "ask.py").write_text(ASK)
     async with searxng() as searches:
         environ = {**os.environ, "SEARXNG_URL": searches.url}
-        _, first = await run_evaluate(load_spec(path), Launch("evaluate", out=tmp_path / "first", environ=environ))
+        _, first = await run_evaluate(load_spec(path), RunOptions("evaluate", out=tmp_path / "first", environ=environ))
         assert sorted(searches.queries) == ["one", "two"]
     (tmp_path / "server.py").unlink()
     path.write_text(OUTSIDE.replace("record: tape", "replay: tape"))
     again = load_spec(path)
-    _, second = await run_evaluate(again, Launch("evaluate", out=tmp_path / "second", environ={}))
+    _, second = await run_evaluate(again, RunOptions("evaluate", out=tmp_path / "second", environ={}))
     assert answers(second.path) == answers(first.path)
     assert (tmp_path / "asked").read_text() == "xx"
 

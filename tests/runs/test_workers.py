@@ -18,7 +18,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.handles import WorkerHandle
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.workers import LocalWorkers
@@ -266,7 +266,7 @@ async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> No
     env = compile_spec(spec.model_copy(update={"serve": spec.serve.model_copy(update={"workers": 2})}))
     with pytest.raises(UserError, match=r"serve\.workers: only `hermes-rl run` starts workers"):
         await env(*env.config_init()).setup()
-    launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
+    launch = RunOptions("process", tmp_path / "run", progress=Progress(quiet=True))
     with pytest.raises(UserError, match="workers: this environment has code of its own"):
         await run_subclass(with_spec(Own, spec, "process"), launch)
 
@@ -427,7 +427,7 @@ async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, m
     spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 2})})
     told = io.StringIO()
-    playing = asyncio.create_task(run_process(spec, Launch("process", tmp_path / "run", progress=Progress(told))))
+    playing = asyncio.create_task(run_process(spec, RunOptions("process", tmp_path / "run", progress=Progress(told))))
     while played(tmp_path) < 2:
         await asyncio.sleep(0.05)
     os.kill(workers_of(os.getpid())[0], signal.SIGSTOP)
@@ -453,11 +453,11 @@ async def test_a_worker_that_makes_room_costs_no_rollout_and_has_not_died(
     for name in ("undisturbed", "disturbed"):
         write(tmp_path / name, groups=6, command="sleep 0.3; echo {{ n }} > /tmp/n")
     spec = load_spec(tmp_path / "undisturbed" / "spec.yaml", mode="process", environ={})
-    await run_process(spec, Launch("process", tmp_path / "undisturbed" / "run", progress=Progress(io.StringIO())))
+    await run_process(spec, RunOptions("process", tmp_path / "undisturbed" / "run", progress=Progress(io.StringIO())))
     spec = load_spec(tmp_path / "disturbed" / "spec.yaml", mode="process", environ={})
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 4})})
     told = io.StringIO()
-    await run_process(spec, Launch("process", tmp_path / "disturbed" / "run", progress=Progress(told)))
+    await run_process(spec, RunOptions("process", tmp_path / "disturbed" / "run", progress=Progress(told)))
     assert [handle.lost > 0 for handle in made_room] == [True], "it was at work"
     assert rollouts(tmp_path / "undisturbed" / "run") == rollouts(tmp_path / "disturbed" / "run")
     assert groups(tmp_path / "undisturbed" / "run") == groups(tmp_path / "disturbed" / "run")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from tests.sandbox.test_docker import plan  # noqa: F401
@@ -42,7 +42,7 @@ async def engine(plan: Any) -> None:  # noqa: F811
 @pytest.mark.usefixtures("engine")
 async def test_a_row_whose_image_cannot_be_had_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text(TRAIN)
-    summary, directory = await run_process(load_spec(tmp_path / "images.yaml"), Launch("process", tmp_path / "out"))
+    summary, directory = await run_process(load_spec(tmp_path / "images.yaml"), RunOptions("process", tmp_path / "out"))
     assert (summary.written, summary.stopped) == (12, None)
     (aside,) = directory.described()["quarantined"]
     assert (aside["row_key"], aside["cause"]) == ("gone", "sandbox_failure")
@@ -53,7 +53,7 @@ async def test_a_row_whose_image_cannot_be_had_is_set_aside(tmp_path: Path) -> N
 @pytest.mark.usefixtures("engine")
 async def test_digests_are_on_record(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text(SPEC.replace("{image: gone}, ", ""))
-    _, directory = await run_evaluate(load_spec(tmp_path / "images.yaml"), Launch("evaluate", tmp_path / "out"))
+    _, directory = await run_evaluate(load_spec(tmp_path / "images.yaml"), RunOptions("evaluate", tmp_path / "out"))
     digests = {name: [f"{name}@sha256:{'ab' * 32}"] for name in ("one", "two")}
     assert directory.described()["images"] == digests
     played = {line["row_key"]: line["image"] for line in lines(directory.path / "rollouts.jsonl")}

@@ -12,7 +12,7 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.channel import Connection, Diagnosis, Lost
+from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.launcher import socket_pair
 from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack
 from tests.waiting import until
@@ -150,5 +150,5 @@ async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyP
     theirs.send(PIECE + b"x" * 30_000)
     theirs.send(PIECE + b"x" * 30_000)
     await until(lambda: not connection.alive)
-    assert (await connection.failure()).detail == Lost.ENDED.value
+    assert (await connection.failure()).detail == ConnectionLoss.ENDED.value
     theirs.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from tests.rootfs import small_root
@@ -152,7 +152,7 @@ async def test_each_odd_image_costs_its_own_row(tmp_path: Path, own_cache: Path)
         "budget": {"max_failures": 1000},
     }
     (tmp_path / "odd.yaml").write_text(yaml.safe_dump(spec))
-    _, directory = await run_process(load_spec(tmp_path / "odd.yaml"), Launch("process", tmp_path / "out"))
+    _, directory = await run_process(load_spec(tmp_path / "odd.yaml"), RunOptions("process", tmp_path / "out"))
     aside = {row["row_key"]: row["detail"] for row in directory.described()["quarantined"]}
     graded = {line.partition('"row_key":"')[2].partition('"')[0] for line in (directory.path / "groups.jsonl").open()}
     assert set(names) <= graded

@@ -10,13 +10,13 @@ import pytest
 
 import hermes_rl
 from hermes_rl import clear_task_env_overrides, register_task_env_overrides
-from hermes_rl.cli.validating import judge
+from hermes_rl.cli.validating import validate_one
 from hermes_rl.data.rows import Row
 from hermes_rl.env.spec_env import compile_spec, with_spec
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.sandboxes import sandbox_config
-from hermes_rl.runs.opening import Launch, require_runnable
+from hermes_rl.runs.opening import RunOptions, require_runnable
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Mode
@@ -55,20 +55,20 @@ LOOKING = {
 @pytest.mark.parametrize("rewards", LOOKING.values(), ids=LOOKING)
 def test_reward_that_looks_into_a_shared_account_is_refused(tmp_path: Path, rewards: str) -> None:
     path = written(tmp_path, BY_HAND.partition("rewards:")[0] + rewards)
-    (problem,) = judge(path).problems
+    (problem,) = validate_one(path).problems
     assert problem.line == 6
     assert problem.message.startswith("a reward cannot look into a sandbox of `backend: ssh`")
     assert "use another backend" in problem.message
     with pytest.raises(UserError, match=rf"rewards\.\w+: a reward cannot look into a sandbox of {REASON}"):
-        require_runnable(load_spec(path), Launch("evaluate"))  # and with it play, regrade and whatever compiles it
+        require_runnable(load_spec(path), RunOptions("evaluate"))  # and with it play, regrade and whatever compiles it
 
 
 @pytest.mark.parametrize("section", ["serve: {group_size: 2}", "process: {groups: 1}"])
 def test_validation_refuses_to_train_on_a_shared_account(tmp_path: Path, section: str) -> None:
     path = written(tmp_path, TRAINING)
-    assert judge(path).problems == []
-    assert any("for evaluate and play by hand" in warning.message for warning in judge(path).warnings)
-    (problem,) = judge(written(tmp_path, f"{TRAINING}{section}\n")).problems
+    assert validate_one(path).problems == []
+    assert any("for evaluate and play by hand" in warning.message for warning in validate_one(path).warnings)
+    (problem,) = validate_one(written(tmp_path, f"{TRAINING}{section}\n")).problems
     assert problem.message.startswith(f"`{section.partition(':')[0]}` cannot use sandboxes of `backend: ssh`")
     assert "`evaluate` and `play` take this one" in problem.message
 
@@ -76,12 +76,12 @@ def test_validation_refuses_to_train_on_a_shared_account(tmp_path: Path, section
 @pytest.mark.parametrize("mode", ["serve", "process"])
 def test_run_that_trains_on_a_shared_account_is_refused(tmp_path: Path, mode: Mode) -> None:
     with pytest.raises(UserError, match=f"^{mode} cannot use sandboxes of {REASON}"):
-        require_runnable(load_spec(written(tmp_path, TRAINING)), Launch(mode))
+        require_runnable(load_spec(written(tmp_path, TRAINING)), RunOptions(mode))
 
 
 async def test_evaluation_by_hand_takes_a_shared_account(tmp_path: Path) -> None:
     spec = load_spec(written(tmp_path, BY_HAND))
-    assert require_runnable(spec, Launch("evaluate")).spec is spec
+    assert require_runnable(spec, RunOptions("evaluate")).spec is spec
     cls = with_spec(compile_spec(spec), spec, "evaluate")
     env: Any = cls(*cls.config_init())
     await env.shut_down()

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hermes_rl.scoring.canaries import MOST, MOST_OF_A_TEST, Planted, plant
+from hermes_rl.scoring.canaries import MOST, MOST_OF_A_TEST, Planted, add_canaries
 from hermes_rl.scoring.test_names import collected
 
 SOURCE = """import pytest, unittest
@@ -40,14 +40,16 @@ SOLUTION = "def add(a, b): return a + b\ndef names(t): return t.split()\n"
 
 
 def planted(source: str, seed: str = "s") -> Planted:
-    found = plant({"t/test_it.py": source}, collected("pytest t/test_it.py", {"t/test_it.py": source}) or [], seed)
+    found = add_canaries(
+        {"t/test_it.py": source}, collected("pytest t/test_it.py", {"t/test_it.py": source}) or [], seed
+    )
     assert found is not None
     return found
 
 
 def body(source: str) -> Planted | None:
     text = f"def test_it():\n    {source}\n"
-    return plant({"t.py": text}, ["t.py::test_it"], "s")
+    return add_canaries({"t.py": text}, ["t.py::test_it"], "s")
 
 
 @pytest.mark.parametrize("seed", [str(number) for number in range(20)])
@@ -123,4 +125,4 @@ def test_what_the_code_is_given_is_never_changed() -> None:
 
 @pytest.mark.parametrize("source", ["def test_(", "\0", "(" * 500, "x = 1"])
 def test_a_file_that_cannot_be_read_has_no_copies(source: str) -> None:
-    assert plant({"t.py": source}, ["t.py::test_x"], "s") is None
+    assert add_canaries({"t.py": source}, ["t.py::test_x"], "s") is None

@@ -11,13 +11,13 @@ from hermes_rl.scoring.heard import (
     LEFT,
     TOO_MUCH,
     UNFINISHED,
-    Reported,
-    understood,
+    RunnerReport,
+    parse_report,
 )
 
 
-def said(*lines: str, pid: int = 7) -> Reported:
-    return understood([(pid, f"{pid}\t{line}\n".replace(" ", "\t")) for line in lines])
+def said(*lines: str, pid: int = 7) -> RunnerReport:
+    return parse_report([(pid, f"{pid}\t{line}\n".replace(" ", "\t")) for line in lines])
 
 
 RUN = ("begin unittest", "tests a b", "start 0", "end 0 passed", "start 1", "end 1 failed", "finish")
@@ -89,9 +89,9 @@ def test_a_process_that_does_not_come_to_its_end_does_too() -> None:
 def test_who_has_not_begun_says_nothing() -> None:
     whole = [(7, f"7\t{line}\n".replace(" ", "\t")) for line in RUN]
     copied = [(8, "7\tend\t0\tpassed\n"), (8, "7\tfinish\n")]
-    report = understood([*whole[:3], *copied, *whole[3:]])
+    report = parse_report([*whole[:3], *copied, *whole[3:]])
     assert (report.problem, report.outcomes) == (None, [("a", "passed"), ("b", "failed")])
-    assert understood(copied) == Reported()
+    assert parse_report(copied) == RunnerReport()
 
 
 def test_what_was_replaced_is_the_outcome_of_all_its_tests() -> None:
@@ -100,4 +100,4 @@ def test_what_was_replaced_is_the_outcome_of_all_its_tests() -> None:
 
 
 def test_too_much_is_told_as_that() -> None:
-    assert understood(None).problem == TOO_MUCH
+    assert parse_report(None).problem == TOO_MUCH

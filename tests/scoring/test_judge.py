@@ -14,7 +14,7 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import AgentFault, JudgeFailure, ServerFailure, UserError
 from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.scoring.judge import Bill, marked, number_in, verdict, verdict_in
+from hermes_rl.scoring.judge import JudgeUsage, marked, number_in, verdict, verdict_in
 from hermes_rl.scoring.reward_function import call_reward, find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting, interpret
 from hermes_rl.servers.base import ContextLengthExceeded
@@ -155,7 +155,7 @@ async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_can
     judge = Waiting()
 
     def ask() -> asyncio.Task[float]:
-        return asyncio.create_task(verdict(judge, "?", {}, lambda found: float(found["score"]), Bill()))
+        return asyncio.create_task(verdict(judge, "?", {}, lambda found: float(found["score"]), JudgeUsage()))
 
     first, second = ask(), ask()
     await asked.wait()
@@ -506,7 +506,7 @@ async def test_a_verdict_that_the_judge_quotes_is_not_taken_for_its_own(reply: s
 
 
 async def test_the_bill_adds_up() -> None:
-    bill = Bill()
+    bill = JudgeUsage()
     judge = Model(answers=["bad", "bad", '{"n": 1}'])
     await verdict(judge, "q", {}, lambda found: number_in(found, "n", 0, 1), bill)
     assert bill.counts == {"judge_calls": 3, "judge_prompt_tokens": 30, "judge_completion_tokens": 6}

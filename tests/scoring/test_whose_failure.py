@@ -16,7 +16,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.rollout import ALONE
+from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting
@@ -353,7 +353,7 @@ async def test_a_state_that_the_policy_broke_is_graded_from_the_first_rollout_on
 ) -> None:
     (tmp_path / "world.py").write_text(STATE)
     turns = [{"tools": [{"name": call, "args": args}]}, {"say": "done"}]
-    monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ALONE: Script.of(turns, prior))
+    monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.of(turns, prior))
     spec = SPEC.replace("ISOLATE", isolate).replace("REWARD", reward)
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path)) as env:
         rollout = await env.play(next(iter(env.rows())), replays=0)
@@ -364,7 +364,7 @@ async def test_the_solution_is_tried_for_an_environment_that_another_policy_play
     (tmp_path / "world.py").write_text(STATE)
     spec = SPEC.replace("ISOLATE", "none").replace("REWARD", "note").replace("servers: {policy: {type: scripted}}", "")
     async with create_client("policy", [ServerConfig(type="scripted")]) as policy:
-        env = CompiledSpec(parse_spec(spec, folder=tmp_path)).played_by(policy)
+        env = CompiledSpec(parse_spec(spec, folder=tmp_path)).with_policy(policy)
         notes = []
         for solved in (False, True):
             async with env.grader.trial({"n": 1}, solved) as (_, state):

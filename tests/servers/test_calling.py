@@ -70,14 +70,14 @@ async def test_an_answer_that_was_broken_off_is_gone_on_with_behind_its_tokens()
 )
 async def test_what_no_engine_can_have_sampled_is_refused(answer: Sampled, why: str) -> None:
     _, tokens = source(answer)
-    tokens.know(ends=(0,))
+    tokens.set_vocabulary(ends=(0,))
     with pytest.raises(AttemptFailed, match=f"gave a wrong answer: .*{re.escape(why)}"):
         await tokens.sample(asked(), REQUEST)
 
 
 async def test_a_turn_may_end_with_another_control_token_of_the_model() -> None:
     _, tokens = source(Sampled([5, 0], [-0.5] * 2))
-    tokens.know(ends=(0,))
+    tokens.set_vocabulary(ends=(0,))
     assert (await tokens.sample(asked(), REQUEST)).ids.tolist() == [5, 0]
 
 

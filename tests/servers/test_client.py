@@ -231,7 +231,7 @@ async def test_forgotten_rollouts_take_no_memory() -> None:
         pool.pick(str(number), [])
     assert len(pool._server_of) == 65_536
     for number in range(70_000):
-        pool.forget(str(number))
+        pool.unpin(str(number))
     assert pool._server_of == {}
     assert [server.rollouts for server in pool._servers] == [0, 0]
 

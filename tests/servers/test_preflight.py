@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.runs.opening import Launch, open_run
+from hermes_rl.runs.opening import RunOptions, open_run
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.exactness import engines, require_address, require_reachable
 from hermes_rl.servers.transport import HttpAnswer, Transport, proxy_of, unversioned
@@ -64,7 +64,7 @@ async def test_address_without_a_version_is_refused_if_the_server_answers_with_o
             f"servers: {{policy: {{type: scripted}}, judge: {{type: openai, base_url: '{root}', model: m}}}}\n"
         )
         with pytest.raises(UserError, match=f"servers.judge.base_url: .* write base_url: {url}$"):
-            async with open_run(parse_spec(text), Launch("process", out=tmp_path)):
+            async with open_run(parse_spec(text), RunOptions("process", out=tmp_path)):
                 pass
     await require_address("judge", [ServerConfig("openai", root)])  # it may have a fallback
     assert str(refused.value) == (

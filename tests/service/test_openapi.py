@@ -66,6 +66,6 @@ def test_requests_are_described(served: Served) -> None:
             schema = described["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"]
             name = schema.get("$ref", "").rpartition("/")[2]
             assert name in described["components"]["schemas"] or path == "/aggregate_metrics"
-    batch = described["components"]["schemas"]["RolloutsAsked"]
+    batch = described["components"]["schemas"]["RolloutsRequest"]
     assert batch["additionalProperties"] is False
     assert set(batch["properties"]) == {"rows", "n", "batch", "split", "sampling", "max_staleness", "policy"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.service.bodies import PolicyAsked, PolicyTold
+from hermes_rl.service.bodies import PolicyRequest, PolicyResponse
 from hermes_rl.service.policies import MOST, Policies
 from hermes_rl.service.refusals import Refused
 from hermes_rl.spec.load import parse_spec
@@ -25,9 +25,9 @@ def policies(folder: Path, text: str = JUDGED) -> Policies:
     return Policies(spec, ENVIRON, frozenset({"FREE_KEY", "EMPTY", "SPLIT"}))
 
 
-def asked(base_url: str, key: str | None = None, **more: object) -> PolicyAsked:
+def asked(base_url: str, key: str | None = None, **more: object) -> PolicyRequest:
     given = {"type": "vllm", "model": "m", "base_url": base_url, "api_key_env": key, **more}
-    return PolicyAsked.model_validate(given)
+    return PolicyRequest.model_validate(given)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
     first = found.named(asked("http://a:1/v1", tokenizer="t", version=1))
     assert first is found.named(asked("http://a:1/v1", tokenizer="t", model="m-2", version=2))
     assert (first.version, first.role.configs[0].current().model) == (2, "m-2")
-    found.tell(PolicyTold(version=5, model="m-5"))
+    found.tell(PolicyResponse(version=5, model="m-5"))
     assert (first.version, first.role.configs[0].current().model) == (5, "m-5")
     found.named(asked("http://a:1/v1", tokenizer="t", version=3))
     assert (first.version, first.role.configs[0].current().model) == (5, "m-5"), "a late word is no news"
     with pytest.raises(Refused, match="versions only rise"):
-        found.tell(PolicyTold(version=4))
+        found.tell(PolicyResponse(version=4))
     other = found.named(asked("http://b:1/v1", tokenizer="t"))
     assert other is not first
     assert other.version == 5

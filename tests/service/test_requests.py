@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.service.bodies import StepAsked
+from hermes_rl.service.bodies import StepRequest
 from tests.service.served import Served
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -148,7 +148,7 @@ async def test_a_large_body_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch)
     service = app.bare_app("", token=False)
 
     @service.post("/step")
-    async def step(asked: StepAsked) -> Any:
+    async def step(asked: StepRequest) -> Any:
         return {"tokens": len(asked.ids or ())}
 
     for count in (10, 100_000):

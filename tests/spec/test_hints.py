@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.cli.validating import judge
+from hermes_rl.cli.validating import validate_one
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import parse_spec
@@ -82,13 +82,13 @@ def test_a_key_or_value_in_the_wrong_form_is_told_the_right_one(written: str, li
 )
 def test_a_misspelt_key_is_the_only_news(tmp_path: Path, text: str, problems: list[str]) -> None:
     (tmp_path / "s.yaml").write_text(text)
-    told = [str(problem).partition("s.yaml:")[2] for problem in judge(str(tmp_path / "s.yaml")).problems]
+    told = [str(problem).partition("s.yaml:")[2] for problem in validate_one(str(tmp_path / "s.yaml")).problems]
     assert len(told) == len(problems) and all(map(str.startswith, told, problems)), told
 
 
 def test_what_a_misspelt_section_means_is_checked_with_the_rest(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("datset: {items: [{q: a}]}\nprompt: {user: '{{ p }}'}\n")
-    told = [str(problem).partition("s.yaml:")[2] for problem in judge(str(tmp_path / "s.yaml")).problems]
+    told = [str(problem).partition("s.yaml:")[2] for problem in validate_one(str(tmp_path / "s.yaml")).problems]
     assert told[0] == "1:1: unknown key `datset`; did you mean `dataset`?"
     assert len(told) == 2 and told[1].startswith("2:"), told
 

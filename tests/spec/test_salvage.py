@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.cli.validating import judge
+from hermes_rl.cli.validating import validate_one
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import load_spec
 
@@ -34,7 +34,7 @@ def found(folder: Path, *changes: tuple[str, str]) -> list[str]:
         text = text.replace(old, new, 1)
     (folder / "code.py").write_text(CODE)
     (folder / "s.yaml").write_text(text)
-    return [f"{problem.line}: {problem.message}" for problem in judge(str(folder / "s.yaml")).problems]
+    return [f"{problem.line}: {problem.message}" for problem in validate_one(str(folder / "s.yaml")).problems]
 
 
 def test_problems_of_all_checks_are_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Engine
 
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import TemplateRefused, small_tokenizer_path
-from hermes_rl.values import whole_text
+from hermes_rl.values import replace_surrogates
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 FIELDS: dict[str, Any] = {
@@ -274,7 +274,7 @@ def results_of_library(folder: Path) -> dict[str, Any]:
 
     added = tokenizer.added_tokens_decoder.values()
     return results(
-        lambda text: list(tokenizer(whole_text(text), add_special_tokens=False)["input_ids"]),
+        lambda text: list(tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"]),
         lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
         render,
         tokenizer.get_vocab,

@@ -10,7 +10,7 @@ import pytest
 from hermes_rl.rollouts.sandboxes import keep_artifacts, kept_artifacts
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.base import FileInfo
-from hermes_rl.tools.artifacts import LIMIT, ArtifactFile, ArtifactRequest, Laid, TakenArtifact, take
+from hermes_rl.tools.artifacts import LIMIT, ArtifactFile, ArtifactRequest, RestoredArtifacts, TakenArtifact, collect
 
 
 @pytest.fixture(params=["bubblewrap", "none"])
@@ -19,7 +19,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 async def taken(sandbox: Sandbox, **request: str) -> TakenArtifact:
-    found = await take(sandbox, [ArtifactRequest("a", **request)], timeout=10)
+    found = await collect(sandbox, [ArtifactRequest("a", **request)], timeout=10)
     return found["a"]
 
 
@@ -55,7 +55,7 @@ async def test_what_cannot_be_taken_is_a_problem_of_the_agent(backend: str) -> N
 
 async def test_a_command_that_does_not_end(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
-        found = await take(sandbox, [ArtifactRequest("a", command="sleep 60")], timeout=0.2)
+        found = await collect(sandbox, [ArtifactRequest("a", command="sleep 60")], timeout=0.2)
         assert found["a"].problem is not None
 
 
@@ -68,13 +68,13 @@ async def test_laid_into_another_and_withdrawn() -> None:
     }
     async with create_sandbox(SandboxConfig()) as sandbox:
         await sandbox.write_file("src/a.py", b"old", 0o600)
-        laid = Laid()
+        laid = RestoredArtifacts()
         await laid.lay(sandbox, artifacts)
         assert await sandbox.read_file("~/.artifacts/patch") == b"diff"
         assert await sandbox.read_file("src/a.py") == b"new"
         assert (await sandbox.stat("src/sub/b.py")).mode == 0o755
         for path in list(laid.replaced):
-            await laid.withdraw(sandbox, path)
+            await laid.remove(sandbox, path)
         assert await sandbox.read_file("src/a.py") == b"old"
         assert (await sandbox.stat("src/a.py")).mode == 0o600
         with pytest.raises(FileNotFoundError):
@@ -166,13 +166,13 @@ async def test_what_is_in_the_way_of_an_artifact_makes_room_and_comes_back(how: 
     left, image, before = IN_THE_WAY[how]
     async with create_sandbox(SandboxConfig()) as own, create_sandbox(SandboxConfig(setup=(image,))) as fresh:
         await own.run(left)
-        laid = Laid()
+        laid = RestoredArtifacts()
         await laid.lay(fresh, {"w": await taken(own, path="w")})
         assert (await fresh.run("find w -type f | xargs cat")).output == "n\n"
         replaced = [path for path, file in laid.replaced.items() if file is not None]
         assert replaced == ([] if before is None else [fresh.resolve(before)])
         for path in [*replaced, *(path for path in laid.replaced if path not in replaced)]:
-            await laid.withdraw(fresh, path)
+            await laid.remove(fresh, path)
         assert (await fresh.run("cat $(find w -type f)")).output == ("" if before is None else "o\n")
 
 

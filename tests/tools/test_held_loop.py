@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.tools import editing
-from hermes_rl.tools.artifacts import ArtifactRequest, take
+from hermes_rl.tools.artifacts import ArtifactRequest, collect
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.editing import NoMatchError, _replaced, replace
 from hermes_rl.tools.toolsets._patch import Patch, _common, _unified
@@ -112,7 +112,7 @@ async def test_an_artifact_of_a_great_many_names_is_refused_at_once(inside: str)
         best = 1.0
         for _ in range(3):  # as above
             async with lag() as late:
-                found = await take(sandbox, [ArtifactRequest("many", path="many")], 60)
+                found = await collect(sandbox, [ArtifactRequest("many", path="many")], 60)
                 await asyncio.sleep(0.5)
             assert "files and folders" in str(found["many"].problem)
             best = min(best, p99(late))

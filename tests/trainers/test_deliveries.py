@@ -40,7 +40,7 @@ def test_what_the_trainer_had_not_taken_by_its_step_is_lost_with_the_queue(tmp_p
     assert queue_was_lost(log, 1, 0), "steps of an API never fall"
     assert log.at(1).state == {"curriculum": 7}
     log.lost(log.delivered[log.at(1).taken :])
-    assert not log.settled("c")
+    assert not log.is_resolved("c")
     send(log, "c")
     log = reopened(log, tmp_path)
     assert (log.delivered, [mark.step for mark in log.marks]) == (["a", "b", "c"], [0, 1])
@@ -67,7 +67,7 @@ def test_a_group_that_was_under_way_is_in_doubt_until_the_environment_is_registe
     log.registered(4)
     log = reopened(log, tmp_path)
     assert (log.doubtful, log.session) == ([], 4)
-    assert not log.settled("b")
+    assert not log.is_resolved("b")
     log.close()
 
 
@@ -90,10 +90,10 @@ def test_another_trainer_has_nothing_yet(tmp_path: Path) -> None:
     log = opened(tmp_path)
     send(log, "a")
     log.leave_out("b", "stale")
-    assert (log.settled("a"), log.settled("b")) == (True, True)
+    assert (log.is_resolved("a"), log.is_resolved("b")) == (True, True)
     log.close()
     other = opened(tmp_path, "two")
-    assert (other.settled("a"), other.settled("b"), other.session) == (False, False, None)
+    assert (other.is_resolved("a"), other.is_resolved("b"), other.session) == (False, False, None)
     other.close()
 
 

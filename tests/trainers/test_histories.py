@@ -99,7 +99,7 @@ async def serve(world: World, lines: Lines) -> DeliveryLog:
     if not log.marks or log.marks[-1].step != state.step:
         log.step(state.step, state.queued, {})
     for name in map(str, itertools.count()):
-        while not log.settled(name):
+        while not log.is_resolved(name):
             before, state = state.step, await trainer.state()
             if state.step != before:
                 log.step(state.step, state.queued, {})

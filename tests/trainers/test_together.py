@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hermes_rl.trainers.serving import Together
+from hermes_rl.trainers.serving import SharedTrainer
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Feeding:
         self.begun += self.size
 
 
-def together(*feeding: Feeding) -> Together:
-    made = Together(len(feeding))
+def together(*feeding: Feeding) -> SharedTrainer:
+    made = SharedTrainer(len(feeding))
     made.feeding += feeding
     return made
 

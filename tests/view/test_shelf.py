@@ -12,17 +12,17 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.view import query, shelf
 from hermes_rl.view.query import RolloutQuery
-from hermes_rl.view.shelf import Shelf
+from hermes_rl.view.shelf import RunIndex
 from tests.reading.recorded import recorded, write_run
 
 
-def several(folder: Path, count: int, rollouts: int) -> Shelf:
+def several(folder: Path, count: int, rollouts: int) -> RunIndex:
     for place in range(count):
         write_run(folder / f"run{place}", [recorded(f"{one}") for one in range(rollouts)])
-    return Shelf([folder])
+    return RunIndex([folder])
 
 
-def names(shelf: Shelf) -> list[str]:
+def names(shelf: RunIndex) -> list[str]:
     while (found := shelf.runs())["reading"]:
         pass
     return [run["run"] for run in found["runs"]]
@@ -167,7 +167,7 @@ def test_lines_of_lists_name_the_row_and_the_answer(tmp_path: Path) -> None:
     lines = [recorded(str(row), size=2, index=index, text=f"It is {index}.") for row in range(2) for index in (1, 0)]
     for line in lines[1::2]:
         line["row"] = {"level": "hard", **line["row"]}
-    runs = Shelf([write_run(tmp_path / "run", lines)])
+    runs = RunIndex([write_run(tmp_path / "run", lines)])
     (name,) = names(runs)
     listed = runs.rollouts(name, {})["rollouts"]
     assert [(one["label"], one["answer"]) for one in listed] == [
@@ -184,7 +184,7 @@ def test_a_line_without_a_conversation_or_a_row_is_listed_all_the_same(tmp_path:
     silent, called, alone = recorded("a", score=None), recorded("b"), recorded("c", index=1, size=2)
     silent |= {"messages": [], "turns": 0, "row": None}
     del called["messages"][2:]
-    runs = Shelf([write_run(tmp_path / "run", [silent, called, alone])])
+    runs = RunIndex([write_run(tmp_path / "run", [silent, called, alone])])
     listed = runs.rollouts(names(runs)[0], {})["rollouts"]
     assert [(one["label"], one["answer"]) for one in listed] == [
         ("a", ""), ("b", 'terminal {"command": "ls"}'), ("c", "It is done."),
@@ -208,11 +208,11 @@ def test_the_next_rollout_follows_the_filter(
 ) -> None:
     monkeypatch.setattr(query, "PATIENCE", 0.0)
     lines = [recorded(str(row), score=1.0 if row % 2 else row / 8) for row in range(6)]
-    runs = Shelf([write_run(tmp_path / "run", lines)])
+    runs = RunIndex([write_run(tmp_path / "run", lines)])
     (name,) = names(runs)
     seen, at, cursor = [], "0:0-0", ""
     while True:
-        beside = runs.beside(name, at, {**asked, "cursor": cursor})
+        beside = runs.neighbour(name, at, {**asked, "cursor": cursor})
         cursor = beside["cursor"] or ""
         if beside["id"] is not None:
             at = beside["id"]
@@ -221,12 +221,12 @@ def test_the_next_rollout_follows_the_filter(
             break
     assert seen == rows
     if seen:  # and back again
-        assert runs.beside(name, at, {**asked, "backwards": "1", "failed": ""})["id"] != at
+        assert runs.neighbour(name, at, {**asked, "backwards": "1", "failed": ""})["id"] != at
 
 
 def test_attempts_that_failed_and_were_played_again_are_counted(tmp_path: Path) -> None:
     lines = [*(recorded("a", score=None, attempt=attempt) for attempt in range(8)), recorded("a", attempt=8)]
-    runs = Shelf([write_run(tmp_path / "run", lines)])
+    runs = RunIndex([write_run(tmp_path / "run", lines)])
     names(runs)
     (run,) = runs.runs()["runs"]
     assert (run["failed"], run["failed_attempts"], run["attempts"]) == (0, 8, 9)
@@ -238,7 +238,7 @@ def test_the_time_of_a_run_is_the_recorded_one_though_its_files_were_copied(tmp_
     write_run(tmp_path / "killed", [recorded("a")], started=times["started"])
     again = {"resumed": "2026-11-01T12:00:00.000Z", "seconds_before": 10.5, "ended": "2026-11-01T12:00:01.000Z"}
     write_run(tmp_path / "resumed", [recorded("a")], **{**times, **again})
-    runs = Shelf([tmp_path])
+    runs = RunIndex([tmp_path])
     names(runs)
     assert {Path(run["path"]).name: run["seconds"] for run in runs.runs()["runs"]} == {
         "copied": 10.5,

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import SESSION_HEADER, ChatReply, ChatRequest, ServerConfig
-from hermes_rl.servers.client import Asker
+from hermes_rl.servers.client import TokenServerClient
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.scripted.play import Script, completion, continuation
 from hermes_rl.servers.token_level import CannotRender, TokenServer
@@ -85,7 +85,7 @@ class ScriptedBackend:
         tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer)
         server = ScriptedServer(self.config.model, tokenizer, self._scripts)
         config = replace(self.config, base_url=await server.start(), api_key=None, headers={}, session_header=True)
-        chat, tokens = OpenAIServer(config), TokenServer(config, Asker(config, [Completions()]))
+        chat, tokens = OpenAIServer(config), TokenServer(config, TokenServerClient(config, [Completions()]))
         try:
             await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
         except UserError:

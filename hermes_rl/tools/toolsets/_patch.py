@@ -12,7 +12,7 @@ from io import StringIO
 from typing import Any, TypeVar
 
 from hermes_rl.sandbox.base import Sandbox
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tools import editing
 from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, arguments, as_json, capped, typed
 from hermes_rl.tools.editing import NoMatchError, replace
@@ -177,12 +177,12 @@ class _Files:
 
 async def _aside(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work whose time is proportional to `size`, in a thread if `size` is large."""
-    return await one_at_a_time(work, *arguments) if size > IN_THREAD else work(*arguments)
+    return await run_exclusively(work, *arguments) if size > IN_THREAD else work(*arguments)
 
 
 async def _edited(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work of an edit in a thread: small work need not wait for work on large texts."""
-    return await (one_at_a_time if size > IN_THREAD else asyncio.to_thread)(work, *arguments)
+    return await (run_exclusively if size > IN_THREAD else asyncio.to_thread)(work, *arguments)
 
 
 def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:

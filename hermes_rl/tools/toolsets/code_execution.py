@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from hermes_rl.sandbox.base import Conversation
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     OUTPUT_LIMIT,
@@ -111,7 +111,7 @@ class _Script:
         )
         try:
             async for line in lines_of(self._conversation, LINE_LIMIT):
-                message = _object(line) if len(line) <= IN_THREAD else await one_at_a_time(_object, line)
+                message = _object(line) if len(line) <= IN_THREAD else await run_exclusively(_object, line)
                 if "tool" not in message:
                     return self._ended(message)
                 await self._write(await self._answer(message))

@@ -10,7 +10,7 @@ import posixpath
 from typing import Any
 
 from hermes_rl.sandbox.base import Sandbox
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import run_exclusively
 from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, ToolRuntime, Toolset, arguments, as_json, typed
 from hermes_rl.tools.search import SEARCH_SECONDS, Query, search
 from hermes_rl.tools.toolsets._patch import Patch
@@ -61,7 +61,7 @@ class ReadFile(Tool):
         if b"\0" in data[:8192]:
             return as_json({"error": f"{args['path']}: Binary file", "file_size": len(data)})
         page = data, max(1, args.get("offset", 1)), max(1, min(args.get("limit", DEFAULT_LINES), MOST_LINES))
-        return as_json(await one_at_a_time(_page, *page) if len(data) > IN_THREAD else _page(*page))
+        return as_json(await run_exclusively(_page, *page) if len(data) > IN_THREAD else _page(*page))
 
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
@@ -107,7 +107,7 @@ async def _not_found(sandbox: Sandbox, written: str, path: str) -> dict[str, Any
         names = [info.name for info in await sandbox.list_dir(folder or "/", limit=MOST_NAMES)]
     except OSError:
         return answer
-    similar = await one_at_a_time(_similar, name, names)
+    similar = await run_exclusively(_similar, name, names)
     return answer | ({"similar_files": similar} if similar else {})
 
 

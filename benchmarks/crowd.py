@@ -29,8 +29,8 @@ from typing import Any
 import yaml
 from report import machine, say
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.spec.load import load_spec
 

@@ -19,7 +19,6 @@ from typing import Any
 from report import machine, say, table
 
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.foreign.pool import POOL
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.threads import reduce_gc_pauses
@@ -30,6 +29,7 @@ from hermes_rl.tools.base import Tool, ToolRuntime
 from hermes_rl.tools.toolsets._patch import Patch
 from hermes_rl.tools.toolsets.file import ReadFile
 from hermes_rl.tools.toolsets.terminal import Terminal
+from hermes_rl.user_code.pool import POOL
 
 TICK = 0.005
 Work = Callable[[ToolRuntime], Awaitable[Any]]

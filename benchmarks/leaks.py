@@ -25,7 +25,6 @@ from random import Random
 from report import machine, say, table
 
 from hermes_rl.data.load import load_rows
-from hermes_rl.foreign.pool import POOL
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
@@ -35,6 +34,7 @@ from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import IDLE
 from hermes_rl.tools.base import find_runtime
+from hermes_rl.user_code.pool import POOL
 
 MARK = f"{os.getpid()}77"
 """Seconds that nobody else sleeps."""

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 from report import say
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import parse_spec
 
 TURNS = 8

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hermes_rl.api.session import SessionTurn as SessionTurn
     from hermes_rl.api.sync import sync as sync
     from hermes_rl.data.rows import Row as Row
-    from hermes_rl.endings import Ending as Ending
     from hermes_rl.env.base import HermesAgentBaseEnv as HermesAgentBaseEnv
     from hermes_rl.env.config import HermesAgentEnvConfig as HermesAgentEnvConfig
     from hermes_rl.env.spec_env import SpecEnv as SpecEnv
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from hermes_rl.rollouts.rollout import Group as Group
     from hermes_rl.rollouts.rollout import Rollout as Rollout
     from hermes_rl.rollouts.rollout import certify as certify
-    from hermes_rl.scoring.value import Score as Score
+    from hermes_rl.scoring.reward_value import Score as Score
     from hermes_rl.server_types import ServerType as ServerType
     from hermes_rl.servers.base import Sampled as Sampled
     from hermes_rl.servers.base import Sampling as Sampling
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from hermes_rl.servers.policy import Policy as Policy
     from hermes_rl.spec.load import load_spec as load_spec
     from hermes_rl.spec.model import Spec as Spec
+    from hermes_rl.stop_reasons import Ending as Ending
     from hermes_rl.tools.base import Tool as Tool
     from hermes_rl.tools.base import ToolInputError as ToolInputError
     from hermes_rl.tools.base import Toolset as Toolset
@@ -74,7 +74,7 @@ _NAMES = {
     "api.session": "Session SessionTurn",
     "api.sync": "sync",
     "data.rows": "Row",
-    "endings": "Ending",
+    "stop_reasons": "StopReason",
     "env.base": "HermesAgentBaseEnv",
     "env.config": "HermesAgentEnvConfig",
     "env.spec_env": "SpecEnv compile_spec",
@@ -82,7 +82,7 @@ _NAMES = {
     "SpecError ToolError ToolServerFailure UserError",
     "rollouts.advantages": "discounted_returns",
     "rollouts.rollout": "Example Group Rollout certify",
-    "scoring.value": "Score",
+    "scoring.reward_value": "Score",
     "server_types": "ServerType",
     "servers.base": "Sampled Sampling",
     "servers.policy": "LogprobDifference Policy",

@@ -10,7 +10,7 @@
     ├── ContextLengthExceeded  (hermes_rl.servers.base) the policy's doing: the token budget is used up
     ├── RunError               the run could not be completed: exit status 1
     ├── AgentFault             the agent made a reward fail, which gets the end of its range that lowers the score
-    └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.endings.Ending`)
+    └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.stop_reasons.Ending`)
         ├── ServerFailure      a model server, after retries
         ├── SandboxFailure     a sandbox could not start, or its backend was lost
         ├── ToolServerFailure  a server behind a tool was lost
@@ -33,7 +33,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.endings import Ending
+from hermes_rl.stop_reasons import Ending
 
 
 @dataclass(frozen=True, order=True)

@@ -10,7 +10,7 @@ server passes on unread. When a client ends for any reason, its children end too
 it cannot be started), `ForkServer.start` starts a fresh interpreter instead.
 
 This module owns both sides: `ForkServer` in the client, and `main` in the fork server. The work of a child belongs to
-the function that the client names, in `hermes_rl.runs.worker` and `hermes_rl.foreign.process`.
+the function that the client names, in `hermes_rl.runs.worker` and `hermes_rl.user_code.process`.
 """
 
 from __future__ import annotations

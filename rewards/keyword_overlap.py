@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl.scoring.value import requires
-from hermes_rl.scoring.words import words_of
+from hermes_rl.scoring.phrase_matching import words_of
+from hermes_rl.scoring.reward_value import requires
 
 FUNCTION_WORDS = frozenset(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hermes_rl import Score
-from hermes_rl.scoring.value import requires, value_range
+from hermes_rl.scoring.reward_value import requires, value_range
 
 
 @value_range(-1, 0)

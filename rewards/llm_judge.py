@@ -13,7 +13,7 @@ from hermes_rl.agent.result import text_of
 from hermes_rl.errors import AgentFault, JudgeFailure, UserError
 from hermes_rl.scoring.judge import JudgeRole, JudgeUsage, Shown, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward, find_reward
-from hermes_rl.scoring.value import group_only_for, in_runner, interpret, requires
+from hermes_rl.scoring.reward_value import group_only_for, in_runner, interpret, requires
 
 WORDS = 300
 """Characters of a judge's reason that are kept."""

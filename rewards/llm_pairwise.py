@@ -10,7 +10,7 @@ from typing import Any
 from hermes_rl import Score
 from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.scoring.judge import PLAIN, JudgeRole, JudgeUsage, Shown, marked, verdict
-from hermes_rl.scoring.value import in_runner
+from hermes_rl.scoring.reward_value import in_runner
 
 SCHEMA = {
     "type": "object",

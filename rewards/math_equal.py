@@ -6,7 +6,7 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.scoring.mathematics import compile_patterns, equal
-from hermes_rl.scoring.value import requires, takes_at_most
+from hermes_rl.scoring.reward_value import requires, takes_at_most
 
 
 @requires("target | regex_search('[^\\\\s\\'$%]') is not none", "the target is no number or expression")

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
-from hermes_rl.scoring.value import requires
-from hermes_rl.scoring.words import pattern_of
+from hermes_rl.scoring.phrase_matching import pattern_of
+from hermes_rl.scoring.reward_value import requires
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import Letter

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
-from hermes_rl.scoring.words import LETTER
+from hermes_rl.scoring.phrase_matching import LETTER
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import Finite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hermes_rl.scoring.value import value_range
+from hermes_rl.scoring.reward_value import value_range
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import Count, Finite

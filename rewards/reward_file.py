@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
 from hermes_rl.errors import AgentFault, RewardFailure
-from hermes_rl.scoring.value import value_range
+from hermes_rl.scoring.reward_value import value_range
 from hermes_rl.values import is_number, read_json
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from hermes_rl import Score
 from hermes_rl.errors import UserError
-from hermes_rl.scoring.value import in_runner, value_range
+from hermes_rl.scoring.reward_value import in_runner, value_range
 
 
 @in_runner

@@ -20,11 +20,9 @@ from hermes_rl import Score
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.listener import REPORT_FD
 from hermes_rl.scoring import apart as apart_tests
-from hermes_rl.scoring import apart_relay, apart_server, apart_wire, reporter
+from hermes_rl.scoring import isolated_protocol, isolated_relay, isolated_server, reporter
 from hermes_rl.scoring.canaries import Planted, plant
-from hermes_rl.scoring.heard import RunnerReport, parse_report
-from hermes_rl.scoring.missing import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
-from hermes_rl.scoring.steering import (
+from hermes_rl.scoring.control_files import (
     CONFIGURATIONS,
     INIT,
     Steering,
@@ -33,6 +31,8 @@ from hermes_rl.scoring.steering import (
     named_in_configuration,
     renamed,
 )
+from hermes_rl.scoring.missing_programs import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
+from hermes_rl.scoring.runner_report import RunnerReport, parse_report
 from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def _run_apart(
         (word for word in re.findall(r"[\w./-]+", tests.command) if re.fullmatch(r"python[\d.]*", word)), "python3"
     )
     folder = f"/tmp/{secrets.token_hex(16)}"
-    serving = f"{_source(apart_wire, apart_server, apart_relay)}\n\nanswer(serve, {ctx.resolve('.')!r})\n"
+    serving = f"{_source(isolated_protocol, isolated_server, isolated_relay)}\n\nanswer(serve, {ctx.resolve('.')!r})\n"
     written = ctx.write_file(f"{folder}/server.py", serving)
     if "error" in written:
         return (
@@ -335,11 +335,11 @@ def _run_apart(
     with ctx.pristine_sandbox() as clean:
         problem = _lay(clean, tests.files, planted)
         wire, noted = f"{folder}/wire", f"{folder}/noted"
-        clean.write_file(f"{folder}/relay.py", f"{_source(apart_relay)}\n\nlisten({wire!r})\n")
+        clean.write_file(f"{folder}/relay.py", f"{_source(isolated_relay)}\n\nlisten({wire!r})\n")
         files = [clean.resolve(path) for path in tests.sources if path.endswith(".py")]
         given = None if places is None else list(places)
         install = f"install({wire!r}, {clean.resolve('.')!r}, {files!r}, {given!r}, {noted!r})"
-        more = f"{_source(apart_wire, apart_tests)}\n\n{install}\n"
+        more = f"{_source(isolated_protocol, apart_tests)}\n\n{install}\n"
         watch = _Watch(clean, list(tests.sources), more)
         programs = {
             "here": ["python3", "-I", "-S", f"{folder}/relay.py"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.scoring.value import requires
+from hermes_rl.scoring.reward_value import requires
 
 
 @requires("worst > best", "worst ({{ worst }}) must be larger than best ({{ best }})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl.scoring.value import value_range
+from hermes_rl.scoring.reward_value import value_range
 
 
 @value_range(-1000, 1000)

@@ -31,8 +31,8 @@ RUN = os.getpid()
 SECONDS = 90.0
 """How long a command may take."""
 COMMANDS = (
-    "hermes_rl.cli.main", "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving",
-    "hermes_rl.cli.validating", "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file",
+    "hermes_rl.cli.main", "hermes_rl.cli.commands", "hermes_rl.cli.run", "hermes_rl.cli.serving",
+    "hermes_rl.cli.validate", "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file",
     "tokenizers",
 )  # fmt: skip
 """What commands load when they are called."""
@@ -221,10 +221,10 @@ def serve(modules: tuple[str, ...]) -> None:
 
 def _load(modules: tuple[str, ...]) -> None:
     from hermes_rl.cli.main import program
-    from hermes_rl.foreign.worker import MODULES
     from hermes_rl.fork_server import FORK_SERVER
     from hermes_rl.runs.handles import PRELOAD
     from hermes_rl.spec.section import Section
+    from hermes_rl.user_code.worker import MODULES
 
     program()
     for name in modules:
@@ -233,7 +233,7 @@ def _load(modules: tuple[str, ...]) -> None:
     for section in sections:
         section.model_rebuild()  # else what checks and writes it is made by each command that uses it
         sections += section.__subclasses__()
-    FORK_SERVER.preload("hermes_rl.runs.worker", *PRELOAD, "hermes_rl.foreign.process", *MODULES)  # commands share it
+    FORK_SERVER.preload("hermes_rl.runs.worker", *PRELOAD, "hermes_rl.user_code.process", *MODULES)  # commands share it
     gc.freeze()  # so that forks share what is loaded
 
 

@@ -19,7 +19,7 @@ DOORS = {
     "wandb": "runs/progress.py",
     "pyarrow": "runs/parquet.py",
     "datasets": ("data/hub.py", "integrations/"),
-    "huggingface_hub": ("reading/push.py", "repositories/hub.py"),
+    "huggingface_hub": ("analysis/push.py", "repositories/hub.py"),
     "transformers": ("tokens/hub.py", "integrations/trl.py"),
     "tokenizers": "tokens/",
     "math_verify": "scoring/",

@@ -24,27 +24,27 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.analysis.atif import trajectory
+from hermes_rl.analysis.external_trajectories import read_atif
+from hermes_rl.analysis.record import RunRecord
+from hermes_rl.analysis.report import report
+from hermes_rl.analysis.rollout_view import Screen, shown_rollout
 from hermes_rl.data.files import read_files
 from hermes_rl.data.rows import Row, derive, readable_columns
 from hermes_rl.errors import Failure, UserError
-from hermes_rl.reading.atif import trajectory
-from hermes_rl.reading.graded import read_atif
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.reading.report import report
-from hermes_rl.reading.shown import Screen, shown_rollout
 from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups import dpo_rows, group_of, seats_of, sft_rows
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.store import RolloutStore, rollout_of, rollout_record
-from hermes_rl.scoring.value import interpret, of_plain, plain
+from hermes_rl.scoring.reward_value import interpret, of_plain, plain
 from hermes_rl.servers.base import Malformed, ServerConfig, Timing, read_answer, read_reply
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.terminal_text import visible
 from hermes_rl.values import LARGEST_NUMBER, read_json, write_json
-from hermes_rl.visible import visible
-from tests.reading.recorded import programmed, recorded, write_run
+from tests.analysis.recorded import programmed, recorded, write_run
 from tests.test_values import as_read
 
 VALUES = 1000

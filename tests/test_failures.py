@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hermes_rl import errors
-from hermes_rl.endings import RULES, Ending, table
+from hermes_rl.stop_reasons import RULES, Ending, table
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from hermes_rl import fork_server
-from hermes_rl.foreign.worker import MODULES
 from hermes_rl.fork_server import ForkServer, StartedProcess
 from hermes_rl.runs.handles import PRELOAD
+from hermes_rl.user_code.worker import MODULES
 from tests.commands import ROOT
 from tests.forked import occurrences
 from tests.runs.processes import alive
@@ -92,7 +92,7 @@ def test_server_has_no_variables_threads_or_foreign_descriptors(start: Starter) 
     assert len(list((process / "fd").iterdir())) == 7
 
 
-@pytest.mark.parametrize("modules", [("hermes_rl.foreign.process", *MODULES), ("hermes_rl.runs.worker", *PRELOAD)])
+@pytest.mark.parametrize("modules", [("hermes_rl.user_code.process", *MODULES), ("hermes_rl.runs.worker", *PRELOAD)])
 def test_preloaded_modules_read_no_variables_and_start_no_threads(modules: tuple[str, ...]) -> None:
     """A child would keep what was read in the empty environment of the server, not what its client has."""
     code = f"""

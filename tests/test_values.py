@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.runs.deep import _keep
 from hermes_rl.runs.groups import _write
+from hermes_rl.runs.reward_check import _keep
 from hermes_rl.service.app import JsonAnswer
 from hermes_rl.spec.section import parse_size
 from hermes_rl.spec.templates import FilterArgumentError, fromjson

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.runs.progress import Progress
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 from tests.commands import hermes
 
 HOSTILE = {

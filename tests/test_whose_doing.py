@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TOP = Path(__file__).parents[1]
-ROOMS = ("agent", "foreign", "rollouts", "sandbox", "scoring", "servers", "tokens", "tools")
+ROOMS = ("agent", "user_code", "rollouts", "sandbox", "scoring", "servers", "tokens", "tools")
 MODULES = (
     "plugins.py",
     "threads.py",
@@ -100,7 +100,7 @@ OF_A_ROW: Places = {
 }
 OF_A_CALLER: Places = {
     # Code of the user, of a trainer, or of a person who grades anew has called what it may not.
-    "foreign/stand_ins.py": "ContextStandIn.runtime",
+    "user_code/proxies.py": "ContextStandIn.runtime",
     "plugins.py": "Code.load_module",
     "rollouts/rollout.py": "Rollout.examples Group.advantages",
     "rollouts/sandboxes.py": "kept_artifacts _kept",
@@ -114,7 +114,7 @@ OURS: Places = {
     "agent/recorder.py": "PolicyRecorder.ask PolicyRecorder._in_time",
     "servers/completion.py": "CompletionAdapter.chat",
     "sandbox/user_code.py": "ConfinedTemplate._ask",
-    "foreign/worker.py": "Warm._ask Warm.fork",
+    "user_code/worker.py": "Warm._ask Warm.fork",
     "rollouts/sandboxes.py": "keep_artifacts _copy",
     "runs/journal.py": "_unwritable",
     "runs/run.py": "RunBudget.require_kept RunBudget.count",
@@ -133,16 +133,16 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/value.py": "_no_value interpret _of_score _overrides _finite combine known",
+    "scoring/reward_value.py": "_no_value interpret _of_score _overrides _finite combine known",
 }
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
     # whether an agent had touched the sandbox.
     "agent/program.py": "ProgramDriver._play ProgramDriver._overtime",
     "agent/user.py": "SimulatedUser._reply_or_failure",
-    "foreign/failures.py": "exception_of",
+    "user_code/failures.py": "exception_of",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
-    "runs/player.py": "error_of",
+    "runs/rollout_worker.py": "error_of",
     "sandbox/base.py": "sandbox_gone",
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",
     "sandbox/remote.py": "answer RemoteSandbox._ask RemoteSandbox._reading",

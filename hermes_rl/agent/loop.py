@@ -24,13 +24,13 @@ from hermes_rl.agent.result import (
     text_of,
 )
 from hermes_rl.agent.user import AnswersAgent
-from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError, ServerFailure, ToolError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import (
     ChatReply,
 )
 from hermes_rl.servers.completion import as_chat_server
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tokens.tokenizer import Tokenizer

@@ -28,22 +28,22 @@ from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, tokens_of
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.agent.user import AnswersAgent
-from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, SandboxFailure, ToolError, UserError
-from hermes_rl.foreign.failures import EndedError, ForeignError
-from hermes_rl.foreign.messages import require_text
-from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, CommandResult, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.base import ContextLengthProvider
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.spec.templates import TemplateError
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.context import ToolContext
+from hermes_rl.user_code.failures import EndedError, ForeignError
+from hermes_rl.user_code.messages import require_text
+from hermes_rl.user_code.pool import POOL
 from hermes_rl.values import replace_surrogates, safe_name
 
 if TYPE_CHECKING:

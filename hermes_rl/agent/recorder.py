@@ -19,7 +19,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl.agent.result import AgentResult, ManagedState, Message, reasoning_of, text_of, tokens_of
-from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RowFailure, ServerFailure
 from hermes_rl.servers.base import (
     ChatReply,
@@ -31,6 +30,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.client import TokenCounter
 from hermes_rl.servers.completion import CompletionAdapter
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.rendering import history_named, parse_in_thread
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tools.base import RewardTimeBudget, ToolRuntime, capped

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError
-from hermes_rl.foreign.process import current_runner
-from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.servers.usage import Usage
+from hermes_rl.stop_reasons import Ending
+from hermes_rl.user_code.process import current_runner
+from hermes_rl.user_code.proxies import lives_in_runner
 from hermes_rl.values import deep_copy, parse_count
 
 if TYPE_CHECKING:

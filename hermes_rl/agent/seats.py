@@ -21,17 +21,17 @@ from hermes_rl.agent.program import AgentFunction, ProgramDriver, ProgramOf
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import AnswersAgent, UserAnswer
-from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, Failure, SandboxFailure, UserError
-from hermes_rl.foreign.failures import EndedError, ForeignError
-from hermes_rl.foreign.messages import require_text
-from hermes_rl.foreign.pool import POOL
-from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
 from hermes_rl.plugins import Code, place_of
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import end_tasks, run_in_thread
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import DescribedTool, ToolFailedError, Toolkit, ToolRuntime, arguments, capped, typed
 from hermes_rl.tools.rollout_process import answer_in_json
+from hermes_rl.user_code.failures import EndedError, ForeignError
+from hermes_rl.user_code.messages import require_text
+from hermes_rl.user_code.pool import POOL
+from hermes_rl.user_code.proxies import SeatStandIn, lives_in_runner
 from hermes_rl.values import read_bounded
 
 LONGEST = 36_000.0
@@ -46,7 +46,7 @@ class ScheduleError(Exception):
     """The schedule raised, took too long, or made an invalid request to a seat; the text names the cause."""
 
 
-@lives_in_runner("hermes_rl.foreign.stand_ins:SeatStandIn")
+@lives_in_runner("hermes_rl.user_code.proxies:SeatStandIn")
 class SeatRunner:
     """Run one seat; it acts as the user of its own loop.
 

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.result import AgentResult, Message, text_of
-from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure, UserError
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
 from hermes_rl.servers.completion import as_chat_server
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, capped
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.values import is_number

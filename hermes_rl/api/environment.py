@@ -25,7 +25,6 @@ from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import ExternalPolicy, Session
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
-from hermes_rl.endings import RETRIES_EXHAUSTED
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
@@ -33,12 +32,12 @@ from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.cluster import RayConnection, connected
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.exact import require_same_tokenizer
-from hermes_rl.runs.opening import budget_of, meter_of, open_records, require_machine
-from hermes_rl.runs.player import WorkerSetup, encoder_with
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import moment, provenance
+from hermes_rl.runs.renderer_check import require_same_tokenizer
+from hermes_rl.runs.rollout_worker import WorkerSetup, encoder_with
 from hermes_rl.runs.run import Plan, RowSource, Run, RunBudget
+from hermes_rl.runs.setup import budget_of, meter_of, open_records, require_machine
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import PolicyWorkers, Workers, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
@@ -47,6 +46,7 @@ from hermes_rl.servers.usage import Meter
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.stop_reasons import RETRIES_EXHAUSTED
 from hermes_rl.threads import OfThisProcess, end_tasks
 
 T = TypeVar("T")

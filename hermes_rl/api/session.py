@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import ONLY_SEAT, Encoder, Rollout
-from hermes_rl.runs.exact import renderer_of, tokenizer_of
+from hermes_rl.runs.renderer_check import renderer_of, tokenizer_of
 from hermes_rl.servers.base import (
     CALLABLE,
     UNREADABLE,

@@ -160,7 +160,7 @@ def run(
 ) -> None:
     """Run rollouts: serve a trainer, write files or evaluate."""
     from hermes_rl.cli.options import Options, split_flags
-    from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
+    from hermes_rl.cli.run import RunRequest, run_spec, specs_and_mode
     from hermes_rl.errors import UserError
     from hermes_rl.rollouts.admission import raise_descriptor_limit
     from hermes_rl.spec.sets import is_set
@@ -174,7 +174,7 @@ def run(
         raise UserError("--sample and --prices are about --dry-run; add it")
     raise_descriptor_limit()
     if len(specs) > 1 or weights:
-        from hermes_rl.cli.together import run_together
+        from hermes_rl.cli.multi_spec import run_together
 
         raise typer.Exit(run_together(specs, request, weights or []))
     if is_set(specs[0]):
@@ -200,7 +200,7 @@ def validate(
 ) -> None:
     """Check specs with their code and data; no network."""
     from hermes_rl.cli.options import Options, split_flags
-    from hermes_rl.cli.validating import row_count, validate_specs
+    from hermes_rl.cli.validate import row_count, validate_specs
 
     named, flags = split_flags(specs)
     named = _at_hand(named, trust)
@@ -249,7 +249,7 @@ def doctor(
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
 ) -> None:
     """Say what works here: sandbox, tokenizer, servers."""
-    from hermes_rl.cli.examining import examine, examine_security, print_checks
+    from hermes_rl.cli.doctor import examine, examine_security, print_checks
     from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.errors import UserError
 
@@ -272,7 +272,7 @@ def init(
     kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
 ) -> None:
     """Make an environment to start from, with rewards and rows."""
-    from hermes_rl.cli.starting import start
+    from hermes_rl.cli.init import start
 
     for line in start(name, kind, Path()):
         echo(line)
@@ -301,7 +301,7 @@ def regrade(
     """Score recorded rollouts by other rewards."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.repositories import agree_to_grade
-    from hermes_rl.cli.running import regrade_run
+    from hermes_rl.cli.run import regrade_run
 
     agree_to_grade(run_directory, trust=trust)
     raise typer.Exit(regrade_run(run_directory, Options(tuple(sets or ()), (), env_file)))
@@ -322,7 +322,7 @@ def grade(
     as_json: JsonOption = False,
 ) -> None:
     """Grade trajectories of other agents; no rollout runs."""
-    from hermes_rl.cli.grading import grade_files
+    from hermes_rl.cli.grade import grade_files
     from hermes_rl.cli.options import Options
 
     [spec] = _at_hand([spec], trust)
@@ -333,7 +333,7 @@ def grade(
 @app.command()
 def report(run_directory: RunArgument) -> None:
     """Write the report.html of a run anew, one page to send."""
-    from hermes_rl.reading.report import write_report
+    from hermes_rl.analysis.report import write_report
 
     echo(str(write_report(run_directory, partial(echo, err=True))))
 
@@ -345,8 +345,8 @@ def export(
     form: Annotated[Literal["atif"], typer.Option("--format", help="atif: trajectories as Harbor has them.")] = "atif",
 ) -> None:
     """Write a run's rollouts in the format of another tool."""
-    from hermes_rl.reading.atif import export_atif
-    from hermes_rl.visible import pluralize
+    from hermes_rl.analysis.atif import export_atif
+    from hermes_rl.terminal_text import pluralize
 
     echo(f"{pluralize(export_atif(run_directory, out, partial(echo, err=True)), 'rollout')} ({form}) in {out}")
 
@@ -364,7 +364,7 @@ def push(
     dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
 ) -> None:
     """Publish a run's rollouts on the Hugging Face hub."""
-    from hermes_rl.cli.pushing import push_run
+    from hermes_rl.cli.push import push_run
 
     status = push_run(
         run_directory, address, public=public, token_env=token_env, endpoint=endpoint, env_file=env_file, dry=dry
@@ -409,7 +409,7 @@ def render(
 ) -> None:
     """Show exactly what the model is sent for a row."""
     from hermes_rl.cli.options import Options
-    from hermes_rl.cli.rendering import RenderRequest, render_spec
+    from hermes_rl.cli.render import RenderRequest, render_spec
 
     [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
@@ -431,7 +431,7 @@ def play(
 ) -> None:
     """Play one rollout and see it as it goes, without a record."""
     from hermes_rl.cli.options import Options
-    from hermes_rl.cli.playing import PlayRequest, play_spec
+    from hermes_rl.cli.play import PlayRequest, play_spec
 
     [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
@@ -456,7 +456,7 @@ def show(
     no_pager: NoPagerOption = False,
 ) -> None:
     """Show a run, or why one of its rollouts failed."""
-    from hermes_rl.cli.showing import ShowRequest, show_run
+    from hermes_rl.cli.show import ShowRequest, show_run
 
     request = ShowRequest(
         run_directory, rollout, failed, stop_reason, tool, prompt, tokens, full, sort, limit, as_json, not no_pager
@@ -472,7 +472,7 @@ def audit(
     no_pager: NoPagerOption = False,
 ) -> None:
     """List rollouts that reach for their tests, not the task."""
-    from hermes_rl.cli.auditing import audit_run
+    from hermes_rl.cli.audit import audit_run
 
     raise typer.Exit(audit_run(run_directory, as_json=as_json, limit=limit, pager=not no_pager))
 
@@ -502,7 +502,7 @@ def compare(
     no_pager: NoPagerOption = False,
 ) -> None:
     """Compare runs row by row: what is better, what is chance."""
-    from hermes_rl.cli.comparing import CompareRequest, compare_paths
+    from hermes_rl.cli.compare import CompareRequest, compare_paths
 
     request = CompareRequest(
         runs, success, cluster_by, seat, force, fail_if_worse, margin, limit, as_json, not no_pager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 
 def echo(text: str, *, err: bool = False) -> None:

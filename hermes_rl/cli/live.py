@@ -27,7 +27,7 @@ from rich.text import Text
 
 from hermes_rl.rollouts.rollout import Group as RolloutGroup
 from hermes_rl.runs.progress import Progress, RunStatus, Watched
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 EVERY = 0.5
 """Seconds between two drawings."""

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from hermes_rl import open_env
+from hermes_rl.active_environment import with_environment
 from hermes_rl.cli.echo import echo
+from hermes_rl.cli.multi_spec import alike_names, load_each
 from hermes_rl.cli.options import Options
-from hermes_rl.cli.running import DEMO, logged
-from hermes_rl.cli.together import alike_names, load_each
+from hermes_rl.cli.run import DEMO, logged
 from hermes_rl.errors import SpecError, UserError, install_command
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import beside
-from hermes_rl.runs.opening import workers_of
+from hermes_rl.runs.setup import workers_of
 from hermes_rl.service.serving import ServiceOptions, ToServe, serve, serve_app
-from hermes_rl.several import with_environment
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.hub import without_advice
 

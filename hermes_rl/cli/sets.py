@@ -1,6 +1,6 @@
 """`hermes-rl run SET evaluate`: evaluate every combination of a set as a separate run, and print a table of all.
 
-`hermes_rl.spec.sets` defines sets, and `hermes_rl.reading.sets` computes the table.
+`hermes_rl.spec.sets` defines sets, and `hermes_rl.analysis.sets` computes the table.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hermes_rl.analysis.dry_run import nothing_left
+from hermes_rl.analysis.report import write_report_or_say
+from hermes_rl.analysis.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun, SetTable, Standing, set_table
 from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
+from hermes_rl.cli.multi_spec import noted
 from hermes_rl.cli.options import policy_of
-from hermes_rl.cli.running import RunRequest, logged, run_interruptible, say_plan
+from hermes_rl.cli.run import RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
-from hermes_rl.cli.together import noted
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
-from hermes_rl.reading.dry_run import nothing_left
-from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun, SetTable, Standing, set_table
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.opening import RunOptions, require_effect, require_runnable
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions, require_effect, require_runnable
 from hermes_rl.runs.statistics import mean
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.sets import Combination, SpecSet, load_set
 from hermes_rl.spec.validate import in_order
+from hermes_rl.terminal_text import pluralize
 from hermes_rl.threads import reduce_gc_pauses
-from hermes_rl.visible import pluralize
 
 SHOWN = 30
 """Maximum number of values of a column that its table lists; set.json has all."""

@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 KEPT = frozenset({"run", "regrade", "serve-http", "serve-openenv", "view", "push", "init"})
 """Commands whose results are not their output, so that they do not fail if the output cannot be printed."""

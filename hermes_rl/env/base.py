@@ -25,8 +25,8 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig, Rea
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
-from hermes_rl.env.collecting import (
+from hermes_rl.env.config import HermesAgentEnvConfig
+from hermes_rl.env.custom_collection import (
     GROUP_ID,
     Collecting,
     CustomCollection,
@@ -34,28 +34,28 @@ from hermes_rl.env.collecting import (
     GroupTools,
     collecting,
 )
-from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.hooks import author_error, call, convert_author_errors, require_not_overridden
+from hermes_rl.env.loop_watchdog import Watchman
 from hermes_rl.env.processing import process_by_hand
 from hermes_rl.env.program import configured, main
-from hermes_rl.env.reference_lines import require_lines_that_work
 from hermes_rl.env.serve import serve_environment
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
-from hermes_rl.env.watchman import Watchman
+from hermes_rl.env.upstream_checks import require_lines_that_work
 from hermes_rl.errors import AgentFault, RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import EndingPolicy, Environment
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
 from hermes_rl.runs.metrics import BY
-from hermes_rl.runs.readable import readable
 from hermes_rl.runs.statistics import clustered_stderr, mean
+from hermes_rl.runs.wandb_text import readable
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
-from hermes_rl.scoring.value import RewardValue, interpret
+from hermes_rl.scoring.reward_value import RewardValue, interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.spec.model import Mode
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import drawable, resolve_toolsets, sample_distribution, toolkit_of

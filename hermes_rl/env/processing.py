@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.env.collecting import run_of
+from hermes_rl.env.custom_collection import run_of
 from hermes_rl.env.hooks import ConductedEnv, author_error, call
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import Group

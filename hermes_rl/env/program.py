@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from hermes_rl.env.hooks import convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 MODES = ("serve", "process", "evaluate")
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from atroposlib.envs.base import EvalHandlingEnum
 
-from hermes_rl.env.collecting import run_of
+from hermes_rl.env.custom_collection import run_of
 from hermes_rl.env.hooks import ConductedEnv, call, convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group

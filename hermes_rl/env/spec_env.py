@@ -15,17 +15,17 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
+from hermes_rl.analysis.report import write_report_or_say
 from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
-from hermes_rl.env.collecting import items_of
 from hermes_rl.env.config import HermesAgentEnvConfig
+from hermes_rl.env.custom_collection import items_of
 from hermes_rl.env.hooks import call, require_not_overridden
 from hermes_rl.env.processing import EnvLog
 from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require_exact, require_trajectory_api
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
@@ -37,9 +37,12 @@ from hermes_rl.runs.evaluate import (
     run_evaluate,
     write_evaluation,
 )
-from hermes_rl.runs.exact import tokenizer_of
-from hermes_rl.runs.left import Curriculum
-from hermes_rl.runs.opening import (
+from hermes_rl.runs.process import Processing, run_process
+from hermes_rl.runs.progress import mode_of
+from hermes_rl.runs.remaining import Curriculum
+from hermes_rl.runs.renderer_check import tokenizer_of
+from hermes_rl.runs.run import GroupRunner, RowSource, Run
+from hermes_rl.runs.setup import (
     CustomHooks,
     RunOptions,
     SpecRun,
@@ -49,9 +52,6 @@ from hermes_rl.runs.opening import (
     require_effect,
     workers_of,
 )
-from hermes_rl.runs.process import Processing, run_process
-from hermes_rl.runs.progress import mode_of
-from hermes_rl.runs.run import GroupRunner, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import POLICY
@@ -64,7 +64,7 @@ from hermes_rl.tools.base import Toolkit
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Trainer
 from hermes_rl.trainers.checks import Checks, TooLong
-from hermes_rl.trainers.find import own_trainer
+from hermes_rl.trainers.registry import own_trainer
 from hermes_rl.trainers.serving import Serving, SharedTrainer, closed
 
 logger = logging.getLogger(__name__)

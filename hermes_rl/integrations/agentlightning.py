@@ -12,8 +12,8 @@ from typing import Any
 import agentlightning as agl
 
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import play_at_endpoint, tasks_of
-from hermes_rl.integrations.pull import row_named
+from hermes_rl.integrations.base import row_named
+from hermes_rl.integrations.common import play_at_endpoint, tasks_of
 
 TRAINER = "agent-lightning"
 

@@ -19,7 +19,7 @@ from pydantic import Field
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import require_carried, require_no_comparing, require_one_stepped, values_of
+from hermes_rl.integrations.common import require_carried, require_no_comparing, require_one_stepped, values_of
 
 
 class ReplyAction(Action):

@@ -14,8 +14,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import logprobs_of, require_no_comparing, values_of
-from hermes_rl.integrations.pull import (
+from hermes_rl.integrations.base import (
     CUT,
     BatchPlace,
     TrainerAdapter,
@@ -25,6 +24,7 @@ from hermes_rl.integrations.pull import (
     row_named,
     sampled_by_vllm,
 )
+from hermes_rl.integrations.common import logprobs_of, require_no_comparing, values_of
 
 PROCESSED = "give vLLM logprobs_mode=processed_logprobs and say executor(…, processed_logprobs=True)"
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import logprobs_of, values_of
-from hermes_rl.integrations.pull import (
+from hermes_rl.integrations.base import (
     CUT,
     FAILURES,
     BatchPlace,
@@ -28,6 +27,7 @@ from hermes_rl.integrations.pull import (
     require_a_score,
     row_named,
 )
+from hermes_rl.integrations.common import logprobs_of, values_of
 
 RAW = "set generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
 """Advice for engines whose log-probabilities are computed before temperature and top_p are applied."""

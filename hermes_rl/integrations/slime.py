@@ -15,8 +15,8 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import require_no_comparing
-from hermes_rl.integrations.pull import CUT, NEUTRAL, BatchPlace, TrainerAdapter, is_scored, row_named
+from hermes_rl.integrations.base import CUT, NEUTRAL, BatchPlace, TrainerAdapter, is_scored, row_named
+from hermes_rl.integrations.common import require_no_comparing
 
 REWARDS = "hermes_rl.integrations.slime.rewards"
 _OPENED: dict[tuple[Any, ...], TrainerAdapter] = {}

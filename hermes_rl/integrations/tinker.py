@@ -26,10 +26,11 @@ from tinker_cookbook.rl.types import (
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import (
+from hermes_rl.integrations.common import (
     require_carried,
     require_no_comparing,
     require_one_stepped,
+    shared_environment,
     tasks_of,
     values_of,
 )

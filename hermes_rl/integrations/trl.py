@@ -22,15 +22,8 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
-from hermes_rl.integrations.beside import BackgroundEnv, Call, ModelCalls, dataset
-from hermes_rl.integrations.opened import (
-    logprobs_of,
-    require_own_baseline,
-    require_own_policy,
-    trained_seats,
-    values_of,
-)
-from hermes_rl.integrations.pull import (
+from hermes_rl.integrations.background_loop import BackgroundEnv, Call, ModelCalls, dataset
+from hermes_rl.integrations.base import (
     FAILURES,
     BatchPlace,
     BatchResult,
@@ -39,6 +32,13 @@ from hermes_rl.integrations.pull import (
     parameters,
     require_a_score,
     sampled_by_vllm,
+)
+from hermes_rl.integrations.common import (
+    logprobs_of,
+    require_own_baseline,
+    require_own_policy,
+    trained_seats,
+    values_of,
 )
 from hermes_rl.integrations.trl_loop import HermesEnvironments as HermesEnvironments
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.beside import BackgroundEnv, dataset
-from hermes_rl.integrations.opened import require_carried, require_no_comparing
+from hermes_rl.integrations.background_loop import BackgroundEnv, dataset
+from hermes_rl.integrations.common import require_carried, require_no_comparing
 
 _TYPES = {"integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import play_at_endpoint, tasks_of, values_of
+from hermes_rl.integrations.common import play_at_endpoint, tasks_of, values_of
 
 TRAINER = "verifiers"
 REWARD = "score"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
-from hermes_rl.integrations.pull import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
+from hermes_rl.integrations.base import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
 
 GATHERING = 60.0
 """Seconds within which verl must start all members of a compared group; verl normally starts them together."""

@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from hermes_rl.errors import UserError
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _SHORT = re.compile(rf"{_NAME}/{_NAME}")

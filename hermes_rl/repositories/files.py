@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import plain_path
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 2**20

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import Address
 from hermes_rl.repositories.files import MOST_BYTES, RepositoryFile, Unfit
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 SECONDS = 600
 """Timeout of a fetch in seconds."""

@@ -11,7 +11,7 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import Address
 from hermes_rl.repositories.files import RepositoryFile
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 ANSWER = 60.0
 """Timeout in seconds for each response of a hub."""

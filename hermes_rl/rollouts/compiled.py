@@ -39,10 +39,7 @@ from hermes_rl.agent.seats import (
 )
 from hermes_rl.agent.user import AnswersAgent, CodeUser, ScriptedUser, SimulatedUser, WithHook, user_id
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
-from hermes_rl.foreign.environment import admit
-from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
@@ -65,7 +62,7 @@ from hermes_rl.sandbox.isolation import require_grading, require_isolation
 from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, Trial
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
-from hermes_rl.scoring.value import Weighting
+from hermes_rl.scoring.reward_value import Weighting
 from hermes_rl.server_types import refused_part
 from hermes_rl.servers.base import POLICY, ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
@@ -99,6 +96,7 @@ from hermes_rl.spec.templates import (
     render_section,
     render_text,
 )
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, Toolkit, ToolRuntime, free_task_id
@@ -107,6 +105,8 @@ from hermes_rl.tools.execute import run_tool
 from hermes_rl.tools.python_tools import StateTool
 from hermes_rl.tools.rollout_process import BEGIN, RolloutProcess, RolloutTool
 from hermes_rl.tools.state_questions import ask_state, state_question
+from hermes_rl.user_code.environment import admit
+from hermes_rl.user_code.pool import POOL
 from hermes_rl.values import deep_copy
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from hermes_rl.agent.result import Message
 from hermes_rl.agent.seats import MultiAgentEpisode, Schedule
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, Seat
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
 

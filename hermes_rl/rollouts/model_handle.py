@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.usage import Usage
+from hermes_rl.user_code.proxies import lives_in_runner
 
 
-@lives_in_runner("hermes_rl.foreign.stand_ins:RoleStandIn")
+@lives_in_runner("hermes_rl.user_code.proxies:RoleStandIn")
 class ModelHandle:
     """Call the model of a role from a reward.
 

@@ -18,18 +18,18 @@ from typing import Any, Literal
 
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
 from hermes_rl.rollouts.advantages import ESTIMATORS, Normalise, of_tokens, of_turns
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.servers.usage import Usage
+from hermes_rl.stop_reasons import Ending
+from hermes_rl.terminal_text import pluralize
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
 from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequence
-from hermes_rl.visible import pluralize
 
 NEVER_ASKED = "the policy was never asked, so nothing was sampled"
 """Error of a rollout without training data, such as one whose agent program exited before its first request."""

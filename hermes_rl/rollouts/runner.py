@@ -24,7 +24,6 @@ from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.program import ProgramDriver, context_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError, is_panic
 from hermes_rl.rollouts.environment import EndingPolicy, Environment, MultiAgentEnvironment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
@@ -32,6 +31,7 @@ from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import VersionListener
 from hermes_rl.servers.pool import Limiter
 from hermes_rl.servers.usage import Meter
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime

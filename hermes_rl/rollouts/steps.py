@@ -13,11 +13,11 @@ from typing import Any
 
 from hermes_rl.agent.result import AgentResult, GradedStep
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.sandboxes import copied, laid_files, require_copies
 from hermes_rl.scoring.grader import Grader, Machines
-from hermes_rl.scoring.value import RewardValue, is_below, of_steps, reward_of
+from hermes_rl.scoring.reward_value import RewardValue, is_below, of_steps, reward_of
 from hermes_rl.spec.model import Spec, UserWords
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import ToolFailedError, ToolRuntime
 from hermes_rl.tools.staging import Staging
 

@@ -6,11 +6,11 @@ trained on nor scored without the teacher. The client of the role owns calls, re
 
 from __future__ import annotations
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.client import ModelClient
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.transcript import ids
 
 PROBE = "probe"

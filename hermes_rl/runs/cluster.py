@@ -33,9 +33,9 @@ from hermes_rl.rollouts.admission import POLL_INTERVAL, raise_descriptor_limit
 from hermes_rl.rollouts.variables import key_names
 from hermes_rl.runs import handles
 from hermes_rl.runs.handles import DiedError, Heard, WorkerAnswer, WorkerHandle, wait_for
-from hermes_rl.runs.player import RolloutWorker, WorkerSetup
+from hermes_rl.runs.packaging import pack, stage, unpack
+from hermes_rl.runs.rollout_worker import RolloutWorker, WorkerSetup
 from hermes_rl.runs.run_log import secrets_of
-from hermes_rl.runs.travel import pack, stage, unpack
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tools.artifacts import TakenArtifact

@@ -15,7 +15,6 @@ from typing import Any
 
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.compiled import gold_turns, has_solution, last_words, user_script
 from hermes_rl.rollouts.rollout import ONLY_SEAT, Group, Rollout, never_asked
 from hermes_rl.runs.deep_answers import GUESSES, KINDS, Answers, Probe, another_solution
@@ -23,7 +22,8 @@ from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.shipped import shipped_dir, shipped_rewards
 from hermes_rl.spec.deep_checks import DEEP_CHECKS, Severity
 from hermes_rl.spec.model import Spec
-from hermes_rl.visible import pluralize
+from hermes_rl.stop_reasons import Ending
+from hermes_rl.terminal_text import pluralize
 
 NEAR = 0.1
 """A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""

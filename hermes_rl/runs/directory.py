@@ -24,8 +24,8 @@ from hermes_rl.errors import UserError
 from hermes_rl.others_files import open_file, read_file
 from hermes_rl.repositories.cache import trust
 from hermes_rl.runs.journal import Journal, write_atomically
-from hermes_rl.runs.line import problem_of_description
 from hermes_rl.runs.provenance import resumed
+from hermes_rl.runs.record_check import problem_of_description
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.renamed import current

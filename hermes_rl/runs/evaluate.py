@@ -22,13 +22,13 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import never_asked
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.metrics import metrics_by, metrics_by_seat, metrics_of, ratings, row_of, scores_of
-from hermes_rl.runs.opening import RunOptions, generation_params, open_run
 from hermes_rl.runs.run import Run
+from hermes_rl.runs.setup import RunOptions, generation_params, open_run
 from hermes_rl.runs.statistics import interval
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import choices
-from hermes_rl.visible import most_frequent, pluralize
+from hermes_rl.terminal_text import most_frequent, pluralize
 
 TOLERATED = 0.02
 """Share of rollouts that may lack a score before the evaluation counts as failed."""
@@ -90,7 +90,7 @@ class Evaluation:
     """95 % interval of the mean score, or None if the rows do not determine it."""
     stopped: str | None = None
     retried: str = ""
-    """Summary of the retries; see `hermes_rl.runs.opening.Retried`."""
+    """Summary of the retries; see `hermes_rl.runs.setup.Retried`."""
     unasked: Counter[str] = field(default_factory=Counter)
     """Rollouts whose agent program never called the model, by their outcome."""
     ungraded_rows: list[dict[str, Any]] = field(default_factory=list, repr=False)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.advantages import of_tokens
 from hermes_rl.rollouts.environment import Environment
@@ -23,6 +22,7 @@ from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
 from hermes_rl.spec.model import Process
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer

@@ -13,7 +13,6 @@ from math import log10
 from statistics import fmean
 from typing import Any
 
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.statistics import (
     bounds,
@@ -25,8 +24,9 @@ from hermes_rl.runs.statistics import (
     pass_hat_k,
     share_interval,
 )
-from hermes_rl.scoring.value import RewardValue, reward_of
+from hermes_rl.scoring.reward_value import RewardValue, reward_of
 from hermes_rl.servers.usage import Usage
+from hermes_rl.stop_reasons import Ending
 
 
 @dataclass(frozen=True, slots=True)

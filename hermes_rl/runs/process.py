@@ -13,11 +13,11 @@ from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group, RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups import GroupsFile, write_format
-from hermes_rl.runs.opening import RunOptions, open_run
 from hermes_rl.runs.progress import GroupLog, WandbLog
 from hermes_rl.runs.run import GroupSerializer, Run
+from hermes_rl.runs.setup import RunOptions, open_run
 from hermes_rl.spec.model import Spec
-from hermes_rl.visible import most_frequent
+from hermes_rl.terminal_text import most_frequent
 
 MANY = 10
 """Minimum number of uniform groups before the user is notified."""
@@ -49,11 +49,11 @@ class ProcessSummary:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     """Quarantined rows: row_key, cause, detail."""
     lost: str = ""
-    """Summary of the rollouts that failed; see `hermes_rl.runs.losses`."""
+    """Summary of the rollouts that failed; see `hermes_rl.runs.failure_rates`."""
     seconds: float = 0.0
     stopped: str | None = None
     retried: str = ""
-    """Summary of the retries; see `hermes_rl.runs.opening.Retried`."""
+    """Summary of the retries; see `hermes_rl.runs.setup.Retried`."""
 
     def count(self, group: Group) -> None:
         """Count a group that was written, and its tokens."""

@@ -20,10 +20,10 @@ from typing import Any, Literal, Protocol, TextIO
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.readable import readable
 from hermes_rl.runs.training import TrainingMetrics
+from hermes_rl.runs.wandb_text import readable
 from hermes_rl.spec.model import Spec, Wandb
-from hermes_rl.visible import pluralize, visible
+from hermes_rl.terminal_text import pluralize, visible
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class RunStatus:
 
 
 class Watched(Protocol):
-    """A run that a caller watches, and may steer; `hermes_rl.runs.opening.SpecRun` implements it and documents its
+    """A run that a caller watches, and may steer; `hermes_rl.runs.setup.SpecRun` implements it and documents its
     members.
     """
 

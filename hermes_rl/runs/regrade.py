@@ -16,8 +16,8 @@ from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.opening import Records, generation_params, meter_of, open_records
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import Records, generation_params, meter_of, open_records
 from hermes_rl.servers.base import POLICY
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec

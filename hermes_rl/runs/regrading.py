@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import RETRIES_EXHAUSTED, Ending
 from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
@@ -29,11 +28,12 @@ from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.provenance import code_hashes
 from hermes_rl.runs.store import RolloutStore, group_of_episode, result_of
 from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
+from hermes_rl.scoring.reward_value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.renamed import with_old_names
 from hermes_rl.spec.section import to_plain
+from hermes_rl.stop_reasons import RETRIES_EXHAUSTED, Ending
 from hermes_rl.threads import acquire_in_thread, end_tasks
 
 # ------------------------------------------------ Effect of changed rewards on existing rollouts

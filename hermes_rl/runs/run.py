@@ -3,7 +3,7 @@
 It selects the next row, starts groups while there is capacity for them, and yields each group when it ends. Process,
 evaluate, serve, `validate --deep`, the Python API and environments written by hand all consume `Run.groups`; none of
 them has a separate loop over groups. A slow source of rows is read concurrently with the running groups (`RowSource`),
-and `RunBudget` ends a run that has used up its budget. `hermes_rl.runs.opening` opens the run of a spec.
+and `RunBudget` ends a run that has used up its budget. `hermes_rl.runs.setup` opens the run of a spec.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from hermes_rl.rollouts.admission import POLL_INTERVAL, Admission, Fixed, admiss
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, certified
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
+from hermes_rl.runs.failure_rates import FailureRates
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.left import Curriculum, Quarantine, group_name
-from hermes_rl.runs.losses import FailureRates
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.remaining import Curriculum, Quarantine, group_name
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import PolicyWorkers, Workers
 from hermes_rl.servers.base import POLICY, ChatServer

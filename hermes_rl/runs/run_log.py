@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from hermes_rl.active_environment import ENVIRONMENT
 from hermes_rl.runs.progress import Progress
-from hermes_rl.several import ENVIRONMENT
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 NAME = "run.log"
 LARGEST = 1 << 25

@@ -25,7 +25,6 @@ from hermes_rl.agent.result import (
     reasoning_of,
 )
 from hermes_rl.data.rows import Row, readable_columns
-from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError, UserError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import (
@@ -44,11 +43,12 @@ from hermes_rl.rollouts.runner import restore_derived_fields
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.group_index import GroupEntry, GroupIndex, PlayedEntry
 from hermes_rl.runs.journal import Journal
-from hermes_rl.runs.left import left_to_play
-from hermes_rl.runs.line import problem_of
-from hermes_rl.scoring.value import reward_of
+from hermes_rl.runs.record_check import problem_of
+from hermes_rl.runs.remaining import left_to_play
+from hermes_rl.scoring.reward_value import reward_of
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.servers.usage import Usage
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.values import read_json
 

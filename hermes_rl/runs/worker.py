@@ -24,7 +24,7 @@ from typing import Any
 
 from hermes_rl.rollouts.admission import POLL_INTERVAL
 from hermes_rl.rollouts.sandboxes import keep_artifacts
-from hermes_rl.runs.player import RolloutWorker, WorkerSetup, raised_of
+from hermes_rl.runs.rollout_worker import RolloutWorker, WorkerSetup, raised_of
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.values import write_json
 

@@ -25,7 +25,6 @@ from typing import Any, Protocol, TypeVar
 
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import ManagedState
-from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
 from hermes_rl.rollouts.admission import (
     Admission,
@@ -40,12 +39,13 @@ from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import WorkerLostError
 from hermes_rl.runs.cluster import RayConnection, open_cluster
 from hermes_rl.runs.handles import CLOSING, DiedError, Heard, ProcessHandle, WorkerHandle
-from hermes_rl.runs.player import OWN, PlaySettings, WorkerSetup, error_of
+from hermes_rl.runs.rollout_worker import OWN, PlaySettings, WorkerSetup, error_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
-from hermes_rl.scoring.value import reward_of
+from hermes_rl.scoring.reward_value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.model import Spec
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tokens.transcript import packed, unpacked
 from hermes_rl.tools.artifacts import TakenArtifact

@@ -24,10 +24,10 @@ from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, Self
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.launcher import as_sandbox_failure
 from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, read_report_file
+from hermes_rl.stop_reasons import Ending
 
 # -------------------------------------------------------------------------------- configuration of one rollout
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.foreign.environment import listed_variables
-from hermes_rl.foreign.pool import OwnProcess, ProcessPool
-from hermes_rl.foreign.worker import Warm, Worker
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, probe, require_bubblewrap
 from hermes_rl.sandbox.launcher import Program, launcher, memory_file
+from hermes_rl.user_code.environment import listed_variables
+from hermes_rl.user_code.pool import OwnProcess, ProcessPool
+from hermes_rl.user_code.worker import Warm, Worker
 
 VARIABLES = {
     **{"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},

@@ -16,10 +16,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from hermes_rl.foreign import process
 from hermes_rl.sandbox.helper_system import filter_calls
 from hermes_rl.sandbox.launcher import libc_call
 from hermes_rl.sandbox.seccomp import filter_program
+from hermes_rl.user_code import process
 
 DISK = 64 << 20
 """Maximum bytes of the files of one fork, in total and for each."""

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from hermes_rl.errors import AgentFault, Failure, RewardFailure, ServerFailure, UserError
-from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
-from hermes_rl.scoring.value import RewardValue, Weighting, combine, interpret, known, total
+from hermes_rl.scoring.reward_value import RewardValue, Weighting, combine, interpret, known, total
 from hermes_rl.spec.reward_rules import unplayable
 from hermes_rl.spec.templates import TemplateError
+from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError
 
 log = logging.getLogger(__name__)
 

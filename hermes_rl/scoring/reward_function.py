@@ -15,16 +15,16 @@ from importlib.metadata import EntryPoint
 from typing import Any, NoReturn, TypeVar
 
 from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
-from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError
-from hermes_rl.foreign.pool import POOL, OwnProcess, ProcessPool
-from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
-from hermes_rl.scoring.value import of_plain
+from hermes_rl.scoring.reward_value import of_plain
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from hermes_rl.spec.reward_rules import require
 from hermes_rl.threads import CallThrottle, OverlongError, PerLoopSemaphore, done_in_thread, run_interleaved
 from hermes_rl.tools.rollout_process import RolloutProcess
+from hermes_rl.user_code.failures import EndedError, ForeignError, NotCarriedError
+from hermes_rl.user_code.pool import POOL, OwnProcess, ProcessPool
+from hermes_rl.user_code.proxies import LIVING
 from hermes_rl.values import deep_copy
 
 # ---------------------------------------------------------------------------------------------- Finding a reward
@@ -80,7 +80,7 @@ def _load(points: list[EntryPoint]) -> Any:
 
 # ---------------------------------------------------------------------------------------------- Calling a reward
 # A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
-# arguments. It runs in a separate process (`hermes_rl.foreign`), so that neither its code nor the agent's text can
+# arguments. It runs in a separate process (`hermes_rl.user_code`), so that neither its code nor the agent's text can
 # block other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process can find, and
 # code with `isolate: none` in the spec, runs in a thread with a separate event loop.
 
@@ -229,7 +229,7 @@ class RewardFunction:
         return given
 
     def require_fitting(self, given: Mapping[str, Any]) -> None:
-        """Raise `UserError` if arguments do not go together; see `hermes_rl.scoring.value.requires`."""
+        """Raise `UserError` if arguments do not go together; see `hermes_rl.scoring.reward_value.requires`."""
         if requirements := getattr(self.function, "requirements", ()):
             defaults = {key: each.default for key, each in self.parameters.items() if each.default is not each.empty}
             require(self.function.__name__, requirements, {**defaults, **given})
@@ -304,7 +304,7 @@ async def _apart(
             elif fresh:
                 target = held = await reward.pool.hold(code)
             read = partial(of_plain, reward.name)
-            return await target.call(code, arguments, "hermes_rl.scoring.value:plain", seconds, read)
+            return await target.call(code, arguments, "hermes_rl.scoring.reward_value:plain", seconds, read)
         finally:
             if held is not None:
                 await held.close()

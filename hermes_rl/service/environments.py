@@ -12,12 +12,12 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hermes_rl.active_environment import ENVIRONMENT
 from hermes_rl.service.app import JsonAnswer, add_aggregation, bare_app, metrics_of, run_for_gym
 from hermes_rl.service.bodies import HealthOfAllTold, PolicyResponse, RunAsked
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service
-from hermes_rl.several import ENVIRONMENT
 
 
 def below(name: str) -> str:

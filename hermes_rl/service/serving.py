@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from hermes_rl import Env, Spec, connect_ray, open_env
+from hermes_rl.active_environment import ENVIRONMENT, with_environment
 from hermes_rl.errors import UserError
 from hermes_rl.service.app import make_app
 from hermes_rl.service.environments import ByName, below, make_shared_app
@@ -31,7 +32,6 @@ from hermes_rl.service.gate import HEADER_BYTES, PATIENCE, Gate, TimedProtocol
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.sessions import IDLE, Sessions
 from hermes_rl.service.state import Service
-from hermes_rl.several import ENVIRONMENT, with_environment
 
 MOST = 16_384
 DRAIN = 30.0

@@ -23,11 +23,11 @@ from hermes_rl.spec.merge import read_spec_file, read_spec_text
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import MappingNode, SourceText, scalar
 from hermes_rl.spec.origin import literal_secrets
+from hermes_rl.spec.partial import Draft, salvage
 from hermes_rl.spec.paths import absolute, kind_of, leading_out
 from hermes_rl.spec.reader import check_templates
 from hermes_rl.spec.recipes import with_recipe
 from hermes_rl.spec.renamed import renamed
-from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.validate import Validated, corrected, in_order, validate

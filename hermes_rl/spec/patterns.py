@@ -40,9 +40,9 @@ def limited(method: str, pattern: str, text: str, *more: Any) -> Any:
         return METHODS[method](pattern, text, *more)
     import asyncio
 
-    from hermes_rl.foreign.failures import EndedError, ForeignError
-    from hermes_rl.foreign.pool import POOL
     from hermes_rl.plugins import Code
+    from hermes_rl.user_code.failures import EndedError, ForeignError
+    from hermes_rl.user_code.pool import POOL
 
     arguments = {"method": method, "pattern": pattern, "text": text, "more": list(more)}
     call: Coroutine[Any, Any, Any] = POOL.call(

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.endings import OURS, POLICY_STOP_REASONS, RETRIES_EXHAUSTED
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
@@ -29,6 +28,7 @@ from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
+from hermes_rl.stop_reasons import OURS, POLICY_STOP_REASONS, RETRIES_EXHAUSTED
 from hermes_rl.values import LARGEST_NUMBER, LONGEST_NAME
 
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools

@@ -36,7 +36,7 @@ class Function(NamedTuple):
     open: bool
     decorators: Mapping[str, str | None] = MappingProxyType({})
     requirements: tuple[Requirement, ...] = ()
-    """What `hermes_rl.scoring.value.requires` declares."""
+    """What `hermes_rl.scoring.reward_value.requires` declares."""
 
     def defaults(self) -> dict[str, Any]:
         """Return the default of each argument that has one."""

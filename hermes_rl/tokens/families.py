@@ -16,10 +16,6 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, TypeVar
 
 from hermes_rl.errors import UserError
-from hermes_rl.foreign.failures import EndedError, ForeignError
-from hermes_rl.foreign.pool import POOL
-from hermes_rl.foreign.process import current_runner
-from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
@@ -28,6 +24,10 @@ from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_te
 from hermes_rl.tokens.texts import Guard, guarded
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
 from hermes_rl.tokens.transcript import Branch, ids
+from hermes_rl.user_code.failures import EndedError, ForeignError
+from hermes_rl.user_code.pool import POOL
+from hermes_rl.user_code.process import current_runner
+from hermes_rl.user_code.proxies import lives_in_runner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, KilledByAgentError, SandboxFailure, UserError, agent_error
-from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import connect_programs
 from hermes_rl.sandbox.listener import Message
@@ -25,6 +24,7 @@ from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtime
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.search import Query, search
+from hermes_rl.user_code.proxies import lives_in_runner
 from hermes_rl.values import read_json
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ REMEMBERED = 10_000
 _remembered: dict[tuple[str, str], Any] = {}
 
 
-@lives_in_runner("hermes_rl.foreign.stand_ins:ContextStandIn")
+@lives_in_runner("hermes_rl.user_code.proxies:ContextStandIn")
 class ToolContext:
     """The sandbox of the rollout `task_id`, during the lifetime of that rollout.
 

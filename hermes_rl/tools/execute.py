@@ -17,9 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
-from hermes_rl.foreign.failures import EndedError, ForeignError
-from hermes_rl.foreign.messages import require_texts
-from hermes_rl.foreign.pool import POOL
 from hermes_rl.json_schema import MOST_PROBLEMS, CompiledSchema, is_of, place_of, type_of
 from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.threads import end_tasks, run_exclusively
@@ -36,6 +33,9 @@ from hermes_rl.tools.base import (
     describe,
     error_json,
 )
+from hermes_rl.user_code.failures import EndedError, ForeignError
+from hermes_rl.user_code.messages import require_texts
+from hermes_rl.user_code.pool import POOL
 from hermes_rl.values import NESTED, read_bounded, too_deep
 
 # ------------------------------------------------------------------------------ Arguments: parsing and checking

@@ -19,10 +19,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import UserError
+from hermes_rl.terminal_text import visible
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.values import read_own_json, write_json
-from hermes_rl.visible import visible
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,6 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from hermes_rl.errors import Failure, SandboxFailure, UserError
-from hermes_rl.foreign.failures import EndedError, ForeignError
-from hermes_rl.foreign.messages import require_texts
-from hermes_rl.foreign.pool import POOL, OwnProcess
-from hermes_rl.foreign.process import current_runner, settled
-from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.foreign.wire import WireError
 from hermes_rl.plugins import Code, identity
 from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.tools.base import (
@@ -36,6 +30,12 @@ from hermes_rl.tools.base import (
     describe,
 )
 from hermes_rl.tools.python_tools import NAME, PythonTool, StateTool, answer_of, tools_of_state
+from hermes_rl.user_code.failures import EndedError, ForeignError
+from hermes_rl.user_code.messages import require_texts
+from hermes_rl.user_code.pool import POOL, OwnProcess
+from hermes_rl.user_code.process import current_runner, settled
+from hermes_rl.user_code.proxies import lives_in_runner
+from hermes_rl.user_code.wire import WireError
 
 if TYPE_CHECKING:  # each process that runs tools would load the models of specs
     from hermes_rl.spec.model import Isolate

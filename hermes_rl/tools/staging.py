@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 
 from hermes_rl.sandbox.base import FileInfo, Sandbox
-from hermes_rl.visible import visible
+from hermes_rl.terminal_text import visible
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hermes_rl.endings import Ending
 from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
 

@@ -16,7 +16,7 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
-from hermes_rl.runs.left import Quarantine
+from hermes_rl.runs.remaining import Quarantine
 from hermes_rl.runs.run import Run
 from hermes_rl.threads import end_tasks, run_in_thread, settled
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from hermes_rl.reading.record import RolloutSummary, RunRecord, bounded_line, marks_of
+from hermes_rl.analysis.record import RolloutSummary, RunRecord, bounded_line, marks_of
 from hermes_rl.service.refusals import wrong
 
 REWARD = "reward:"

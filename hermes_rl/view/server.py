@@ -23,14 +23,14 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hermes_rl.analysis.report import asset
+from hermes_rl.analysis.rollout_view import artifact_file
 from hermes_rl.errors import UserError
-from hermes_rl.reading.report import asset
-from hermes_rl.reading.shown import artifact_file
 from hermes_rl.service.gate import HEADERS
 from hermes_rl.service.refusals import Refused
 from hermes_rl.service.serving import address_of, listening, serve_until_told
 from hermes_rl.threads import run_in_thread
-from hermes_rl.view.shelf import RunIndex
+from hermes_rl.view.run_index import RunIndex
 
 TOKENS = 2_000
 """Maximum tokens of a sequence in one response."""

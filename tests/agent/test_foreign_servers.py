@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, RowFailure, ServerFailure
 from hermes_rl.servers.base import ContextLengthExceeded, ReasoningOptions, drawn_seed
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
 from tests.agent.scripted_chat import ScriptedChat, call, calls

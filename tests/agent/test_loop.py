@@ -11,9 +11,9 @@ import pytest
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import ToolCall
-from hermes_rl.endings import Ending
 from hermes_rl.servers.base import ReasoningOptions, drawn_seed
 from hermes_rl.servers.client import ModelClient
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools import base
 from hermes_rl.tools.context import ToolContext
 from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says

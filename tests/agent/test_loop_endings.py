@@ -11,13 +11,13 @@ import pytest
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import ROUNDS, LoopOptions
-from hermes_rl.endings import Ending
 from hermes_rl.errors import RowFailure, SandboxFailure, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.tokenizer import small_tokenizer
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets

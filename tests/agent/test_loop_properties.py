@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import (
     ChatReply,
@@ -26,6 +25,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
 from tests.thorough import examples

@@ -14,7 +14,7 @@ import pytest
 
 from hermes_rl.agent.loop import UNREAD, HermesAgentLoop
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.endings import Ending
+from hermes_rl.stop_reasons import Ending
 from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says
 
 MakeLoop = Callable[..., HermesAgentLoop]

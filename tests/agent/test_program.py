@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify, open_env
+from hermes_rl.analysis.summary import failure_reasons
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.reading.summary import failure_reasons
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained

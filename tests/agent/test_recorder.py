@@ -6,9 +6,9 @@ import pytest
 
 from hermes_rl.agent.recorder import BudgetExhausted, LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest
+from hermes_rl.stop_reasons import Ending
 
 ASKED = [{"role": "user", "content": "hi"}]
 BROKEN = [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]

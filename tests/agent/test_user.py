@@ -11,11 +11,11 @@ from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.agent.user import GREETING, SimulatedUser
-from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says

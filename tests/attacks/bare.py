@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from hermes_rl.sandbox import trial
+from hermes_rl.sandbox import escape_probes
 
 OURS = "scheduling and limits of process 1"
 """Process 1 is this program here, which the attack would end."""
@@ -24,8 +24,8 @@ def main() -> None:
     for name in ("home", "tmp"):
         (folder / name).mkdir()
     os.chdir(folder)
-    del trial.ATTACKS[OURS]
-    sys.stdout.write(json.dumps({one.name: one.held for one in asyncio.run(trial.trials("none"))}))
+    del escape_probes.ATTACKS[OURS]
+    sys.stdout.write(json.dumps({one.name: one.held for one in asyncio.run(escape_probes.trials("none"))}))
     sys.stdout.flush()
     os._exit(0)
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.load import load_rows
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutKey
@@ -32,6 +31,7 @@ from hermes_rl.sandbox import SandboxConfig, create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.threads import IDLE
 from hermes_rl.tools.artifacts import ArtifactRequest, collect
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import yaml
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from tests.attacks.cases import call

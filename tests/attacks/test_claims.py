@@ -15,17 +15,17 @@ import pytest
 
 import hermes_rl
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.endings import OURS, Ending
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_function import find_reward
-from hermes_rl.scoring.value import RewardValue, Weighting
+from hermes_rl.scoring.reward_value import RewardValue, Weighting
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
+from hermes_rl.stop_reasons import OURS, Ending
 from tests.thorough import THOROUGH
 
-OURSELVES = "import hermes_rl.errors as e\nimport hermes_rl.endings as n\n"
+OURSELVES = "import hermes_rl.errors as e\nimport hermes_rl.stop_reasons as n\n"
 KINDS = (
     *("UserError", "NotYetAvailable", "RunError", "Failure", "ServerFailure", "SandboxFailure", "ToolServerFailure"),
     *("RewardFailure", "JudgeFailure", "RowFailure", "HermesRLError", "AgentFault"),
@@ -129,7 +129,7 @@ async def test_claim_neither_ends_a_run_nor_leaves_a_rollout_ungraded(
 
 
 SCORE = "from hermes_rl import Score\n"
-PLAIN = "import hermes_rl.foreign.process as p, hermes_rl.foreign.wire as w, time\nr = p.current_runner()\n"
+PLAIN = "import hermes_rl.user_code.process as p, hermes_rl.user_code.wire as w, time\nr = p.current_runner()\n"
 VALUES = {
     "text": ("answer = '1.0'", 0),
     "bytes": ("answer = b'1'", 0),

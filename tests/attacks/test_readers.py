@@ -27,15 +27,16 @@ from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from hermes_rl.agent.history import kept_message, sendable
+from hermes_rl.analysis.audit import _of_patch
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.reading.audit import _of_patch
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.sandbox.jobs import CHUNK
+from hermes_rl.scoring.control_files import created
 from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.scoring.reward_function import SHIPPED_SECONDS, find_reward
-from hermes_rl.scoring.steering import created
 from hermes_rl.servers.base import without_thinking
 from hermes_rl.shipped import shipped_rewards
+from hermes_rl.terminal_text import visible
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_text
 from hermes_rl.tokens.parsers.table import unread_call
@@ -47,7 +48,6 @@ from hermes_rl.tools.execute import checked_arguments
 from hermes_rl.tools.mcp_client import _Pump, _text, require_mcp
 from hermes_rl.tools.toolsets._patch import _unified
 from hermes_rl.values import too_many_values
-from hermes_rl.visible import visible
 from tests.attacks.known import WORDS
 from tests.attacks.readers import arguments, patch, text, value
 from tests.attacks.test_known_texts import Server, Session, Taking

@@ -26,11 +26,11 @@ import yaml
 from hermes_rl import open_env
 from hermes_rl.agent.evidence import marked
 from hermes_rl.agent.result import Message, ToolCall
+from hermes_rl.analysis import push
+from hermes_rl.analysis.record import RunRecord
 from hermes_rl.data.harbor import read_tasks
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
-from hermes_rl.reading import push
-from hermes_rl.reading.record import RunRecord
 from hermes_rl.rollouts.sandboxes import sandbox_config
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Conversation

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.cli import examining
-from hermes_rl.sandbox.trial import ATTACKS, START, Trial, trials
+from hermes_rl.cli import doctor
+from hermes_rl.sandbox.escape_probes import ATTACKS, START, Trial, trials
 from tests.attacks.test_attacks import folder, outside
 
 __all__ = ["folder"]
@@ -40,9 +40,9 @@ def test_doctor_says_what_was_found_and_fails_where_something_got_through(
     async def found() -> list[Trial]:
         return [Trial("mounts", True, "held"), Trial("files of this machine", False, "it got through")]
 
-    monkeypatch.setattr("hermes_rl.sandbox.trial.trials", found)
-    checks = examining.examine_security()
-    assert examining.print_checks(checks, as_json=False) == 1
+    monkeypatch.setattr("hermes_rl.sandbox.escape_probes.trials", found)
+    checks = doctor.examine_security()
+    assert doctor.print_checks(checks, as_json=False) == 1
     said = capsys.readouterr().out
     assert "ok    attack on mounts: held" in said
     assert "FAIL  attack on files of this machine: it got through" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from hermes_rl.runs.deep import check_rewards
+from hermes_rl.runs.reward_check import check_rewards
 from hermes_rl.spec.load import load_spec, shipped_specs
 
 COLUMNS = ("gold", "empty", "garbage", "near miss")

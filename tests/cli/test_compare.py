@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.cli.main import status
-from tests.reading.recorded import recorded, write_run
+from tests.analysis.recorded import recorded, write_run
 
 WEIGHTS = [{"name": "right", "weight": 1.0, "gate": False}]
 

@@ -20,9 +20,9 @@ from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
 from hermes_rl.plugins import load_object
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.runs.playing import lines

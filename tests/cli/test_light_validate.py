@@ -9,7 +9,7 @@ from pathlib import Path
 SPEC = "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nservers: {policy: {type: scripted}}\n"
 CHECK = """
 import sys
-from hermes_rl.cli.validating import validate_one
+from hermes_rl.cli.validate import validate_one
 verdict = validate_one(sys.argv[1])
 assert verdict.problems == [], verdict
 assert verdict.tokens == "a rollout has 1 sequence", verdict
@@ -19,7 +19,7 @@ print(*sorted(heavy & set(sys.modules)))
 """
 BUILT = """
 import sys
-from hermes_rl.cli.validating import validate_one
+from hermes_rl.cli.validate import validate_one
 from hermes_rl.spec.model import Source
 from hermes_rl.spec.section import Section
 assert validate_one(sys.argv[1]).problems == []

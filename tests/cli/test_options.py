@@ -295,7 +295,7 @@ def test_a_flag_of_another_mode_is_refused(
 
 
 def test_flags_that_ask_for_what_is_done_anyway_are_taken(spec: Path) -> None:
-    from hermes_rl.runs.opening import in_flight, require_effect
+    from hermes_rl.runs.setup import in_flight, require_effect
 
     require_effect(["--env.worker_timeout", "-1", "--env.include_messages", "true"], "process")
     flags = ["--env.max_num_workers_per_node", "3", "--env.group_size", "2"]

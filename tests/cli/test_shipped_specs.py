@@ -13,11 +13,11 @@ import pytest
 from hermes_rl import UserError
 from hermes_rl.cli.listing import listed
 from hermes_rl.data.load import load_rows
-from hermes_rl.runs.deep import check_rewards
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.reward_check import check_rewards
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec, shipped_specs
 from tests.cli.spec_scores import row
 from tests.real.port_trajectories import code_lines

@@ -20,7 +20,7 @@ import pytest
 
 from hermes_rl.cli.main import status
 from tests.commands import Command, environment, hermes
-from tests.reading.recorded import programmed, recorded, write_run
+from tests.analysis.recorded import programmed, recorded, write_run
 
 GRADING = {"rewards": {"right": "a"}, "scoring": {"weightings": [{"name": "right", "weight": 1.0, "gate": False}]}}
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.commands import hermes

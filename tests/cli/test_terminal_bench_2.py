@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.env.test_upstream import packed

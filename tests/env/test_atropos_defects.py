@@ -46,7 +46,7 @@ from atroposlib.envs.base import EvalHandlingEnum
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentEnvConfig, SpecEnv, compile_spec, load_spec
-from hermes_rl.env.collecting import row_of
+from hermes_rl.env.custom_collection import row_of
 from hermes_rl.env.serve import EnvHooks, serve_environment
 from hermes_rl.env.spec_env import env_config
 from hermes_rl.errors import RunError, ServerFailure

@@ -15,7 +15,7 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentEnvConfig
-from hermes_rl.env import watchman
+from hermes_rl.env import loop_watchdog
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.scoring import reward_function
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -208,13 +208,13 @@ class Holds(Greetings):
 async def test_who_holds_the_loop_is_named_with_its_place(
     hook: str, model: WriterModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchman, "HELD", 0.05)
-    monkeypatch.setattr(watchman, "LOOKS", 0.01)
+    monkeypatch.setattr(loop_watchdog, "HELD", 0.05)
+    monkeypatch.setattr(loop_watchdog, "LOOKS", 0.01)
     monkeypatch.setattr(Holds, "holding", hook)
-    caplog.set_level(logging.WARNING, watchman.__name__)
+    caplog.set_level(logging.WARNING, loop_watchdog.__name__)
     path = str(tmp_path / "groups.jsonl")
     await make(model, Holds, 1, total_steps=3, max_num_workers=1, data_path_to_save_groups=path).process_manager()
-    lines = [record.getMessage() for record in caplog.records if record.name == watchman.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == loop_watchdog.__name__]
     named = [line for line in lines if line.startswith(f"Holds.{hook} holds up the event loop")]
     assert len(named) == 1, lines
     held = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "time.sleep(0.15)" in line)

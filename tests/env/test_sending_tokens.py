@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig
-from hermes_rl.env.collecting import FURTHER
+from hermes_rl.env.custom_collection import FURTHER
 from hermes_rl.env.serve import require_exact
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import parse_spec

@@ -16,8 +16,8 @@ import pytest
 
 from hermes_rl import Policy, Rollout, open_env, sync
 from hermes_rl.integrations.trl import HermesRollouts
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import lines
 from tests.commands import LIBRARIES, hermes

@@ -14,7 +14,7 @@ import pytest
 
 from hermes_rl import Policy, Sampled
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.beside import Call
+from hermes_rl.integrations.background_loop import Call
 from hermes_rl.integrations.trl import HermesRollouts
 from hermes_rl.integrations.verl import VerlAgentLoop
 from tests.api.summing import END, TOKENIZER, Sampler, spec_in, write

@@ -14,7 +14,8 @@ import pytest
 
 from hermes_rl import Ending, Example, open_env
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import (
+from hermes_rl.integrations.base import TrainerAdapter
+from hermes_rl.integrations.common import (
     logprobs_of,
     play_at_endpoint,
     require_no_comparing,
@@ -22,7 +23,6 @@ from hermes_rl.integrations.opened import (
     tasks_of,
     values_of,
 )
-from hermes_rl.integrations.pull import TrainerAdapter
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import CODE, COMPARED, TEXT
 from tests.integrations.chat_model import ChatModel
@@ -110,7 +110,7 @@ def test_endless_rows_need_a_number(tmp_path: Path) -> None:
 FORK = """
 import os, sys
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import opened, tasks_of
+from hermes_rl.integrations.common import opened, tasks_of
 
 spec, before = sys.argv[1:]
 tasks = tasks_of(spec, "train", None, "it")

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from hermes_rl import open_env
-from hermes_rl.scoring.value import rounded
+from hermes_rl.scoring.reward_value import rounded
 from hermes_rl.spec.load import parse_spec
 
 PORT = Path(__file__).resolve().parents[2] / "specs" / "textarena"

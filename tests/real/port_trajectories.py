@@ -22,7 +22,7 @@ from typing import Any
 
 from hermes_rl import Policy, Rollout, open_env
 from hermes_rl.data.rows import Row
-from hermes_rl.scoring.value import rounded
+from hermes_rl.scoring.reward_value import rounded
 from hermes_rl.spec.load import shipped_specs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import RunError, SandboxFailure, SpecError, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.base import SandboxFile, SandboxService
 from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.search import Query, search
 from tests.agent.test_program import played
 from tests.api.summing import Sampler, sampled, trained

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.sandbox import SandboxConfig, create_sandbox, docker, docker_engine
 from hermes_rl.spec.load import load_spec
 from tests.real import odd_registry

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.analysis.external_trajectories import read_atif
 from hermes_rl.errors import UserError
-from hermes_rl.reading.graded import read_atif
-from tests.reading.test_atif import exported
-from tests.reading.test_graded import REFUSED, trajectory, write
+from tests.analysis.test_atif import exported
+from tests.analysis.test_graded import REFUSED, trajectory, write
 from tests.real.conftest import hermes
 from tests.real.environments import harbor_files
 

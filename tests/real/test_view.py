@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.reading.report import write_report
-from tests.reading.hostile import HOSTILE, hostile_line
-from tests.reading.recorded import recorded, write_run
+from hermes_rl.analysis.report import write_report
+from tests.analysis.hostile import HOSTILE, hostile_line
+from tests.analysis.recorded import recorded, write_run
 from tests.real.environments import HERE, axe_script, browser_python
 from tests.view.viewed import Viewed
 

@@ -18,7 +18,7 @@ import pytest
 from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.exactness import Finding
 from hermes_rl.servers.factory import create_client, token_server
-from hermes_rl.servers.measuring import measure
+from hermes_rl.servers.sampling_check import measure
 from tests.real.conftest import Vllm, hermes, policy, recomputed
 from tests.real.environments import HERE
 

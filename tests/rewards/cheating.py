@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext

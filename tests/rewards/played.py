@@ -7,7 +7,7 @@ from typing import Any
 
 from hermes_rl.agent.result import AgentResult, ToolCall
 from hermes_rl.scoring.reward_function import call_reward, find_reward
-from hermes_rl.scoring.value import RewardValue, interpret
+from hermes_rl.scoring.reward_value import RewardValue, interpret
 from hermes_rl.tools.context import ToolContext
 
 

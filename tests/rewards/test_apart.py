@@ -22,10 +22,10 @@ import pytest
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.base import SandboxFile
 from hermes_rl.scoring import apart as apart_tests
-from hermes_rl.scoring import apart_relay, apart_server, apart_wire
-from hermes_rl.scoring.apart import Asking
-from hermes_rl.scoring.apart_server import Answering
-from hermes_rl.scoring.apart_wire import GoneError
+from hermes_rl.scoring import isolated_protocol, isolated_relay, isolated_server
+from hermes_rl.scoring.isolated_import import Asking
+from hermes_rl.scoring.isolated_protocol import GoneError
+from hermes_rl.scoring.isolated_server import Answering
 from tests.rewards.cheating import CASE, PLAIN, PYTEST, RIGHT, UNITTEST, WRONG, Case, in_turn, judged
 from tests.rewards.crossing import FUNCTIONS, SHAPES, TESTS_OF_SHAPES, checks_of_functions
 from tests.rewards.inside import inside
@@ -257,6 +257,6 @@ def test_the_code_gets_functions_to_call_and_nothing_of_them(ends: tuple[Asking,
     assert asked == [None] * 4
 
 
-@pytest.mark.parametrize("module", [apart_tests, apart_relay, apart_server, apart_wire])
+@pytest.mark.parametrize("module", [apart_tests, isolated_relay, isolated_server, isolated_protocol])
 def test_an_older_python_reads_what_is_laid_down(module: ModuleType) -> None:
     ast.parse(inspect.getsource(module), feature_version=(3, 8))

@@ -17,7 +17,7 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.sandbox.packages import package_folder
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.tools import context
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext

@@ -9,12 +9,12 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.process import ProcessSummary
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.transcript import SampledSpan, Step, TokenSequence, Transcript, WeightVersions, ids, numbers
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)

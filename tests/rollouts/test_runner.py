@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import NullRolloutLog, RolloutRunner, WorkerLostError
 from hermes_rl.rollouts.teacher import Teacher
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import ContextLengthExceeded
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.transcript import TokenSequence, ids
 from tests.panics import panic
 from tests.rollouts.worlds import Policy, World, row

@@ -8,9 +8,9 @@ import pytest
 
 from hermes_rl import open_env
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.compiled import gold_turns
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.stop_reasons import Ending
 
 SPEC = """
 dataset: {items: [{n: 0}]}

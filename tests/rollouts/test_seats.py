@@ -13,17 +13,17 @@ import pytest
 import yaml
 
 from hermes_rl import Ending, Group, Policy, UserError, open_env
+from hermes_rl.analysis.record import RunRecord
+from hermes_rl.analysis.rollout_view import Screen, shown_rollout
 from hermes_rl.cli.main import status
-from hermes_rl.cli.running import evaluation_lines
+from hermes_rl.cli.run import evaluation_lines
 from hermes_rl.errors import SpecError
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.reading.shown import Screen, shown_rollout
 from hermes_rl.rollouts.rollout import certify
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.check import check_spec
 from hermes_rl.spec.load import load_spec, parse_spec

@@ -12,11 +12,11 @@ import yaml
 
 from hermes_rl import Ending, Group, Policy, UserError, certify, open_env
 from hermes_rl.agent.recorder import PolicyRecorder
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.reading.shown import Screen, shown_rollout
-from hermes_rl.runs.opening import RunOptions
+from hermes_rl.analysis.record import RunRecord
+from hermes_rl.analysis.rollout_view import Screen, shown_rollout
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import TOKENIZER, Sampler, sampled, trained
 from tests.commands import hermes

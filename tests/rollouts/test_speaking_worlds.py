@@ -15,9 +15,9 @@ from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import SpecError
 from hermes_rl.runs.metrics import Played
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.runs.store import result_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api import summing

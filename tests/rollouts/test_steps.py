@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.runs.store import result_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.overrides import parse_extra_args

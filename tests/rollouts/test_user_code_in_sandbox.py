@@ -18,7 +18,7 @@ from hermes_rl.spec.load import parse_spec
 
 SECRET = "s3cr3t-of-the-runner"
 SCORER = """
-    from hermes_rl.scoring.value import Score
+    from hermes_rl.scoring.reward_value import Score
 
     def right(value):
         return 1.0 if value == 42 else 0.0

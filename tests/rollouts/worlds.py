@@ -10,12 +10,12 @@ from typing import Any
 
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import POLICY, ChatReply, ChatRequest
 from hermes_rl.servers.usage import Usage, begin_call, end_call
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import ToolRuntime
 
 Act = Callable[[RolloutKey], Any]

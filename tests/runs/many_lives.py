@@ -12,7 +12,7 @@ import os
 import sys
 
 PRELOADED = (
-    "hermes_rl.cli.running",
+    "hermes_rl.cli.run",
     "hermes_rl.tokens.tokenizer",
     "tokenizers",
     "aiohttp",

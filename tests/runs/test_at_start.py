@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.cli.validating import validate_one
+from hermes_rl.cli.validate import validate_one
 from hermes_rl.errors import UserError
 from hermes_rl.runs.at_start import unset_variables
-from hermes_rl.runs.opening import RunOptions, open_run
+from hermes_rl.runs.setup import RunOptions, open_run
 from hermes_rl.spec.load import load_spec, parse_spec
 
 CODE = """

@@ -12,9 +12,9 @@ import yaml
 
 from hermes_rl.errors import RunError
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from tests.runs.counting_server import COST, CountingServer, counting_server
 

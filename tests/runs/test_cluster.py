@@ -10,8 +10,8 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.cluster import LEAST, LOCAL, Needs, _Actor, _token_required, share_evenly
-from hermes_rl.runs.player import WorkerSetup
-from hermes_rl.runs.travel import pack, unpack
+from hermes_rl.runs.packaging import pack, unpack
+from hermes_rl.runs.rollout_worker import WorkerSetup
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_rl.runs.left import Curriculum
+from hermes_rl.runs.remaining import Curriculum
 
 
 def passes(curriculum: Curriculum, row: str, count: int = 20) -> list[int]:

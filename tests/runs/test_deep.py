@@ -11,8 +11,8 @@ import pytest
 
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.runs.deep import DeepReport, check_rewards
 from hermes_rl.runs.deep_answers import BLIND, KINDS, Probe, play
+from hermes_rl.runs.reward_check import DeepReport, check_rewards
 from hermes_rl.spec.deep_checks import table
 from hermes_rl.spec.load import load_spec
 
@@ -336,8 +336,8 @@ async def test_answer_in_the_prompt_is_a_warning_where_it_has_to_be_chosen(tmp_p
 
 
 async def test_all_rows_are_played_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_rl.runs.deep.LOOKED_AT", 4)
-    monkeypatch.setattr("hermes_rl.runs.deep.WHOLE", 4)
+    monkeypatch.setattr("hermes_rl.runs.reward_check.LOOKED_AT", 4)
+    monkeypatch.setattr("hermes_rl.runs.reward_check.WHOLE", 4)
     rows = ", ".join(f"{{country: c{n}, capital: {n}x}}" for n in range(8))
     (tmp_path / "spec.yaml").write_text(SOUND.replace(SOUND.split("items: ")[1].split("\n")[0], f"[{rows}]"))
     spec = load_spec(tmp_path / "spec.yaml", demo=True)
@@ -494,7 +494,7 @@ async def test_machine_without_namespaces_is_refused_with_the_remedy(
     def refuse() -> None:
         raise UserError("bwrap cannot make a sandbox here: as root, sysctl -w user.max_user_namespaces=15000")
 
-    monkeypatch.setattr("hermes_rl.runs.opening.require_bubblewrap", refuse)
+    monkeypatch.setattr("hermes_rl.runs.setup.require_bubblewrap", refuse)
     assert (await examined(tmp_path, SOUND)).problems == []
     with pytest.raises(UserError, match="max_user_namespaces=15000"):
         await examined(tmp_path, SOUND + "toolsets: [terminal]\n")

@@ -13,12 +13,12 @@ from atroposlib.envs.base import BaseEnv
 from atroposlib.type_definitions import EvaluationSample
 
 from hermes_rl.agent.result import ToolCall
-from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError, ToolError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import write_evaluation
 from hermes_rl.runs.run import RunBudget
+from hermes_rl.stop_reasons import Ending
 from tests.rollouts.worlds import Policy, World, rows
 from tests.runs.playing import EvaluatePlan, lines, play_evaluate, rollouts_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.runs.exact import OF_SMALL, describe_forecast
+from hermes_rl.runs.renderer_check import OF_SMALL, describe_forecast
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.forecast import forecast
 from hermes_rl.tokens.load import load_renderer

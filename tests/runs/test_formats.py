@@ -12,10 +12,10 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.groups import dpo_rows, sft_rows
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.transcript import TokenSequence

@@ -7,10 +7,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.env.test_token_exact import tokenizer_folder

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hermes_rl.reading.dry_run import dry_run, nothing_left
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.reading.summary import summarise
+from hermes_rl.analysis.dry_run import dry_run, nothing_left
+from hermes_rl.analysis.record import RunRecord
+from hermes_rl.analysis.summary import summarise
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.left import left_to_play
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.remaining import left_to_play
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.runs.store import ROLLOUTS, WAITING, RolloutStore
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Mode

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.runs.losses import ENOUGH, FailureRates
-from hermes_rl.runs.opening import RunOptions
+from hermes_rl.runs.failure_rates import ENOUGH, FailureRates
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
+from hermes_rl.stop_reasons import Ending
 
 SPEC = """
 dataset: {items: [{n: 1}, {n: 2}, {n: 3}, {n: 4}], key: n}

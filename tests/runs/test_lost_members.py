@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import hermes_rl
+from hermes_rl.analysis.record import RunRecord
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.integrations.opened import require_own_baseline
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.runs.opening import RunOptions
+from hermes_rl.integrations.common import require_own_baseline
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Spec
 from tests.env.test_token_exact import tokenizer_folder

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.cli.main import status
-from hermes_rl.cli.running import evaluation_lines
+from hermes_rl.cli.run import evaluation_lines
 from hermes_rl.errors import UserError
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.metrics import metrics_by, row_of
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 

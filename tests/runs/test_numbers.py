@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.reading.compare import compare_runs
-from hermes_rl.reading.overview import overview
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.reading.sets import SetRun, set_table
-from hermes_rl.reading.summary import summarise
-from hermes_rl.runs.opening import RunOptions
+from hermes_rl.analysis.compare import compare_runs
+from hermes_rl.analysis.overview import overview
+from hermes_rl.analysis.record import RunRecord
+from hermes_rl.analysis.sets import SetRun, set_table
+from hermes_rl.analysis.summary import summarise
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from tests.runs.counting_server import COST, CountingServer, counting_server
 from tests.runs.test_budgets import run, same

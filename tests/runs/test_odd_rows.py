@@ -12,12 +12,12 @@ import pytest
 
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.load import load_rows
-from hermes_rl.endings import OURS, Ending
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec import Spec, load_spec
+from hermes_rl.stop_reasons import OURS, Ending
 from hermes_rl.values import read_own_json, write_json
 from tests.commands import hermes
 from tests.thorough import THOROUGH

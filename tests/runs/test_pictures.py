@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.data.check import check_spec
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path

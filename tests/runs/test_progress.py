@@ -13,9 +13,9 @@ import pytest
 
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.runs import progress
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.servers import pool
 from hermes_rl.spec.load import load_spec
 from tests.rollouts.worlds import row

@@ -15,7 +15,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.scoring.value import Weighting
+from hermes_rl.scoring.reward_value import Weighting
 
 REWARDS = {"a": "1", "b": "2"}
 OLD = Grading(REWARDS, [Weighting("a"), Weighting("b")])

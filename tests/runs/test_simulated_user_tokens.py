@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.transcript import unpacked

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.agent.result import AgentResult, ToolCall
-from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, ToolError, UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.store import RolloutStore, rollout_of, rollout_record
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import ChatReply
 from hermes_rl.servers.usage import Usage
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.transcript import TokenSequence
 from tests.rollouts.worlds import Policy, World, row, rows
 from tests.runs.playing import EvaluatePlan, ProcessPlan, lines, play_evaluate, play_process, rollouts_of

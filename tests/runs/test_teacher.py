@@ -14,18 +14,18 @@ from aiohttp import web
 from atroposlib.api.server import ScoredData
 
 from hermes_rl import compile_spec
-from hermes_rl.endings import Ending
-from hermes_rl.env.collecting import FURTHER, assemble, stack_sequences
+from hermes_rl.env.custom_collection import FURTHER, assemble, stack_sequences
 from hermes_rl.errors import Failure, RunError, ServerFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.rollouts.runner import RolloutRunner
-from hermes_rl.runs.exact import require_same_tokenizer
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.renderer_check import require_same_tokenizer
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.servers.scripted import ScriptedServer
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB

@@ -10,8 +10,8 @@ import pytest
 
 from hermes_rl.errors import RunError
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from tests.runs.playing import lines
 from tests.tools.searxng import searxng

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.progress import Tracker
-from hermes_rl.runs.readable import readable
+from hermes_rl.runs.wandb_text import readable
 from tests.runs.offline_wandb import history, table
 
 ROOT = Path(__file__).parents[2]

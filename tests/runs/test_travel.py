@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.runs import travel
-from hermes_rl.runs.travel import pack, stage, unpack
+from hermes_rl.runs import packaging
+from hermes_rl.runs.packaging import pack, stage, unpack
 from hermes_rl.spec.load import load_spec
 
 
@@ -50,7 +50,7 @@ def test_links_travel_as_what_they_lead_to(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_too_large_stays_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "task", code_dot_py="", weights="x" * 2000)
-    monkeypatch.setattr(travel, "MOST_BYTES", 1000)
+    monkeypatch.setattr(packaging, "MOST_BYTES", 1000)
     found, told = staged(tmp_path / "task", tmp_path / "into")
     assert found == set()
     assert "too large to travel" in told[0] and "at the same path" in told[0]

@@ -18,9 +18,9 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.handles import WorkerHandle
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.runs.workers import LocalWorkers
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import ResourceLimits, SandboxConfig, cgroup, create_sandbox
 from hermes_rl.sandbox.cgroup import (
@@ -32,6 +31,7 @@ from hermes_rl.sandbox.cgroup import (
     total_memory,
 )
 from hermes_rl.sandbox.helper_system import children
+from hermes_rl.stop_reasons import Ending
 from tests.waiting import until, until_blocking
 
 HERE = find_layout()

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, create_sandbox
+from hermes_rl.stop_reasons import Ending
 from tests.waiting import until
 
 

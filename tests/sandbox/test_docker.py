@@ -20,7 +20,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker, docker_engine
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
@@ -29,6 +28,7 @@ from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.stop_reasons import Ending
 from tests.sandbox.conftest import fake_engine, remove_leftovers
 from tests.sandbox.test_release import marked
 from tests.waiting import until

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, channel, create_sandbox, launcher
 from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
 from tests.sandbox.test_release import ended

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.runs.evaluate import run_evaluate
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from tests.sandbox.test_docker import plan  # noqa: F401
 

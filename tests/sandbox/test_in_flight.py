@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.launcher import socket_pair
 from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack
+from hermes_rl.stop_reasons import Ending
 from tests.waiting import until
 
 FLOOD = """

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hermes_rl.runs.opening import RunOptions
 from hermes_rl.runs.process import run_process
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from tests.rootfs import small_root
 

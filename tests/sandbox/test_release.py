@@ -220,8 +220,8 @@ async def test_a_runner_that_is_killed_while_it_starts_one_leaves_no_folder(mome
 
 
 async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:
-    from hermes_rl.endings import Ending
     from hermes_rl.errors import SandboxFailure
+    from hermes_rl.stop_reasons import Ending
 
     assert isinstance(fenced, HelperSandbox)
     running = asyncio.create_task(fenced.run("sleep 30"))
@@ -234,8 +234,8 @@ async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:
 
 
 async def test_killed_by_the_agent_is_the_agents() -> None:
-    from hermes_rl.endings import Ending
     from hermes_rl.errors import SandboxFailure
+    from hermes_rl.stop_reasons import Ending
 
     async with create_sandbox(SandboxConfig(backend="none")) as sandbox:
         with pytest.raises(SandboxFailure) as caught:

@@ -15,11 +15,11 @@ from types import ModuleType
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
+from hermes_rl.stop_reasons import Ending
 from tests.sandbox import test_background, test_commands, test_sandbox_files
 from tests.waiting import until, until_blocking
 

@@ -10,13 +10,13 @@ import pytest
 
 import hermes_rl
 from hermes_rl import clear_task_env_overrides, register_task_env_overrides
-from hermes_rl.cli.validating import validate_one
+from hermes_rl.cli.validate import validate_one
 from hermes_rl.data.rows import Row
 from hermes_rl.env.spec_env import compile_spec, with_spec
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.sandboxes import sandbox_config
-from hermes_rl.runs.opening import RunOptions, require_runnable
+from hermes_rl.runs.setup import RunOptions, require_runnable
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Mode

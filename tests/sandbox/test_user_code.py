@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.foreign import environment
-from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.user_code import ConfinedPool
+from hermes_rl.user_code import environment
+from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError
 
 PLAIN = "builtins:str"
 SECRET = "s3cr3t-of-the-runner"

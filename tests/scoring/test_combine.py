@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.value import RewardValue, Weighting, combine, rounded
+from hermes_rl.scoring.reward_value import RewardValue, Weighting, combine, rounded
 
 Part = tuple[float, float]
 """weight, value"""

@@ -12,7 +12,7 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_function import RewardFunction
-from hermes_rl.scoring.value import RewardValue, Score, Weighting
+from hermes_rl.scoring.reward_value import RewardValue, Score, Weighting
 from hermes_rl.spec.templates import render
 
 ITEM = {"answer": 0.5, "word": "hi"}

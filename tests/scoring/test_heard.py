@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_rl.scoring.heard import (
+from hermes_rl.scoring.runner_report import (
     DISORDER,
     FAILED,
     INTERRUPTED,

@@ -16,7 +16,7 @@ from hermes_rl.errors import AgentFault, JudgeFailure, ServerFailure, UserError
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.judge import JudgeUsage, marked, number_in, verdict, verdict_in
 from hermes_rl.scoring.reward_function import call_reward, find_reward
-from hermes_rl.scoring.value import RewardValue, Weighting, interpret
+from hermes_rl.scoring.reward_value import RewardValue, Weighting, interpret
 from hermes_rl.servers.base import ContextLengthExceeded
 
 RUBRIC = "Is it right?"

@@ -9,7 +9,7 @@ from hermes_rl.errors import RewardFailure
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.mathematics import equal
 from hermes_rl.scoring.reward_function import find_reward
-from hermes_rl.scoring.value import RewardValue, Weighting
+from hermes_rl.scoring.reward_value import RewardValue, Weighting
 
 
 def same(answer: str, target: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_rl.scoring.missing import last_command, missing, programs
+from hermes_rl.scoring.missing_programs import last_command, missing, programs
 
 
 @pytest.mark.parametrize(

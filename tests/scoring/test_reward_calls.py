@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import pytest
 
-from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
+from hermes_rl.stop_reasons import Ending
 from tests.waiting import until
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.foreign.wire import from_json
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
-from hermes_rl.scoring.value import RewardValue, Score, interpret, of_plain
+from hermes_rl.scoring.reward_value import RewardValue, Score, interpret, of_plain
+from hermes_rl.user_code.wire import from_json
 
 
 def read(returned: object, turns: int | None = None) -> RewardValue:

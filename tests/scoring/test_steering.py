@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hermes_rl.scoring.steering import Steering, created, named_in_configuration, renamed
+from hermes_rl.scoring.control_files import Steering, created, named_in_configuration, renamed
 
 COMMANDS = {
     "PYTHONPATH=src python3 -m pytest": "src",

@@ -12,24 +12,24 @@ import pytest
 
 import hermes_rl
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, UserError
-from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
-from hermes_rl.scoring.value import RewardValue, Weighting
+from hermes_rl.scoring.reward_value import RewardValue, Weighting
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
+from hermes_rl.stop_reasons import Ending
+from hermes_rl.user_code.proxies import lives_in_runner
 
 CODE = """
 import json, os, re, time, urllib.request
 from hermes_rl import Score
 from hermes_rl.errors import RewardFailure, UserError
-from hermes_rl.scoring.value import value_range
+from hermes_rl.scoring.reward_value import value_range
 
 def number(result): return float(result.final_response)
 def column(item): return item["missing"]
@@ -256,7 +256,7 @@ async def test_reward_that_refuses_every_answer_is_the_users_mistake(graded: Gra
         await graded.value(graded.grader("misused"), "anything")
 
 
-@lives_in_runner("hermes_rl.foreign.stand_ins:ContextStandIn")
+@lives_in_runner("hermes_rl.user_code.proxies:ContextStandIn")
 class Machine:
     """A sandbox with one file."""
 

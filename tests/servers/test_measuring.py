@@ -7,7 +7,7 @@ import pytest
 from hermes_rl.servers.base import Sampled, ServerConfig
 from hermes_rl.servers.exactness import Finding
 from hermes_rl.servers.factory import token_server
-from hermes_rl.servers.measuring import distribution, measure
+from hermes_rl.servers.sampling_check import distribution, measure
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.servers.token_policy import Drawing
 

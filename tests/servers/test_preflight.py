@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.runs.opening import RunOptions, open_run
+from hermes_rl.runs.setup import RunOptions, open_run
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.exactness import engines, require_address, require_reachable
 from hermes_rl.servers.transport import HttpAnswer, Transport, proxy_of, unversioned

@@ -11,7 +11,6 @@ import pytest
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
-from hermes_rl.endings import Ending
 from hermes_rl.errors import RowFailure, ServerFailure
 from hermes_rl.servers.base import (
     ChatRequest,
@@ -25,6 +24,7 @@ from hermes_rl.servers.base import (
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.stop_reasons import Ending
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import Transcript, WeightVersions

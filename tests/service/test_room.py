@@ -9,7 +9,7 @@ import sys
 import hermes_rl
 from tests.service.served import ROOT
 
-PUBLIC_MODULES = {"hermes_rl", "hermes_rl.errors", "hermes_rl.several", "hermes_rl.values"}
+PUBLIC_MODULES = {"hermes_rl", "hermes_rl.errors", "hermes_rl.active_environment", "hermes_rl.values"}
 
 
 def test_the_service_imports_public_names_only() -> None:

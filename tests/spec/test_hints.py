@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.cli.validating import validate_one
+from hermes_rl.cli.validate import validate_one
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import parse_spec

@@ -118,7 +118,7 @@ def test_commands_import_no_torch(torch: Installed) -> None:
 
 @pytest.mark.slow
 def test_environment_of_a_trainer_imports_no_torch(torch: Installed) -> None:
-    torch.python("-c", "import hermes_rl.env.together, renderers.base; renderers.base._populate_registry()")
+    torch.python("-c", "import hermes_rl.env.multi_env, renderers.base; renderers.base._populate_registry()")
     assert torch.imports() == ""
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import AgentFault, UserError
-from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import FileInfo, SandboxConfig
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
+from hermes_rl.user_code.pool import POOL
 from tests.tools.calling import Player
 
 

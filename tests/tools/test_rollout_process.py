@@ -12,8 +12,8 @@ import pytest
 
 from hermes_rl.api.environment import open_env
 from hermes_rl.errors import UserError
-from hermes_rl.foreign.wire import WireError
 from hermes_rl.tools.rollout_process import read_descriptions
+from hermes_rl.user_code.wire import WireError
 
 CODE = '''
 import os, time

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
-from hermes_rl.trainers.find import own_trainer
+from hermes_rl.trainers.registry import own_trainer
 from tests.cli.test_run import lines
 from tests.commands import LIBRARIES, hermes
 

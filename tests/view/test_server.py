@@ -14,8 +14,8 @@ import pytest
 
 from hermes_rl.view.server import SAFE
 from tests.commands import hermes
-from tests.reading.hostile import HOSTILE, UNSEEN, hostile_line, strings
-from tests.reading.recorded import recorded, write_run
+from tests.analysis.hostile import HOSTILE, UNSEEN, hostile_line, strings
+from tests.analysis.recorded import recorded, write_run
 from tests.view.viewed import Viewed
 
 

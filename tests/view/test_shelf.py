@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.analysis.record import RunRecord
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RunRecord
-from hermes_rl.view import query, shelf
+from hermes_rl.view import query, run_index
 from hermes_rl.view.query import RolloutQuery
-from hermes_rl.view.shelf import RunIndex
-from tests.reading.recorded import recorded, write_run
+from hermes_rl.view.run_index import RunIndex
+from tests.analysis.recorded import recorded, write_run
 
 
 def several(folder: Path, count: int, rollouts: int) -> RunIndex:
@@ -31,7 +31,7 @@ def names(shelf: RunIndex) -> list[str]:
 def test_the_indexes_of_runs_that_were_not_looked_at_are_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "MOST_INDEXED", 25)
+    monkeypatch.setattr(run_index, "MOST_INDEXED", 25)
     runs = several(tmp_path, 6, 10)
     for name in names(runs) * 2:
         assert runs.overview(name)[1]["rollouts"] == 10
@@ -45,14 +45,14 @@ def test_the_indexes_of_runs_that_were_not_looked_at_are_let_go(
 def test_the_orders_of_queries_that_are_kept_are_few(tmp_path: Path) -> None:
     runs = several(tmp_path, 1, 10)
     (name,) = names(runs)
-    for place in range(3 * shelf.ORDERED):
+    for place in range(3 * run_index.ORDERED):
         runs.rollouts(name, {"least": str(place / 100)})
-    assert len(runs._runs[name].ordered) == shelf.ORDERED
+    assert len(runs._runs[name].ordered) == run_index.ORDERED
 
 
 def test_a_large_run_is_told_of_before_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "SLICE", 10)
-    monkeypatch.setattr(shelf, "READING", 0.0)
+    monkeypatch.setattr(run_index, "SLICE", 10)
+    monkeypatch.setattr(run_index, "READING", 0.0)
     runs = several(tmp_path, 1, 35)
     (run,) = runs.runs()["runs"]
     read = []
@@ -66,8 +66,8 @@ def test_a_large_run_is_told_of_before_it_was_read(tmp_path: Path, monkeypatch: 
 
 
 def test_a_rollout_behind_what_was_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "SLICE", 10)
-    monkeypatch.setattr(shelf, "READING", 0.0)
+    monkeypatch.setattr(run_index, "SLICE", 10)
+    monkeypatch.setattr(run_index, "READING", 0.0)
     runs = several(tmp_path, 1, 50)
     (run,) = runs.runs()["runs"]
     assert runs.rollout(run["run"], "49:0-0")["row_key"] == "49"
@@ -118,7 +118,7 @@ def test_a_tool_that_failed_is_found_by_its_name(tmp_path: Path) -> None:
 def test_a_run_that_is_being_read_keeps_its_index_while_another_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "MOST_INDEXED", 0)
+    monkeypatch.setattr(run_index, "MOST_INDEXED", 0)
     runs = several(tmp_path, 2, 3)
     one, other = names(runs)
     with runs._using(one) as held:
@@ -130,7 +130,7 @@ def test_a_run_that_is_being_read_keeps_its_index_while_another_is_looked_at(
 
 
 def test_requests_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MOST_INDEXED", 0)
+    monkeypatch.setattr(run_index, "MOST_INDEXED", 0)
     runs = several(tmp_path, 3, 40)
     wanted = names(runs) * 10
     with ThreadPoolExecutor(8) as threads:

@@ -171,7 +171,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 @functools.cache
 def _source(name: str) -> str:
-    return resources.files("hermes_rl.tools.inside").joinpath(name).read_text("utf-8")
+    return resources.files("hermes_rl.tools.in_sandbox").joinpath(name).read_text("utf-8")
 
 
 TOOLSET = Toolset(

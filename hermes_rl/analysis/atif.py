@@ -1,0 +1,155 @@
+"""Export a run's rollouts as trajectories in ATIF, the format in which Harbor and others exchange what agents did.
+
+Source of names and rules: ATIF-v1.7 as in the models of Harbor 0.25. Fields that ATIF does not have are in `extra`.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.agent.result import reasoning_of, text_of
+from hermes_rl.analysis.record import RunRecord
+from hermes_rl.errors import UserError
+from hermes_rl.runs.store import Line
+from hermes_rl.values import read_bounded, safe_name, write_json
+from hermes_rl.version import __version__
+
+VERSION = "ATIF-v1.7"
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def export_atif(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> int:
+    """Write a file for each rollout that counts, named by its id; return the number of files.
+
+    `say` is called with the rollouts that cannot be read, which are omitted. Raises `UserError`.
+    """
+    record = RunRecord(run)
+    record.refresh()
+    read = [record.readable(rollout.id) for rollout in record.counting(every_seat=True)]
+    lines = [line for line in read if line is not None and line["messages"]]
+    if record.left_out:
+        say(record.left_out)
+    if not lines:
+        raise UserError(f"{record.path} has no rollout with a conversation")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(path.suffix != ".json" for path in folder.iterdir()):
+            raise UserError(f"{folder} holds other files; name a folder that is new, or of an earlier export")
+        for line in lines:
+            text = write_json(trajectory(line))
+            (folder / f"{safe_name(line['id'])}.json").write_bytes(text)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror}") from error
+    return len(lines)
+
+
+def trajectory(line: Line) -> dict[str, Any]:
+    """Return the trajectory of a rollout from its record in `rollouts.jsonl`."""
+    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(line), 1)]
+    usage, policy = line.get("usage") or {}, line.get("policy") or {}
+    metrics = {
+        "total_prompt_tokens": usage.get("prompt_tokens"),
+        "total_completion_tokens": usage.get("completion_tokens"),
+        "total_cost_usd": usage.get("cost"),
+        "total_steps": len(steps),
+    }
+    agent = {
+        "name": "hermes-rl",
+        "version": __version__,
+        "model_name": policy.get("model"),
+        "tool_definitions": line.get("tools") or None,
+    }
+    extra = {key: line.get(key) for key in ("row_key", "group", "index", "score", "ending", "error", "rewards")}
+    return {
+        "schema_version": VERSION,
+        "session_id": line["id"],
+        "trajectory_id": line["id"],
+        "agent": _known(agent),
+        "steps": steps,
+        "final_metrics": _known(metrics),
+        "extra": _known(extra),
+    }
+
+
+def _steps(line: Line) -> Iterator[dict[str, Any]]:
+    """Yield the steps: one per message, with the tool results in the message that called the tools."""
+    messages: Sequence[Mapping[str, Any]] = line["messages"]
+    prompt, at = line.get("prompt_length") or 0, 0
+    while at < len(messages):
+        message, began = messages[at], at
+        at += 1
+        answers = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            answers.append(messages[at])
+            at += 1
+        if message["role"] == "assistant":
+            is_copied = began < prompt or message.get("context")
+            copied = {"is_copied_context": True} if is_copied else {"llm_call_count": 1}
+            yield {**_agent_step(message, answers), **copied}
+            continue
+        source = "user" if message["role"] == "user" else "system"
+        yield _known({"source": source, "message": _content(message.get("content")), "observation": _seen(answers, ())})
+
+
+def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    return _known(
+        {
+            "source": "agent",
+            "message": _content(message.get("content")),
+            "reasoning_content": reasoning_of(message),
+            "tool_calls": calls or None,
+            "observation": _seen(answers, {call["tool_call_id"] for call in calls}),
+        }
+    )
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call; arguments that are not a JSON object are added unchanged as text."""
+    written = call["function"]["arguments"]
+    entry = {"tool_call_id": call.get("id") or "", "function_name": call["function"]["name"]}
+    try:
+        arguments = read_bounded(written)
+    except ValueError:
+        arguments = None
+    if isinstance(arguments, dict):
+        return {**entry, "arguments": arguments}
+    return {**entry, "arguments": {}, "extra": {"arguments": written}}
+
+
+def _seen(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict[str, Any] | None:
+    """Return the tool results; each names its call, if the call belongs to this step."""
+    if not answers:
+        return None
+    results = [
+        _known(
+            {
+                "source_call_id": answer.get("tool_call_id") if answer.get("tool_call_id") in calls else None,
+                "content": _content(answer.get("content")),
+            }
+        )
+        for answer in answers
+    ]
+    return {"results": results}
+
+
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    parts = content if isinstance(content, list) else []
+    if not any(part.get("type") == "image_url" for part in parts if isinstance(part, dict)):
+        return text_of(content)
+    return [_part(part) for part in parts if part.get("type") in ("text", "image_url")]
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "text", "text": part["text"]}
+    url = part["image_url"]["url"]
+    kind = url[5:].partition(";")[0] if url.startswith("data:") else mimetypes.guess_type(url)[0]
+    return {"type": "image", "source": {"media_type": kind if kind in IMAGES else IMAGES[0], "path": url}}
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}

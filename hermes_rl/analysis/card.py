@@ -1,0 +1,109 @@
+"""Dataset card of a published run: the information for a reader of the hub before loading it.
+
+Texts of specs, models and servers are shown and never interpreted: control characters are escaped, Markdown and HTML in
+them are plain text, and each is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from hermes_rl.analysis.record import beginning
+from hermes_rl.analysis.summary import RunSummary
+from hermes_rl.terminal_text import visible
+from hermes_rl.version import __version__
+
+LONGEST, MOST = 300, 50
+"""Maximum characters of one text, and maximum number of listed rewards."""
+SIZES = (
+    (10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
+    (10**8, "10M<n<100M"),
+)  # fmt: skip
+"""The hub's size categories, each with the number of rows from which it is too small."""
+FILES = {
+    "spec.yaml": "the spec as it ran",
+    "run.json": "versions, fingerprints, and how the model was asked",
+    "metrics.json": "the numbers of the evaluation",
+    "report.html": "the run's numbers and a sample of its rollouts, in one page",
+}
+"""Files that are published next to the table, if the run has them."""
+
+
+def dataset_card(
+    dataset: str,
+    table: str,
+    rows: int,
+    files: Collection[str],
+    summary: RunSummary,
+    spec: Mapping[str, Any],
+    described: Mapping[str, Any],
+    weights: Mapping[str, float | None],
+) -> str:
+    """Return the `README.md` of a dataset called `owner/name` on the hub.
+
+    `table` is the file with the rollouts and `rows` their number. `files` are the published ones of `FILES`,
+    `described` is the content of `run.json`, and `weights` the weight of each reward, None for a gate.
+    """
+    size = next((name for bound, name in SIZES if rows < bound), "100M<n<1B")
+    lines = ["---", f"pretty_name: {json.dumps(cut(summary.name))}", "tags:", "- hermes-rl", "- reinforcement-learning"]
+    lines += ["size_categories:", f"- {size}", "configs:", "- config_name: default", "  data_files:"]
+    lines += ["  - split: train", f"    path: {table}", "---", "", f"# {plain(summary.name)}", ""]
+    if spec.get("description"):
+        lines += [plain(spec["description"], 5 * LONGEST), ""]
+    if summary.demo:
+        lines += ["A demonstration: the scripted policy played, no model.", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _facts(summary, described)), ""]
+    lines += _rewards(summary, weights)
+    lines += ["## Load it", "", "```python", "import datasets", ""]
+    lines += [f'rollouts = datasets.load_dataset("{dataset}", split="train")', "```", "", "## Files", ""]
+    lines += [
+        f"- `{table}`: {rows} rows, each a rollout, or one of its sequences of tokens where they are known: messages, "
+        "tools, score, a column for each reward, ending, tokens with masks and log-probabilities",
+        *(f"- `{name}`: {what}" for name, what in FILES.items() if name in files),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(summary: RunSummary, described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "spec", plain(summary.name)
+    yield "model", plain(summary.model)
+    yield "mode", plain(summary.mode)
+    yield "rows", str(summary.rows)
+    yield "groups", str(summary.groups)
+    yield "rollouts", f"{summary.rollouts}, of which {summary.graded} have a score"
+    interval = summary.interval
+    mean = "not known" if interval.mean is None else f"{interval.mean:.3f}"
+    between = "" if interval.low is None else f", 95 % interval {interval.low:.3f} to {interval.high:.3f}"
+    yield "mean score", mean + between
+    yield "pass", f"{summary.passed} of {summary.graded} score {summary.success:g} or more"
+    yield "endings", ", ".join(f"{plain(name)} {count}" for name, count in summary.endings.items())
+    yield "played", f"{plain(summary.started)}, hermes-rl {plain(described.get('hermes_rl') or '?')}"
+    yield "published by", f"hermes-rl {__version__}"
+
+
+def _rewards(summary: RunSummary, weights: Mapping[str, float | None]) -> Iterator[str]:
+    if not summary.rewards:
+        return
+    yield from ("## Rewards", "", "| reward | weight | mean | lowest | highest | graded |", "|---|---|---|---|---|---|")
+    for name, spread in list(summary.rewards.items())[:MOST]:
+        weight = weights.get(name, 0)
+        counts = "gate" if weight is None else f"{weight:g}"
+        values = f"{spread.mean:.3f} | {spread.least:g} | {spread.most:g} | {spread.count}"
+        yield f"| {plain(name)} | {counts} | {values} |"
+    if len(summary.rewards) > MOST:
+        yield f"\nand {len(summary.rewards) - MOST} more"
+    yield ""
+
+
+def plain(text: object, longest: int = LONGEST) -> str:
+    """Return any text on one line, escaped so that Markdown shows it unchanged."""
+    shown = cut(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", shown)
+
+
+def cut(text: object, longest: int = LONGEST) -> str:
+    """Return any text on one line of at most `longest` characters, with control characters escaped."""
+    return beginning(visible(str(text)), longest)

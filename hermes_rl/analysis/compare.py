@@ -1,0 +1,321 @@
+"""Compare two runs over the same rows: their differences, and if these are more than chance.
+
+Everything is paired by row. A row's value is the mean over its graded rollouts, and the difference of two runs is the
+mean over rows of B's value minus A's. Rows are the random sample, so the interval is over the rows' differences:
+rollouts of one row may depend on each other in any way (Miller, "Adding Error Bars to Evals", 2024, section 4.2). It
+also contains the interval by permutation within rows (`hermes_rl.runs.statistics.paired`). If rows come in families
+(questions of one template, tasks of one repository), families are the sample, and a column of the rows names the
+family. Rollouts without a score are never 0: a row that is graded in one run only is excluded and counted, and bounds
+show the possible difference if everything had been graded.
+
+`compare` is pure and reads no files. `compare_runs` reads two run directories, with their settings from
+`hermes_rl.analysis.settings`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from typing import Any
+
+from hermes_rl.analysis.record import RolloutSummary, RunRecord, by_row
+from hermes_rl.analysis.settings import contrast, model_of, span_of, spec_of, success_of
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.statistics import Difference, mean, paired, sign_test
+from hermes_rl.spec.suggest import choices
+
+# ------------------------------------------------------------------------------------------------ Comparing runs
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRow:
+    """A row that passes more often in one run than in the other.
+
+    `a` and `b` are the numbers of passes in `of` rollouts of each run; `shown_a` and `shown_b` are ids of rollouts that
+    show the change: for a broken row one of A that passed and one of B that did not, for a fixed row the reverse.
+    """
+
+    row_key: str
+    a: int
+    b: int
+    of: int
+    shown_a: str
+    shown_b: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences of B from A.
+
+    Attributes:
+        passes: the difference of the shares of rollouts that pass, whose score is at least `success`.
+        p: p-value of `sign_test` over the fixed and broken rows.
+        fixed: rows that pass more often in B, in descending change; `broken` ones less often.
+        measures: the differences of rewards, turns, tokens, calls and seconds.
+        rows: number of rows in both runs; `only_a` and `only_b` are in one of them.
+        left_out: rows that both have and that are graded in one of them at most.
+        ungraded_a: rollouts of A without a score that no rule of the spec excludes, in rows that both have.
+        bounds: the possible difference of the scores if these had been graded, or None if all were graded.
+    """
+
+    score: Difference
+    passes: Difference
+    success: float
+    p: float
+    fixed: tuple[ChangedRow, ...]
+    broken: tuple[ChangedRow, ...]
+    measures: tuple[Difference, ...]
+    rows: int
+    only_a: int
+    only_b: int
+    left_out: int
+    ungraded_a: int
+    ungraded_b: int
+    bounds: tuple[float, float] | None
+
+    def is_significantly_worse(self, margin: float = 0.0) -> bool:
+        """Return True if B is worse by more than `margin`, beyond chance: the upper end of the interval is below
+        -margin.
+        """
+        return self.score.high is not None and self.score.high < -margin
+
+
+def compare(
+    a: Iterable[RolloutSummary],
+    b: Iterable[RolloutSummary],
+    *,
+    success: float = 1.0,
+    span: tuple[float, float] = (0.0, 1.0),
+    family: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Compare the rollouts of a run with the rollouts of another, using the one that counts for each place.
+
+    `RunRecord.counting` selects them.
+
+    Args:
+        a, b: rollouts of the baseline run and of the new run.
+        success: score from which a rollout passes.
+        span: the lowest and the highest possible score.
+        family: the family of each row that both have, or None if each row is its own family.
+
+    Raises:
+        UserError: they have no row in common, or none that is graded in both.
+    """
+    before, after = by_row(a), by_row(b)
+    common = [row for row in before if row in after]
+    if not common:
+        raise UserError(
+            f"the runs have no row in common: the first has {len(before)} rows, the second {len(after)}. Rows are the "
+            "same where their keys are, so compare runs of one dataset and split"
+        )
+    left, right = {row: before[row] for row in common}, {row: after[row] for row in common}
+
+    def difference(name: str, of: Quantity, span: tuple[float, float] | None = None) -> Difference | None:
+        return paired(name, _values(left, of), _values(right, of), span, family=family)
+
+    known = [rollout.score for rollout in _flat(left) + _flat(right) if rollout.score is not None]
+    score = difference("score", lambda rollout: rollout.score, (min([span[0], *known]), max([span[1], *known])))
+    passes = difference("pass", lambda rollout: float(rollout.passes(success)), (0.0, 1.0))
+    if score is None or passes is None:
+        raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
+    changed = [row for row in (_changed(key, left[key], right[key], success) for key in common) if row is not None]
+    changed.sort(key=lambda row: (-abs(row.b - row.a) / row.of, row.row_key))
+    fixed = tuple(row for row in changed if row.b > row.a)
+    broken = tuple(row for row in changed if row.b < row.a)
+    rewards = dict.fromkeys(name for rollout in _flat(left) + _flat(right) for name in rollout.rewards)
+    quantities: dict[str, Quantity] = {f"reward/{name}": _reward(name) for name in rewards} | dict(MEASURES)
+    measures = [difference(name, of) for name, of in quantities.items()]
+    return Comparison(
+        score=score,
+        passes=passes,
+        success=success,
+        p=sign_test(len(fixed), len(broken)),
+        fixed=fixed,
+        broken=broken,
+        measures=tuple(measure for measure in measures if measure is not None),
+        rows=len(common),
+        only_a=len(before) - len(common),
+        only_b=len(after) - len(common),
+        left_out=len(common) - score.rows,
+        ungraded_a=sum(map(_ungraded, _flat(left))),
+        ungraded_b=sum(map(_ungraded, _flat(right))),
+        bounds=_bounds(left, right, span),
+    )
+
+
+Rows = Mapping[str, Sequence[RolloutSummary]]
+Quantity = Callable[[RolloutSummary], float | None]
+MEASURES: Mapping[str, Quantity] = {
+    "turns": lambda rollout: rollout.turns,
+    "tool_calls": lambda rollout: rollout.calls,
+    "tool_errors": lambda rollout: rollout.call_errors,
+    "prompt_tokens": lambda rollout: rollout.prompt_tokens,
+    "completion_tokens": lambda rollout: rollout.completion_tokens,
+    "cost": lambda rollout: rollout.cost,
+    "seconds": lambda rollout: rollout.seconds.get("total"),
+}
+
+
+def _reward(name: str) -> Quantity:
+    return lambda rollout: rollout.rewards.get(name)
+
+
+def _values(rows: Rows, of: Quantity) -> dict[str, list[float]]:
+    return {
+        key: [value for rollout in row if rollout.score is not None and (value := of(rollout)) is not None]
+        for key, row in rows.items()
+    }
+
+
+def _flat(rows: Rows) -> list[RolloutSummary]:
+    return [rollout for row in rows.values() for rollout in row]
+
+
+def _ungraded(rollout: RolloutSummary) -> bool:
+    return rollout.score is None and rollout.state != RolloutState.LEFT_OUT
+
+
+def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary], success: float) -> ChangedRow | None:
+    """Return the row if it passes more often in one run; uses the first rollouts of each, equally many of both.
+
+    With unequal numbers, two runs of one model would differ more often in one direction than in the other.
+    """
+    graded = [[rollout for rollout in side if rollout.score is not None] for side in (a, b)]
+    of = min(map(len, graded))
+    left, right = ([(rollout.score or 0.0, rollout.id) for rollout in side[:of]] for side in graded)
+    won = [sum(score >= success for score, _ in side) for side in (left, right)]
+    if won[0] == won[1]:
+        return None
+    (a_shows, b_shows) = (max, min) if won[1] < won[0] else (min, max)
+    by_score = itemgetter(0)
+    return ChangedRow(key, won[0], won[1], of, a_shows(left, key=by_score)[1], b_shows(right, key=by_score)[1])
+
+
+def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
+    """Return the bounds of the difference over all rows of both, if missing scores had any value within `span`."""
+    if not any(map(_ungraded, _flat(a) + _flat(b))):
+        return None
+    low, high = span
+
+    def filled(row: Sequence[RolloutSummary], missing: float) -> float | None:
+        values = [
+            missing if rollout.score is None else rollout.score
+            for rollout in row
+            if rollout.score is not None or _ungraded(rollout)
+        ]
+        return mean(values) if values else None
+
+    def difference(missing_a: float, missing_b: float) -> float:
+        pairs = ((filled(a[key], missing_a), filled(b[key], missing_b)) for key in a)
+        return mean([y - x for x, y in pairs if x is not None and y is not None])
+
+    return difference(high, low), difference(low, high)
+
+
+# ---------------------------------------------------------------------------------------------- Run directories
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two run directories, `a` and `b`: their models, the conclusions that their settings allow, and their differences.
+
+    `refusals` explain why the scores of the two are not comparable, and `warnings` list differences other than the
+    model.
+    """
+
+    a: str
+    b: str
+    model_a: str
+    model_b: str
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+    found: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """Conclusion as one sentence."""
+        score = self.found.score
+        if score.low is None or score.high is None:
+            return f"one {'row' if score.rows == 1 else 'family'} says nothing about others"
+        if score.low > 0:
+            return "B is better than A, beyond chance"
+        if score.high < 0:
+            return "B is worse than A, beyond chance"
+        return "no difference beyond chance"
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def compare_runs(
+    a: RunRecord,
+    b: RunRecord,
+    success: float | None = None,
+    families: str | None = None,
+    seat: str | None = None,
+) -> RunComparison:
+    """Compare two loaded run directories (`RunRecord.refresh`), the second with the first.
+
+    Args:
+        success: score from which a rollout passes; None: the value in the first run's spec.
+        families: column of the rows whose value names a row's family, or None if each row is its own family.
+        seat: seat whose rollouts are compared, if there are several agents; None: the first seat.
+
+    Raises:
+        UserError: nothing can be compared, no row has that column, or a file cannot be read.
+    """
+    if a.path.resolve() == b.path.resolve():
+        raise UserError(f"{a.path} is given twice: a run does not differ from itself")
+    settings, counting, family = contrast(a, b), (_of_seat(a, seat), _of_seat(b, seat)), None
+    if families is not None:
+        columns = a.columns()
+        if not any(families in row for row in columns.values()):
+            known = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
+            raise UserError(f"--cluster-by {families}: no row of {a.path} has this column; recorded columns: {known}")
+        family = {
+            key: f"{families}={row[families]!r}" if families in row else f"row {key}" for key, row in columns.items()
+        }
+    return RunComparison(
+        str(a.path),
+        str(b.path),
+        model_of(a.described),
+        model_of(b.described),
+        settings.refusals,
+        (*settings.warnings, *_other_rows(*map(by_row, counting))),
+        compare(
+            *counting,
+            success=success_of(spec_of(a)) if success is None else success,
+            span=span_of(a.described),
+            family=family,
+        ),
+    )
+
+
+def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
+    """Return the rollouts of a seat that count; None: the rollouts of the first seat, as for a single agent."""
+    if seat is None:
+        return list(record.counting())
+    counting = list(record.counting(every_seat=True))
+    seats = list(dict.fromkeys(rollout.seat for rollout in counting if rollout.seat))
+    if seat not in seats:
+        there = choices(seat, seats) if seats else "; one agent plays there"
+        raise UserError(f"--seat: {record.path} has no seat {seat!r}{there}")
+    return [rollout for rollout in counting if rollout.seat == seat]
+
+
+def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
+    """Yield the differences between the rows of two runs and between their numbers of rollouts."""
+    sizes = [Counter(map(len, rows.values())).most_common(1)[0][0] for rows in (a, b) if rows]
+    if len(set(sizes)) > 1:
+        yield f"most rows have {sizes[0]} rollouts in A and {sizes[1]} in B"
+    changed = sum(a[key][0].row_digest != b[key][0].row_digest for key in a if key in b)
+    if changed:
+        yield f"rows with the same key in both runs and other content: {changed}"
+    for name, own, other in (("A", a, b), ("B", b, a)):
+        alone = sum(key not in other for key in own)
+        if alone:
+            yield f"rows that are only in {name}, and are left out: {alone}"

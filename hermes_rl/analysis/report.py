@@ -1,0 +1,157 @@
+"""`report.html`: a run in one file, which needs no network, no server and no other file.
+
+It is the page of `hermes-rl view` with its data inside: the numbers of the full run, and a sample of its rollouts. The
+page may load nothing and run only its own script, whose hash is in its policy; the data are JSON that cannot open a
+tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.analysis.overview import overview
+from hermes_rl.analysis.record import RolloutSummary, RunRecord
+from hermes_rl.analysis.rollout_view import Screen, shown_previews, shown_rollout
+from hermes_rl.analysis.tokens import prompt_text, shown_tokens, tokenizer_of
+from hermes_rl.errors import UserError
+from hermes_rl.runs.journal import write_atomically
+
+logger = logging.getLogger(__name__)
+
+NAME = "report.html"
+MOST = 250_000
+"""Maximum number of rollouts in a report; an index takes about 1 kB for each."""
+SAMPLED = 60
+"""Rollouts with full content in a report."""
+OF_EACH = 8
+"""Number of failed, best and worst rollouts among them, each."""
+LONGEST, OF_ROLLOUT, ROOM = 20_000, 400_000, 12_000_000
+"""Limits: characters of one text, bytes of a rollout, and bytes of all rollouts together."""
+TOKENS, WITH_TOKENS = 4_000, 8
+"""Tokens that are shown of a sequence, and rollouts of which tokens are shown."""
+POLICY = (
+    "default-src 'none'; {}; img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+)
+
+
+def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Write the report of a run directory and return its path; raises UserError or RunError.
+
+    `say` is called with the rollouts that cannot be read, which are omitted.
+    """
+    record = RunRecord(path)
+    record.refresh(MOST)
+    place = record.path / NAME
+    write_atomically(place, report(record).encode("utf-8", "backslashreplace"))
+    if record.left_out:
+        say(record.left_out)
+    return place
+
+
+def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
+    """Write the report of a finished run; a failure is reported and does not fail the run."""
+    try:
+        write_report(path, say)
+    except Exception as error:  # an error of the page must not affect the finished run
+        logger.debug("the report was not written", exc_info=error)
+        say(f"{NAME} was not written ({type(error).__name__}: {error}); `hermes-rl report {path}` tries again")
+
+
+def report(record: RunRecord) -> str:
+    """Return the page of a loaded run."""
+    chosen = sample(list(record.counting(every_seat=True)))
+    tokenizer, why = None, ""
+    room = ROOM
+    details: dict[str, Any] = {}
+    for rollout in chosen:
+        screen = Screen(LONGEST, min(OF_ROLLOUT, room))
+        room -= screen.room
+        try:
+            shown = shown_rollout(record, rollout.id, screen)
+        except UserError as error:
+            record.leave_out(rollout.id, error)
+            continue
+        if shown.get("sequences") and len(details) < WITH_TOKENS:
+            line = record.line(rollout.id)
+            if tokenizer is None and not why:
+                tokenizer, why = tokenizer_of(record.described)
+            prompt = prompt_text(line, tokenizer)
+            shown["prompt_text"] = None if prompt is None else screen.text(prompt)
+            begin = shown["sequences"][0]["begin"]
+            shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
+        room += screen.room
+        details[rollout.id] = shown
+    chosen = [rollout for rollout in chosen if rollout.id in details]
+    page_data = overview(record, record.path.resolve().name) | {"running": False, "left_out": record.left_out}
+    if len(details) < len(record.rollouts):
+        page_data["sampled"] = (
+            f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each "
+            f"ending, and others beside them. All of them: hermes-rl view {page_data['path']}"
+        )
+    return page(
+        {
+            "overview": page_data,
+            "rollouts": Screen().value(shown_previews(record, chosen)),
+            "details": details,
+        }
+    )
+
+
+def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[RolloutSummary]:
+    """Return the rollouts that are worth a look: one of each stop reason, failures, the worst, the best, then
+    others.
+    """
+    rollouts = list(rollouts)
+    by_score = sorted((each for each in rollouts if each.score is not None), key=lambda rollout: rollout.score or 0.0)
+    first_of_ending = {rollout.ending: rollout for rollout in reversed(rollouts)}.values()
+    failures = [rollout for rollout in rollouts if rollout.given_up]
+    worth = (*first_of_ending, *failures[:OF_EACH], *by_score[:OF_EACH], *by_score[::-1][:OF_EACH])
+    groups = {rollout.group for rollout in worth}
+    # The other members of the selected groups allow comparisons; then others from all over the run.
+    worth += tuple(rollout for rollout in rollouts if rollout.group in groups)
+    worth += tuple(rollouts[:: max(len(rollouts) // most, 1)])
+    ids = set(list(dict.fromkeys(rollout.id for rollout in worth))[:most])
+    return [rollout for rollout in rollouts if rollout.id in ids]
+
+
+def page(data: Any) -> str:
+    """Return the complete file with its data."""
+    html, style, script = asset("view.html"), asset("view.css"), asset("view.js")
+    allowed = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'"
+    parts = {
+        "<!--policy-->": f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(allowed)}">',
+        '<link rel="stylesheet" href="view.css">': f"<style>{style}</style>",
+        '<script type="module" src="view.js"></script>': (
+            f'<script type="application/json" id="data">{embedded(data)}</script>\n'
+            f'<script type="module">{script}</script>'
+        ),
+    }
+    for mark, part in parts.items():
+        before, marked, after = html.partition(mark)
+        assert marked, f"view.html has no {mark}"
+        html = before + part + after
+    return html
+
+
+def embedded(data: Any) -> str:
+    """Return JSON to embed in a page: it cannot open or close a tag, a comment or a line of a script."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def asset(name: str) -> str:
+    """Return a file of the page."""
+    return (files("hermes_rl.analysis") / "pages" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -1,0 +1,115 @@
+"""`hermes-rl run … --dry-run`: print the plan of a run; `hermes_rl.analysis.dry_run` computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hermes_rl.analysis.dry_run import DryRun, MeasuredRole
+from hermes_rl.cli.screen import dollars_by_role
+from hermes_rl.terminal_text import pluralize
+
+SHOWN = 400
+"""Maximum number of characters shown of a prompt."""
+
+
+def plan_lines(plan: DryRun) -> Iterator[str]:
+    """Yield the lines that describe the plan of a run."""
+    agent = plan.spec.agent_for(plan.mode)
+    yield from plan.notes
+    yield f"{plan.spec.name} {plan.mode}, a dry run: it plays and writes nothing"
+    yield f"run directory: {plan.directory}" + ("" if plan.exists else " (new)")
+    rows = "rows without end" if plan.rows is None else pluralize(plan.rows, "row")
+    if plan.groups is None:
+        yield f"{rows}; groups of {plan.size} until the trainer has had its steps"
+    else:
+        all_of_them = pluralize(plan.groups * plan.size, "rollout")
+        yield f"{rows}; {pluralize(plan.groups, 'group')} of {plan.size}: {all_of_them}"
+    yield from _earlier(plan)
+    if plan.play == 0:
+        yield "nothing is left to play"
+    elif plan.play is not None:
+        yield f"to play: {pluralize(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
+    yield f"tokenizer: {plan.tokenizer}"
+    for prompt in plan.prompts:
+        text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
+        size = f"{len(prompt.ids)} tokens" if prompt.ids else f"{len(text)} characters"
+        words = " ".join(str(prompt.request.messages[-1].get("content")).split())
+        yield f"prompt of row {prompt.row.key}: {size}: {words[:SHOWN]}{'…' if len(words) > SHOWN else ''}"
+    yield from _too_long(plan)
+    yield from _takes(plan)
+
+
+def _earlier(plan: DryRun) -> Iterator[str]:
+    if plan.new:
+        yield f"{plan.new}: all rollouts are played anew; what is there stays"
+    if not plan.exists:
+        return
+    yield f"kept of what is there: {pluralize(plan.kept, 'rollout')}"
+    if plan.again:
+        yield f"played again, because infrastructure failed: {pluralize(plan.again, 'rollout')}"
+    if plan.rejudged:
+        yield f"judged anew: what is there, by {', '.join(plan.rejudged)}, which changed"
+    elif plan.rescored:
+        yield "scored anew: what is there, because weights, `score` or `on_stop` changed"
+
+
+def _too_long(plan: DryRun) -> Iterator[str]:
+    """Yield a warning if sequences are longer than the trainer accepts."""
+    most = plan.spec.serve.max_token_length
+    if plan.mode != "serve" or most is None:
+        return
+    policy = None if plan.measured is None else plan.measured.roles["policy"]
+    if policy is not None and plan.measured is not None:  # a rollout's last call is longer than its mean call
+        size = (policy.prompt_tokens + policy.completion_tokens) / max(1.0, plan.measured.turns)
+        what = f"rollouts have {size:.0f} tokens and more"
+    else:
+        size = max((len(prompt.ids or ()) for prompt in plan.prompts), default=0)
+        what = f"a prompt has {size} tokens already"
+    if size >= most:
+        becomes = {"drop": "not sent", "truncate": "cut", "mask": "not trained on"}[plan.spec.serve.on_too_long]
+        yield f"WARNING: {what}, and serve.max_token_length is {most}: what is longer is {becomes}"
+
+
+def _takes(plan: DryRun) -> Iterator[str]:
+    measured = plan.measured
+    if measured is None:
+        agent = plan.spec.agent_for(plan.mode)
+        bound = f"at most {agent.max_tokens} completion tokens each" if agent.max_tokens else "as the server bounds it"
+        yield f"a rollout: at most {pluralize(agent.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
+        return
+    policy = measured.roles["policy"]
+    yield (
+        f"a rollout, measured on {pluralize(measured.count, 'rollout')} of {measured.source}: {measured.turns:.3g} "
+        f"{'call' if measured.turns == 1 else 'calls'}, {_tokens(policy)}, {measured.seconds:.3g} s"
+    )
+    if measured.played is None and plan.mode == "serve":
+        yield "WARNING: each group that was measured is uniform or left out, and a trainer gets none of these"
+    if not plan.play:
+        return
+    if measured.played is None:
+        yield "none of them is one that the run would keep, so how many are played for those is not known"
+        return
+    if measured.played > 1:
+        yield f"for each that the run keeps {measured.played:.3g} are played: others fail, or are left out"
+    yield f"to play takes about {_use(policy, plan.played)}"
+    yield f"disk: about {measured.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
+    for role, usage in measured.roles.items():
+        if role != "policy":
+            yield f"{role}: about {_use(usage, plan.played)}"
+    known = {role: cost for role, cost in plan.costs.items() if cost is not None}
+    if "policy" not in known:
+        yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
+        return
+    yield f"cost: about {dollars_by_role(known)}"
+    for role in plan.costs.keys() - known.keys():
+        yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"
+
+
+def _use(usage: MeasuredRole, rollouts: float) -> str:
+    return f"{usage.calls * rollouts:,.0f} calls, {_tokens(usage, rollouts)}"
+
+
+def _tokens(usage: MeasuredRole, rollouts: float = 1) -> str:
+    comma = "," if rollouts != 1 else ""
+    prompt, completion = usage.prompt_tokens * rollouts, usage.completion_tokens * rollouts
+    return f"{prompt:{comma}.0f} prompt and {completion:{comma}.0f} completion tokens"

@@ -1,0 +1,140 @@
+"""Track how often rollouts of a run fail for infrastructure reasons and are not graded.
+
+Failed rollouts are retried, so a few failures are harmless. An agent that could choose not to be graded would show up
+as one row, or one policy, that fails far more often than the others. Failures are therefore counted by cause, by row
+and by policy, failed attempts included; `run.json` contains the counts under `lost`. It also counts the members of
+groups whose retries were exhausted, and the members of these that stay in their group as the worst
+(`on_stop.retries_exhausted`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutState
+from hermes_rl.stop_reasons import Ending
+
+ENOUGH = 6
+"""Attempts of a row from which its rate is meaningful: three rollouts, each run twice."""
+OFTEN = 0.5
+"""Failure rate of a row from which the user is warned."""
+WORKER_DIED = "worker_died"
+"""Cause of rollouts that failed because their worker died, for any reason."""
+SHOWN = 20
+"""Rows in `run.json`: the rows with most failures."""
+
+
+@dataclass
+class Attempts:
+    """Attempt and failure counts of one row, one policy, or the whole run."""
+
+    played: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Fraction of the attempts that failed."""
+        return self.causes.total() / self.played if self.played else 0.0
+
+    @property
+    def listed(self) -> str:
+        """Description of the causes, the most frequent first."""
+        return ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"played": self.played, "rate": round(self.rate, 4), "causes": dict(self.causes.most_common())}
+
+
+class FailureRates:
+    """Counts attempts since the run was started."""
+
+    def __init__(self) -> None:
+        self.all = Attempts()
+        self.by_row: dict[str, Attempts] = {}
+        """Rows with failures; `_played` has the attempts of the others."""
+        self.by_policy: dict[str, Attempts] = {}
+        self._played: Counter[str] = Counter()
+        self._warned: set[str] = set()
+        self.members = 0
+        """Members of groups that were run to completion."""
+        self.given_up: Counter[str] = Counter()
+        """Members whose retries were exhausted, by row."""
+        self.kept_as_worst = 0
+        """Members that count as the worst of their group."""
+
+    def count(self, rollout: Rollout) -> str | None:
+        """Count an attempt; return a warning for the user, if there is one.
+
+        A rollout that was cancelled, or is older than the trainer allows, is ignored: it does not depend on its row.
+        """
+        if rollout.ending in (Ending.CANCELLED, Ending.STALE):
+            return None
+        row, lost = rollout.key.row.key, not rollout.ending.graded
+        self._played[row] += 1
+        # The model that replied; a rollout that failed earlier has none.
+        replies = rollout.result.replies if rollout.result is not None else []
+        policy = next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")
+        if policy not in self.by_policy:
+            self.by_policy[policy] = Attempts()
+        counted = [self.all, self.by_policy[policy]]
+        if lost or row in self.by_row:
+            counted.append(self.by_row.setdefault(row, Attempts(self._played[row] - 1)))
+        for attempts in counted:
+            attempts.played += 1
+            if lost:
+                attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.ending)] += 1
+        return self._word(row) if lost else None
+
+    def end(self, group: Group) -> None:
+        """Count a finished group."""
+        for rollout in group.rollouts:
+            if rollout.ending not in (Ending.CANCELLED, Ending.STALE):
+                self.members += 1
+                if rollout.state.abandoned:
+                    self.given_up[group.row.key] += 1
+                self.kept_as_worst += rollout.state is RolloutState.LOST
+
+    def _word(self, row: str) -> str | None:
+        own = self.by_row[row]
+        if row in self._warned or own.played < ENOUGH or own.rate < OFTEN or own.rate < 2 * self._others(own):
+            return None
+        self._warned.add(row)
+        why = "what its agent does may keep them from being graded"
+        if own.causes[WORKER_DIED] > own.causes.total() / 2:
+            why = (
+                "the workers that played them died, each with all that it had; something on this machine may end them, "
+                "such as a lack of memory"
+            )
+        return (
+            f"row {row} loses {own.rate:.0%} of its rollouts ({own.listed}), the others {self._others(own):.0%}: "
+            f"{why}; see `lost` in run.json"
+        )
+
+    def _others(self, own: Attempts) -> float:
+        played = self.all.played - own.played
+        return (self.all.causes.total() - own.causes.total()) / played if played else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the `lost` entry of run.json."""
+        most = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[:SHOWN]
+        return {
+            **self.all.record(),
+            "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},
+            "members": {"ended": self.members, "given_up": self.given_up.total(), "kept_as_worst": self.kept_as_worst},
+            "rows": [{"row_key": key, **attempts.record(), "given_up": self.given_up[key]} for key, attempts in most],
+        }
+
+    @property
+    def words(self) -> str:
+        """Description of the rate and its causes; empty if nothing failed."""
+        if not self.all.causes:
+            return ""
+        words = f"{self.all.rate:.1%} of the rollouts played were lost ({self.all.listed})"
+        if self.given_up.total():
+            words += f", {self.given_up.total()} of {self.members} members of groups were given up"
+        if self.kept_as_worst:
+            words += f" and {self.kept_as_worst} of them count as the worst of their group"
+        return f"{words}, see `lost` in run.json"

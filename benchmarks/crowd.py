@@ -148,9 +148,9 @@ def play(folder: Path, sandboxes: int, seconds: float) -> dict[str, Any]:
         "hostile": len(last) - len(innocent),
         "innocent": len(innocent),
         "innocent and 1": sum(line["score"] == 1 for line in innocent),
-        "hurt": {line["row_key"]: [line["ending"], line["error"]] for line in innocent if line["score"] != 1},
+        "hurt": {line["row_key"]: [line["stop_reason"], line["error"]] for line in innocent if line["score"] != 1},
         "played anew": sum(line["attempt"] for line in last.values()),
-        "endings": Counter(line["ending"] for line in last.values()),
+        "stop_reasons": Counter(line["stop_reason"] for line in last.values()),
         "runner's peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
 

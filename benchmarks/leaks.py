@@ -154,7 +154,7 @@ async def _play(world: CompiledSpec, count: int, concurrency: int, seed: int) ->
             elif fate < 0.2:
                 ended["sandbox killed from outside"] += await _kill(key, task)
             done = (await asyncio.gather(task, return_exceptions=True))[0]
-            ended["cancelled" if isinstance(done, BaseException) else str(done.ending)] += 1
+            ended["cancelled" if isinstance(done, BaseException) else str(done.stop_reason)] += 1
 
     await asyncio.gather(*(lane() for _ in range(concurrency)))
     return ended

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hermes_rl.rollouts.rollout import Example as Example
     from hermes_rl.rollouts.rollout import Group as Group
     from hermes_rl.rollouts.rollout import Rollout as Rollout
-    from hermes_rl.rollouts.rollout import certify as certify
+    from hermes_rl.rollouts.rollout import attach_provenance as attach_provenance
     from hermes_rl.scoring.reward_value import Score as Score
     from hermes_rl.server_types import ServerType as ServerType
     from hermes_rl.servers.base import Sampled as Sampled
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hermes_rl.servers.policy import Policy as Policy
     from hermes_rl.spec.load import load_spec as load_spec
     from hermes_rl.spec.model import Spec as Spec
-    from hermes_rl.stop_reasons import Ending as Ending
+    from hermes_rl.stop_reasons import StopReason as StopReason
     from hermes_rl.tools.base import Tool as Tool
     from hermes_rl.tools.base import ToolInputError as ToolInputError
     from hermes_rl.tools.base import Toolset as Toolset

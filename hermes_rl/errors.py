@@ -33,7 +33,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 
 @dataclass(frozen=True, order=True)
@@ -125,20 +125,20 @@ class Failure(HermesRLError):
     `result` is the part of the conversation that was played, where the agent loop raised it.
     """
 
-    ending: Ending = Ending.SERVER_FAILURE
+    stop_reason: StopReason = StopReason.SERVER_FAILURE
     result: Any = None
 
-    def __init__(self, detail: str, *, ending: Ending | None = None) -> None:
+    def __init__(self, detail: str, *, stop_reason: StopReason | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
-        if ending is not None:
-            self.ending = ending
+        if stop_reason is not None:
+            self.stop_reason = stop_reason
 
 
 class ServerFailure(Failure):
     """A model server did not give a usable answer after all retries."""
 
-    ending = Ending.SERVER_FAILURE
+    stop_reason = StopReason.SERVER_FAILURE
     about_the_call = False
     """Servers were up, so that what was asked may be the reason."""
     refused = False
@@ -148,31 +148,31 @@ class ServerFailure(Failure):
 class SandboxFailure(Failure):
     """A sandbox could not be started, set up, or was lost by us."""
 
-    ending = Ending.SANDBOX_FAILURE
+    stop_reason = StopReason.SANDBOX_FAILURE
 
 
 class ToolServerFailure(Failure):
     """A server behind a tool (MCP, hermes-agent backend) was lost."""
 
-    ending = Ending.TOOL_SERVER_FAILURE
+    stop_reason = StopReason.TOOL_SERVER_FAILURE
 
 
 class RewardFailure(Failure):
     """A reward raised, returned None although weighted, or gave a value that is not finite."""
 
-    ending = Ending.REWARD_FAILURE
+    stop_reason = StopReason.REWARD_FAILURE
 
 
 class JudgeFailure(Failure):
     """A judge's server failed or its verdict could not be read after repair."""
 
-    ending = Ending.JUDGE_FAILURE
+    stop_reason = StopReason.JUDGE_FAILURE
 
 
 class RowFailure(Failure):
     """A row cannot be used: its prompt does not fit the model's context, or the server refuses it."""
 
-    ending = Ending.ROW_FAILURE
+    stop_reason = StopReason.ROW_FAILURE
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Ending(StrEnum):
+class StopReason(StrEnum):
     """Stop reason of a rollout: the last event; the value is its name in specs and in records."""
 
     FINISHED = "finished"
@@ -53,7 +53,7 @@ class Ending(StrEnum):
     @property
     def finished_naturally(self) -> bool:
         """True if the model itself, or its environment, ended the conversation."""
-        return self in {Ending.FINISHED, Ending.USER_STOP, Ending.WORLD_OVER}
+        return self in {StopReason.FINISHED, StopReason.USER_STOP, StopReason.WORLD_OVER}
 
 
 class Rule(NamedTuple):
@@ -77,68 +77,70 @@ def _ours(what: str, *, retried: bool = True) -> Rule:
     return Rule(what, policys=False, retried=retried)
 
 
-RULES: Mapping[Ending, Rule] = {
-    Ending.FINISHED: _policy_caused(
+RULES: Mapping[StopReason, Rule] = {
+    StopReason.FINISHED: _policy_caused(
         "it answered without calling a tool, or its agent program ended with status 0 behind an answer"
     ),
-    Ending.MAX_TURNS: _policy_caused(
+    StopReason.MAX_TURNS: _policy_caused(
         "`agent.max_turns` model calls were made, refused and malformed tool calls included"
     ),
-    Ending.TOKEN_BUDGET: _policy_caused(
+    StopReason.TOKEN_BUDGET: _policy_caused(
         "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
     ),
-    Ending.LENGTH: _policy_caused("a turn was cut at `agent.max_tokens`"),
-    Ending.TIMEOUT: _policy_caused(
+    StopReason.LENGTH: _policy_caused("a turn was cut at `agent.max_tokens`"),
+    StopReason.TIMEOUT: _policy_caused(
         "`agent.timeout` or `agent.task_timeout` seconds of working time, or `agent.deadline` seconds of the clock"
         " were used up"
     ),
-    Ending.EMPTY: _policy_caused("it answered with no text and no tool call"),
-    Ending.REFUSED: _policy_caused("the server reported a refusal or a content filter"),
-    Ending.SANDBOX_KILLED: _policy_caused("its own commands hit a limit of the sandbox, or killed it"),
-    Ending.USER_STOP: _policy_caused(
+    StopReason.EMPTY: _policy_caused("it answered with no text and no tool call"),
+    StopReason.REFUSED: _policy_caused("the server reported a refusal or a content filter"),
+    StopReason.SANDBOX_KILLED: _policy_caused("its own commands hit a limit of the sandbox, or killed it"),
+    StopReason.USER_STOP: _policy_caused(
         "the simulated user said a stop phrase, or the policy's words left it without any"
     ),
-    Ending.USER_TURNS: _policy_caused(
+    StopReason.USER_TURNS: _policy_caused(
         "`user.max_turns` turns of the simulated user were used up without a stop phrase"
     ),
-    Ending.WORLD_OVER: _policy_caused(
+    StopReason.WORLD_OVER: _policy_caused(
         "a tool, the state, the user by code, or the schedule of several agents said that it is over"
     ),
-    Ending.WORLD_FAILED: _policy_caused(
+    StopReason.WORLD_FAILED: _policy_caused(
         "the spec's code that speaks for the user, says who of several agents speaks, or whether it is over, raised, "
         "or what comes with the user's words could not be laid down"
     ),
-    Ending.STEP_FAILED: _policy_caused("the rewards of a step were below the `min_reward` of the words that follow it"),
-    Ending.TOOL_ERRORS: _policy_caused("`agent.max_tool_errors` tool calls were errors"),
-    Ending.GAVE_UP: _policy_caused(
+    StopReason.STEP_FAILED: _policy_caused(
+        "the rewards of a step were below the `min_reward` of the words that follow it"
+    ),
+    StopReason.TOOL_ERRORS: _policy_caused("`agent.max_tool_errors` tool calls were errors"),
+    StopReason.GAVE_UP: _policy_caused(
         "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
         "with another status than 0"
     ),
-    Ending.UNTRAINED: _policy_caused(
+    StopReason.UNTRAINED: _policy_caused(
         "less than `agent.min_trained_share` of the tokens that were sampled for its agent program is trained on"
     ),
-    Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
-    Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
-    Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost, or its HTTP layer answered in its place"),
-    Ending.REWARD_FAILURE: _ours("a reward raised, could not tell although it counts, or was not finite"),
-    Ending.JUDGE_FAILURE: _ours("a judge failed, or its verdict could not be read"),
-    Ending.ROW_FAILURE: _ours(
+    StopReason.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
+    StopReason.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
+    StopReason.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost, or its HTTP layer answered in its place"),
+    StopReason.REWARD_FAILURE: _ours("a reward raised, could not tell although it counts, or was not finite"),
+    StopReason.JUDGE_FAILURE: _ours("a judge failed, or its verdict could not be read"),
+    StopReason.ROW_FAILURE: _ours(
         "its row cannot be used: a template fails for it, or its prompt does not fit the model's context or is refused"
         " by the server, which answers another one",
         retried=False,
     ),
-    Ending.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),
-    Ending.STALE: _ours("the weights that sampled it are older than `serve.max_staleness`"),
+    StopReason.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),
+    StopReason.STALE: _ours("the weights that sampled it are older than `serve.max_staleness`"),
 }
 """Rules for grading each stop reason. A wrong tool call does not end a rollout."""
 
 
-def ending_named(name: str) -> Ending | None:
+def stop_reason_named(name: str) -> StopReason | None:
     """Return the stop reason of this name, or None if there is none, as in a record of another version."""
-    return next((ending for ending in Ending if ending == name), None)
+    return next((stop_reason for stop_reason in StopReason if stop_reason == name), None)
 
 
-OURS = frozenset(ending for ending, rule in RULES.items() if not rule.policys)
+OURS = frozenset(stop_reason for stop_reason, rule in RULES.items() if not rule.policys)
 """Stop reasons caused by infrastructure: no score, retries, then the group is dropped and replaced."""
 
 RETRIES_EXHAUSTED = "retries_exhausted"
@@ -146,14 +148,14 @@ RETRIES_EXHAUSTED = "retries_exhausted"
 group is dropped, or ``worst``, the member counts as the worst of its group and is not trained on.
 """
 
-POLICY_STOP_REASONS = tuple(ending for ending in Ending if ending not in OURS)
+POLICY_STOP_REASONS = tuple(stop_reason for stop_reason in StopReason if stop_reason not in OURS)
 """Stop reasons that a spec may treat differently under `on_stop:`."""
 
 
 def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
     lines = ["| ending | what happened | whose doing | graded | played anew |", "|---|---|---|---|---|"]
-    for ending, rule in RULES.items():
+    for stop_reason, rule in RULES.items():
         whose, graded = ("the policy's", "yes, unless `on_stop` says otherwise") if rule.policys else ("ours", "never")
-        lines.append(f"| `{ending}` | {rule.what} | {whose} | {graded} | {'yes' if rule.retried else 'no'} |")
+        lines.append(f"| `{stop_reason}` | {rule.what} | {whose} | {graded} | {'yes' if rule.retried else 'no'} |")
     return "\n".join(lines)

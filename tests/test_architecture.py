@@ -60,7 +60,7 @@ DOORS = {
 ANYWHERE = {
     "caches",
     "errors",
-    "endings",
+    "stop_reasons",
     "fork_server",
     "json_schema",
     "new_names",

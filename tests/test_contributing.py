@@ -58,7 +58,7 @@ def test_there_is_an_example_of_each() -> None:
 async def test_what_is_added_is_played(example: str, install: Callable[..., Path], tmp_path: Path) -> None:
     out, _ = await play(example, "process", install, tmp_path)
     (rollout,) = lines(out / "rollouts.jsonl")
-    assert (rollout["ending"], rollout["score"]) == ("finished", 1.0)
+    assert (rollout["stop_reason"], rollout["score"]) == ("finished", 1.0)
     if example == "toolset":
         assert [one["content"] for one in rollout["messages"] if one["role"] == "tool"] == ["5.08 cm"]  # type: ignore[attr-defined]
 
@@ -81,7 +81,7 @@ async def test_an_added_type_of_server_is_asked_in_its_own_way(install: Callable
         await server.close()
     assert [one["priority"] for one in asked] == [10]
     (line,) = lines(out / "groups.jsonl")
-    assert line["certificate"]["exact"] is True  # type: ignore[index]
+    assert line["provenance"]["exact"] is True  # type: ignore[index]
 
 
 async def test_an_added_trainer_is_served(install: Callable[..., Path], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hermes_rl import errors
-from hermes_rl.stop_reasons import RULES, Ending, table
+from hermes_rl.stop_reasons import RULES, StopReason, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,11 +15,11 @@ def test_the_documentation_shows_the_table_of_the_code() -> None:
 
 
 def test_every_ending_has_a_rule_and_only_ours_are_played_anew() -> None:
-    assert set(RULES) == set(Ending)
+    assert set(RULES) == set(StopReason)
     assert not any(rule.retried and rule.policys for rule in RULES.values())
 
 
 def test_every_failure_is_one_of_ours() -> None:
     failures = [errors.Failure, *errors.Failure.__subclasses__()]
     assert len(failures) >= 6
-    assert not any(failure.ending.graded for failure in failures)
+    assert not any(failure.stop_reason.graded for failure in failures)

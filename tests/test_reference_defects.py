@@ -164,7 +164,7 @@ async def test_arguments_that_are_no_object_are_recorded_and_the_rollout_goes_on
     chat.script = [calls(call("shout", '{"text": "hi"}')), calls(call("shout", arguments)), says("done")]
     (group,) = await play(spec_of(folder, chat, one_item, "tools=[{python: checks.py:shout}]"))
     record = rollout_record(group.rollouts[0])
-    assert (record["ending"], record["score"], record["turns"]) == ("finished", 1.0, 3)
+    assert (record["stop_reason"], record["score"], record["turns"]) == ("finished", 1.0, 3)
     (error,) = record["tool_errors"]
     assert (error["turn"], error["tool_name"], error["arguments"]) == (2, "shout", arguments)
     answers = [message["content"] for message in record["messages"] if message["role"] == "tool"]
@@ -173,7 +173,7 @@ async def test_arguments_that_are_no_object_are_recorded_and_the_rollout_goes_on
 
 
 @pytest.mark.parametrize(
-    ("sets", "script", "ending", "cause"),
+    ("sets", "script", "stop_reason", "cause"),
     [
         ((), [refused(401, "no such key")] * 6, "server_failure", "no such key"),
         (
@@ -186,16 +186,16 @@ async def test_arguments_that_are_no_object_are_recorded_and_the_rollout_goes_on
     ],
 )
 async def test_what_infrastructure_failed_has_no_score_and_says_why(
-    folder: Path, chat: ScriptedChat, sets: tuple[str, ...], script: list[Any], ending: str, cause: str
+    folder: Path, chat: ScriptedChat, sets: tuple[str, ...], script: list[Any], stop_reason: str, cause: str
 ) -> None:
     """A failed API call, sandbox or reward function becomes reward 0.0."""
     chat.script, heard = list(script), []
     (group,) = await play(spec_of(folder, chat, "dataset.items=[{who: Ann}]", *sets), heard=heard)
-    assert (group.dropped, group.scores) == (ending, [])
+    assert (group.dropped, group.scores) == (stop_reason, [])
     records = [rollout_record(rollout) for rollout in heard]
     assert [record["id"][-2:] for record in records[1:]] == ["r1", "r2"], "played anew, twice"
     for record in records:
-        assert (record["score"], record["ending"]) == (None, ending)
+        assert (record["score"], record["stop_reason"]) == (None, stop_reason)
         assert cause in record["error"]
 
 

@@ -120,4 +120,4 @@ async def test_a_type_of_a_package_is_played_and_examined_by_the_command_line(in
     assert "exactness (mytype)" in looked.stdout
     lines = [json.loads(line) for line in (tmp_path / "out" / "groups.jsonl").read_text().splitlines()]
     assert len(lines) == 2
-    assert all(line["certificate"]["exact"] for line in lines)
+    assert all(line["provenance"]["exact"] for line in lines)

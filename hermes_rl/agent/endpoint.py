@@ -41,7 +41,7 @@ from hermes_rl.errors import HermesRLError
 from hermes_rl.server_types import CHAT_PARTS, refused_part
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.values import parse_count, read_bounded, write_message
 
@@ -129,7 +129,7 @@ class Endpoint:
         """Number of requests rejected with an error message."""
         self.refusal = ""
         """Error message of the last rejected request."""
-        self.ending: Ending | None = None
+        self.stop_reason: StopReason | None = None
         """Stop reason that prevents further replies; None while requests are served."""
         self.answered = False
         """True if the last completion request received a reply."""
@@ -264,7 +264,7 @@ class Endpoint:
     async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
         if request.method != "POST":  # neither streams nor sessions are supported
             return _response(405, b"")
-        if self.ending is not None or self.failure is not None:
+        if self.stop_reason is not None or self.failure is not None:
             return _response(400, CHAT.error("the rollout is over", "rollout_over"), close=True)
         size = 0
         try:
@@ -336,7 +336,7 @@ class Endpoint:
     ) -> web.StreamResponse:
         if self.failure is not None:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
-        if self.ending is None:
+        if self.stop_reason is None:
             try:
                 async with self._place():  # later waits are caused by the program's own reading
                     noted, call, answer = await self._ask(query, size, came)
@@ -345,13 +345,13 @@ class Endpoint:
                 self.too_long += 1
                 if self.too_long < MOST_TOO_LONG:
                     return _response(400, dialect.error(_too_long(error), "context_length_exceeded"))
-                self.ending = Ending.TOKEN_BUDGET
+                self.stop_reason = StopReason.TOKEN_BUDGET
             except BudgetExhausted as over:
-                self.ending = over.ending
+                self.stop_reason = over.stop_reason
             except HermesRLError as error:
                 self.failure = error
                 return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
-        reason = f"the rollout is over ({self.ending}): no further request is answered"
+        reason = f"the rollout is over ({self.stop_reason}): no further request is answered"
         return _response(400, dialect.error(reason, "rollout_over"), close=True)
 
     async def _send(

@@ -30,7 +30,7 @@ from hermes_rl.servers.base import (
     ChatReply,
 )
 from hermes_rl.servers.completion import as_chat_server
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -133,34 +133,34 @@ class HermesAgentLoop:
                 self._failed(error)
             raise
 
-    async def _play(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending:
+    async def _play(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason:
         result = recorder.result
         if self.user is not None:
             self.user.begin(result, self.options.seed)
             if self.user.speaks_first and (over := await self._ask_user(recorder)) is not None:
                 raise ServerFailure(f"the user ended the conversation before it began ({over})")
         try:
-            while (ending := await self._turn(recorder, runtime)) is None:
+            while (stop_reason := await self._turn(recorder, runtime)) is None:
                 pass
         except BudgetExhausted as over:
-            return over.ending
-        return ending
+            return over.stop_reason
+        return stop_reason
 
-    async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending | None:
+    async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason | None:
         """Make one model call and run its tool calls; return the stop reason if this turn was the last."""
         result = recorder.result
         prompt, schemas = result.messages[: result.prompt_length], self._offered.schemas
         request_id = self.request_id or runtime.task_id
         answer = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=request_id)
         calls = self._take(answer.reply, result)
-        if (ending := recorder.ended_by(answer, calls)) is not None:
-            if ending is Ending.FINISHED and self.user is not None:
+        if (stop_reason := recorder.ended_by(answer, calls)) is not None:
+            if stop_reason is StopReason.FINISHED and self.user is not None:
                 return await self._ask_user(recorder, result.final_response)
-            return ending
+            return stop_reason
         await self._act(calls, result, runtime)
         return await self._stop_reason_of_calls(result, runtime)
 
-    async def _ask_user(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
+    async def _ask_user(self, recorder: PolicyRecorder, words: str | None = None) -> StopReason | None:
         """Append the user's next message, which is not a policy turn; return the stop reason if it is the last."""
         assert self.user is not None
         result, answer = recorder.result, await recorder.hear(self.user, words)
@@ -174,27 +174,27 @@ class HermesAgentLoop:
             self._offered = self.toolkit.only(answer.tools)
         if answer.reward is not None:
             result.world_rewards.append((result.turns_used, answer.reward))
-        return answer.ending
+        return answer.stop_reason
 
-    async def _stop_reason_of_calls(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
+    async def _stop_reason_of_calls(self, result: AgentResult, runtime: ToolRuntime) -> StopReason | None:
         """Return the stop reason caused by this turn's tool calls, or None if the agent continues."""
         options, errors = self.options, len(result.tool_errors)
         if runtime.killed_by_agent:
-            return Ending.SANDBOX_KILLED
+            return StopReason.SANDBOX_KILLED
         if options.ending_tools:
             calls = takewhile(lambda call: call.turn == result.turns_used, reversed(result.tool_calls))
             if any(call.name in options.ending_tools and call.error is None for call in calls):
-                return Ending.WORLD_OVER
+                return StopReason.WORLD_OVER
         try:
             if runtime.is_over is not None and await runtime.is_over():
-                return Ending.WORLD_OVER
+                return StopReason.WORLD_OVER
         except ToolFailedError as error:
             result.tool_errors.append(ToolError(result.turns_used, "state", "", error.detail, ""))
-            return Ending.WORLD_FAILED
+            return StopReason.WORLD_FAILED
         if options.max_tool_errors is not None and errors >= options.max_tool_errors:
-            return Ending.TOOL_ERRORS
+            return StopReason.TOOL_ERRORS
         bound = options.max_turns_per_answer
-        return Ending.MAX_TURNS if bound is not None and result.turns_used - self._answered_at >= bound else None
+        return StopReason.MAX_TURNS if bound is not None and result.turns_used - self._answered_at >= bound else None
 
     async def _history(self, result: AgentResult) -> list[Message]:
         """Return the messages to send. A token-level server does not parse earlier calls and gets them unchanged."""

@@ -35,7 +35,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.base import ContextLengthProvider
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.spec.templates import TemplateError
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
@@ -195,7 +195,7 @@ class ProgramDriver:
             if self._listener is not None:
                 self._listener.close()
 
-    async def _turns(self, recorder: PolicyRecorder) -> Ending:
+    async def _turns(self, recorder: PolicyRecorder) -> StopReason:
         """Run the program for each turn of its seat; return the stop reason of the last run or of the episode."""
         assert self._user is not None
         result, last_answer = recorder.result, None
@@ -206,25 +206,25 @@ class ProgramDriver:
             recorder.by_agents |= answer.by_agents
             if answer.error is not None:
                 result.tool_errors.append(ToolError(result.turns_used, "user", last_answer or "", answer.error, ""))
-            if answer.ending is not None:
-                return answer.ending
+            if answer.stop_reason is not None:
+                return answer.stop_reason
             conversation = with_heard_message(conversation, answer.message)
             try:
-                ending = await self._play(recorder, conversation, by_others=answer.message is not None)
+                stop_reason = await self._play(recorder, conversation, by_others=answer.message is not None)
             except TemplateError as error:
                 if answer.message is None and not result.turns_used:
                     raise
                 # Caused by the message of another seat, so it stops this seat only.
                 result.tool_errors.append(ToolError(result.turns_used, "user", "", str(error), ""))
-                return Ending.WORLD_FAILED
-            if ending is not Ending.FINISHED:
-                return ending
+                return StopReason.WORLD_FAILED
+            if stop_reason is not StopReason.FINISHED:
+                return stop_reason
             last_answer = result.final_response
             conversation.append({"role": "assistant", "content": last_answer})
 
     async def _play(
         self, recorder: PolicyRecorder, conversation: Sequence[Message], *, by_others: bool = False
-    ) -> Ending:
+    ) -> StopReason:
         """Run the program once. `by_others` is True if other agents wrote the message that it responds to."""
         touched = self.runtime.started or recorder.result.turns_used > 0
         recorder.by_agents |= touched  # an agent may have changed the program in the sandbox
@@ -239,9 +239,9 @@ class ProgramDriver:
             if not touched and not of_words:
                 raise UserError(str(error)) from error
             recorder.result.tool_errors.append(ToolError(recorder.result.turns_used, "", "", str(error), ""))
-            return Ending.GAVE_UP
+            return StopReason.GAVE_UP
 
-    async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> Ending:
+    async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> StopReason:
         from hermes_rl.agent.endpoint import Endpoint  # loads an HTTP server, which other rollouts do not need
 
         secret = secrets.token_urlsafe(24) if program.function is not None else ""
@@ -317,7 +317,7 @@ class ProgramDriver:
                 await asyncio.wait({running}, timeout=GLANCE)
                 timings.tools = before + max(0.0, clock() - began - endpoint.waiting)
                 in_time = timings.working < bound
-                if endpoint.ending is not None:
+                if endpoint.stop_reason is not None:
                     over = over or clock()
                     if clock() - over > GRACE:
                         break
@@ -326,10 +326,10 @@ class ProgramDriver:
             if not running.done():
                 await end_tasks([running])
 
-    def _overtime(self, program: AgentProgram, endpoint: Endpoint, recorder: PolicyRecorder) -> Ending:
+    def _overtime(self, program: AgentProgram, endpoint: Endpoint, recorder: PolicyRecorder) -> StopReason:
         """Return the stop reason of a program that exceeded its time; raise if it never called the policy."""
         if endpoint.requests or recorder.by_agents:
-            return Ending.TIMEOUT
+            return StopReason.TIMEOUT
         seconds = f"{self.options.working_time or LONGEST:g} s"
         raise SandboxFailure(f"{program.place}: the program had not asked the model after {seconds}")
 
@@ -341,7 +341,7 @@ class ProgramDriver:
         ended: CommandResult | None,
         *,
         in_time: bool,
-    ) -> Ending:
+    ) -> StopReason:
         run = recorder.result.program
         assert run is not None
         run.exit_code = None if ended is None else ended.exit_code
@@ -349,13 +349,13 @@ class ProgramDriver:
         if endpoint.failure is not None:
             raise endpoint.failure
         if self.runtime.killed_by_agent:
-            return Ending.SANDBOX_KILLED
-        if endpoint.ending is not None:
-            return endpoint.ending
+            return StopReason.SANDBOX_KILLED
+        if endpoint.stop_reason is not None:
+            return endpoint.stop_reason
         if not in_time:
             return self._overtime(program, endpoint, recorder)
         if endpoint.too_long:
-            return Ending.TOKEN_BUDGET  # it could not shorten the conversation
+            return StopReason.TOKEN_BUDGET  # it could not shorten the conversation
         if endpoint.main is None:
             if program.function is not None and run.exit_code == RAISED and not endpoint.requests:
                 raise _NotBegunError(f"{program.place}.python raised before it asked the model: {run.output.strip()}")
@@ -363,11 +363,11 @@ class ProgramDriver:
                 shown = f"`{program.command[0]}` cannot be started (status {ended.exit_code})"
                 problem = f"{program.place}: {shown}: {run.output.strip()}"
                 raise _NotBegunError(problem)
-            return Ending.GAVE_UP
-        ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
-        if ending is None and run.exit_code == 0 and endpoint.answered:
-            return Ending.FINISHED  # the program finishes with a tool call, or with the effect of the call
-        return ending or Ending.GAVE_UP
+            return StopReason.GAVE_UP
+        stop_reason = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
+        if stop_reason is None and run.exit_code == 0 and endpoint.answered:
+            return StopReason.FINISHED  # the program finishes with a tool call, or with the effect of the call
+        return stop_reason or StopReason.GAVE_UP
 
 
 class _NotBegunError(Exception):

@@ -30,7 +30,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.client import TokenCounter
 from hermes_rl.servers.completion import CompletionAdapter
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.rendering import history_named, parse_in_thread
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tools.base import RewardTimeBudget, ToolRuntime, capped
@@ -135,9 +135,9 @@ ROUNDS = 3
 class BudgetExhausted(Exception):
     """Raised when a budget leaves no room for another call, or the server refuses the conversation."""
 
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(f"the rollout is over: {ending}")
-        self.ending = ending
+    def __init__(self, stop_reason: StopReason) -> None:
+        super().__init__(f"the rollout is over: {stop_reason}")
+        self.stop_reason = stop_reason
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class PolicyRecorder:
         self._generating, self._queueing = TimeIntervals(), TimeIntervals()
         """Times of the calls since the last moment without a call in flight."""
 
-    async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
+    async def play(self, drive: Callable[[], Awaitable[StopReason]], runtime: ToolRuntime) -> AgentResult:
         """Run a driver to its end and return the result with its stop reason.
 
         Raises:
@@ -207,19 +207,19 @@ class PolicyRecorder:
         result, bound = self.result, self.options.task_timeout
         runtime.time_left = None if bound is None else RewardTimeBudget(bound)
         try:
-            result.ending = await self._in_time(drive)
+            result.stop_reason = await self._in_time(drive)
             runtime.lifetime_expired(result.timings.queue)
         except Failure as failure:
-            if failure.ending is Ending.SANDBOX_FAILURE and runtime.lifetime_expired(result.timings.queue):
-                failure.ending = Ending.SANDBOX_KILLED
-            result.ending = failure.ending
+            if failure.stop_reason is StopReason.SANDBOX_FAILURE and runtime.lifetime_expired(result.timings.queue):
+                failure.stop_reason = StopReason.SANDBOX_KILLED
+            result.stop_reason = failure.stop_reason
             failure.result = result
             # If the agent's own commands killed the sandbox, the policy caused it: the rollout is scored.
-            if not failure.ending.graded:
+            if not failure.stop_reason.graded:
                 raise
         if result.trained_share is not None and result.trained_share < self.options.min_trained_share:
-            result.ending = Ending.UNTRAINED
-        result.finished_naturally = result.ending.finished_naturally
+            result.stop_reason = StopReason.UNTRAINED
+        result.finished_naturally = result.stop_reason.finished_naturally
         if runtime.time_left is not None:
             runtime.time_left.work(result.timings.working)
         if result.transcript is not None and result.transcript.turns:
@@ -228,7 +228,7 @@ class PolicyRecorder:
             result.managed_state = self.server.state()
         return result
 
-    async def _in_time(self, drive: Callable[[], Awaitable[Ending]]) -> Ending:
+    async def _in_time(self, drive: Callable[[], Awaitable[StopReason]]) -> StopReason:
         """Run a driver until the deadline; the component it then waits for decides who caused the timeout."""
         seconds = self.options.most_seconds
         try:
@@ -240,7 +240,7 @@ class PolicyRecorder:
                 raise
         if self._silent is not None:
             raise ServerFailure(f"{self._silent} had not answered when agent.deadline ({seconds:g} s) was over")
-        return Ending.TIMEOUT
+        return StopReason.TIMEOUT
 
     @contextmanager
     def _awaits(self, whom: str) -> Iterator[None]:
@@ -289,8 +289,8 @@ class PolicyRecorder:
             RowFailure: the first request, which no agent influenced, does not fit or is refused.
         """
         result = self.result
-        if (ending := self._spent()) is not None:
-            raise BudgetExhausted(ending)
+        if (stop_reason := self._spent()) is not None:
+            raise BudgetExhausted(stop_reason)
         first, self._begun, self._under_way = result.turns_used == 0, self._begun + 1, self._under_way + 1
         seed = drawn_seed(self.options.seed, "turn", self._begun - 1)
         try:
@@ -310,7 +310,7 @@ class PolicyRecorder:
                 ) from error
             if resent and not isinstance(error, TrajectoryFull):
                 raise
-            raise BudgetExhausted(Ending.TOKEN_BUDGET) from error
+            raise BudgetExhausted(StopReason.TOKEN_BUDGET) from error
         finally:
             self._under_way -= 1
         # No await between here and the transcript's turn: both must count replies in the same order.
@@ -347,21 +347,21 @@ class PolicyRecorder:
                 return count
         return None if self.tokenizer is None else await self._prompt_tokens(messages, tools, resent)
 
-    def ended_by(self, answer: PolicyAnswer, calls: Sequence[Any]) -> Ending | None:
+    def ended_by(self, answer: PolicyAnswer, calls: Sequence[Any]) -> StopReason | None:
         """Return the stop reason of the last reply itself, or None if it has tool calls to run."""
-        ending = _ending_of(answer.reply, calls)
-        if ending is None:
+        stop_reason = _stop_reason_of(answer.reply, calls)
+        if stop_reason is None:
             return None
         used, bound = _counted(answer.reply), self.options.max_trajectory_tokens or math.inf
         cut = used == bound or answer.limit != self.options.max_tokens
-        return Ending.TOKEN_BUDGET if used > bound or (cut and ending is Ending.LENGTH) else ending
+        return StopReason.TOKEN_BUDGET if used > bound or (cut and stop_reason is StopReason.LENGTH) else stop_reason
 
-    def _spent(self) -> Ending | None:
+    def _spent(self) -> StopReason | None:
         """Return the stop reason of the first exhausted budget, or None."""
         if self.turns_left <= 0:
-            return Ending.MAX_TURNS
+            return StopReason.MAX_TURNS
         if (bound := self.options.working_time) is not None and self.result.timings.working >= bound:
-            return Ending.TIMEOUT
+            return StopReason.TIMEOUT
         return None
 
     async def _request(
@@ -434,7 +434,7 @@ class PolicyRecorder:
             if not request.resent and await self._answers(replace(request, messages=[])):
                 return RowFailure(f"the prompt of the row is refused: {failure.detail}")
         elif await self._answers(replace(request, messages=prompt, tools=None)):  # a program may have sent any tools
-            return BudgetExhausted(Ending.REFUSED)
+            return BudgetExhausted(StopReason.REFUSED)
         return None
 
     async def _answers(self, request: ChatRequest) -> bool:
@@ -488,12 +488,12 @@ def _counted(reply: ChatReply) -> int:
     return tokens_of(reply.usage, "prompt_tokens") + tokens_of(reply.usage, "completion_tokens")
 
 
-def _ending_of(reply: ChatReply, calls: Sequence[Any]) -> Ending | None:
+def _stop_reason_of(reply: ChatReply, calls: Sequence[Any]) -> StopReason | None:
     """Return the stop reason of a reply itself, or None if it has tool calls to run."""
     if reply.finish_reason == "length":
-        return Ending.LENGTH
+        return StopReason.LENGTH
     if reply.finish_reason == "content_filter" or reply.message.get("refusal"):
-        return Ending.REFUSED
+        return StopReason.REFUSED
     if calls:
         return None
-    return Ending.FINISHED if text_of(reply.message.get("content")).strip() else Ending.EMPTY
+    return StopReason.FINISHED if text_of(reply.message.get("content")).strip() else StopReason.EMPTY

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hermes_rl.errors import ToolError
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.user_code.process import current_runner
 from hermes_rl.user_code.proxies import lives_in_runner
 from hermes_rl.values import deep_copy, parse_count
@@ -137,7 +137,7 @@ class AgentResult:
     finished_naturally: bool = False
     reasoning_per_turn: list[str | None] = field(default_factory=list)
     tool_errors: list[ToolError] = field(default_factory=list)
-    ending: Ending = Ending.CANCELLED
+    stop_reason: StopReason = StopReason.CANCELLED
     tool_calls: list[ToolCall] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
@@ -191,7 +191,7 @@ class AgentResult:
             turns_used=1,
             finished_naturally=True,
             reasoning_per_turn=[None],
-            ending=Ending.FINISHED,
+            stop_reason=StopReason.FINISHED,
             prompt_length=self.prompt_length,
             tool_schemas=self.tool_schemas,
             steps=list(self.steps),

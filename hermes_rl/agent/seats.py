@@ -23,7 +23,7 @@ from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import AnswersAgent, UserAnswer
 from hermes_rl.errors import AgentFault, Failure, SandboxFailure, UserError
 from hermes_rl.plugins import Code, place_of
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks, run_in_thread
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import DescribedTool, ToolFailedError, Toolkit, ToolRuntime, arguments, capped, typed
@@ -128,11 +128,11 @@ class SeatRunner:
     # ------------------------------------------------------------------ as a schedule sees it
 
     @property
-    def stop_reason(self) -> Ending | None:
+    def stop_reason(self) -> StopReason | None:
         """Stop reason of the seat, or None while it is active."""
         if self._playing is None or not self._playing.done():
             return None
-        return self._playing.result().ending
+        return self._playing.result().stop_reason
 
     @property
     def has_spoken(self) -> bool:
@@ -156,7 +156,7 @@ class SeatRunner:
                 messages=[dict(message) for message in self._messages],
                 prompt_length=len(self._messages),
                 tool_schemas=self.toolkit.schemas,
-                ending=Ending.WORLD_OVER,
+                stop_reason=StopReason.WORLD_OVER,
                 finished_naturally=True,
                 max_trajectory_tokens=self.options.max_trajectory_tokens,
             )
@@ -277,8 +277,8 @@ class SeatRunner:
             if now:
                 playing.cancel()
             else:
-                ending = Ending.WORLD_OVER if problem is None else Ending.WORLD_FAILED
-                self._heard.put_nowait(UserAnswer(None, ending, error=problem))
+                stop_reason = StopReason.WORLD_OVER if problem is None else StopReason.WORLD_FAILED
+                self._heard.put_nowait(UserAnswer(None, stop_reason, error=problem))
         if playing is not None:
             await asyncio.gather(playing, return_exceptions=True)
 

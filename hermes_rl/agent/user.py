@@ -19,7 +19,7 @@ from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.errors import Failure, ServerFailure, UserError
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
 from hermes_rl.servers.completion import as_chat_server
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, capped
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.values import is_number
@@ -62,7 +62,7 @@ class UserAnswer:
 
     message: Message | None
     """Message for the agent's history, or None if the user sends no further message."""
-    ending: Ending | None = None
+    stop_reason: StopReason | None = None
     """Stop reason if this message is the last."""
     tools: Collection[str] | None = None
     """Names of the tools that the agent may call from now on; None: unchanged."""
@@ -148,18 +148,18 @@ class SimulatedUser:
             self._heard = True
         text = await self._reply_or_failure()
         self.turns += 1
-        ending = Ending.USER_TURNS if self.turns >= self._max_turns else None
+        stop_reason = StopReason.USER_TURNS if self.turns >= self._max_turns else None
         if any(phrase in text for phrase in self._stop):
-            ending = Ending.USER_STOP
+            stop_reason = StopReason.USER_STOP
         if self._transform is None:
-            return UserAnswer({"role": "user", "content": text}, ending)
+            return UserAnswer({"role": "user", "content": text}, stop_reason)
         try:
             answer = user_answer(await self._transform(text), self._runtime.toolkit.names)
         except ToolFailedError as error:  # its input was sent to the agent, and may be what the agent asked for
-            return UserAnswer(None, Ending.WORLD_FAILED, error=f"user.transform: {error.detail}")
+            return UserAnswer(None, StopReason.WORLD_FAILED, error=f"user.transform: {error.detail}")
         if answer.message is not None:  # the user has said what the agent receives
             self._history[-1] = {"role": "assistant", "content": text_of(answer.message["content"])}
-        return replace(answer, ending=answer.ending or ending)
+        return replace(answer, stop_reason=answer.stop_reason or stop_reason)
 
     async def _reply_or_failure(self) -> str:
         """Return the user's message.
@@ -176,7 +176,7 @@ class SimulatedUser:
         innocent = not self._heard or problem.ours or not await self._speaks_otherwise()
         if self._heard and problem.too_long and (not innocent or self.turns > 1):
             # The user's own messages may become too long, too, if the agent prolongs the conversation.
-            raise Failure(str(problem), ending=Ending.TOKEN_BUDGET) from problem
+            raise Failure(str(problem), stop_reason=StopReason.TOKEN_BUDGET) from problem
         if not innocent:
             if problem.by_server:  # the server may have been down temporarily
                 try:
@@ -184,7 +184,9 @@ class SimulatedUser:
                 except _EmptyReplyError as again:
                     problem = again
             if not problem.ours:
-                raise Failure(f"{problem}, and speaks where the agent says something else", ending=Ending.USER_STOP)
+                raise Failure(
+                    f"{problem}, and speaks where the agent says something else", stop_reason=StopReason.USER_STOP
+                )
         raise ServerFailure(str(problem)) from problem
 
     async def _speaks_otherwise(self) -> bool:
@@ -273,7 +275,7 @@ class WithHook:
             try:
                 await self._hook()
             except ToolFailedError as error:
-                return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
+                return UserAnswer(None, StopReason.WORLD_FAILED, error=error.detail)
         return await self._user.speak(words)
 
 
@@ -321,14 +323,14 @@ class CodeUser:
         self._turns_left -= 1
         try:
             answer = user_answer(await self._ask(words), self._tools)
-            if words is None and answer.ending is not None:
+            if words is None and answer.stop_reason is not None:
                 raise ToolFailedError("", "is over before the agent has said anything")
         except ToolFailedError as error:
             if words is None:
                 raise UserError(f"{self._where}: {error.detail}") from error
-            return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
-        last = answer.ending is None and self._turns_left <= 0
-        return replace(answer, ending=Ending.USER_TURNS) if last else answer
+            return UserAnswer(None, StopReason.WORLD_FAILED, error=error.detail)
+        last = answer.stop_reason is None and self._turns_left <= 0
+        return replace(answer, stop_reason=StopReason.USER_TURNS) if last else answer
 
 
 def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
@@ -354,7 +356,7 @@ def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
     if reward is not None and not is_number(reward):
         raise _malformed("`reward` with a number", value)
     message = None if say is None else {"role": "user", "content": say}
-    return UserAnswer(message, Ending.WORLD_OVER if over else None, offered, reward)
+    return UserAnswer(message, StopReason.WORLD_OVER if over else None, offered, reward)
 
 
 def _malformed(needed: str, value: Any) -> ToolFailedError:
@@ -378,7 +380,7 @@ class ScriptedUser:
         words: Sequence[Mapping[str, Any]],
         where: str,
         tools: Collection[str],
-        before: Callable[[AgentResult, int], Awaitable[Ending | None]] | None = None,
+        before: Callable[[AgentResult, int], Awaitable[StopReason | None]] | None = None,
         *,
         speaks_first: bool = False,
     ) -> None:
@@ -403,11 +405,11 @@ class ScriptedUser:
         """
         number, self._spoken = self._spoken, self._spoken + 1
         if number >= len(self._answers):
-            return UserAnswer(None, Ending.FINISHED)
+            return UserAnswer(None, StopReason.FINISHED)
         try:
-            ending = None if self._before is None else await self._before(self._result, number)
+            stop_reason = None if self._before is None else await self._before(self._result, number)
         except ToolFailedError as error:
             if words is None:
                 raise UserError(f"{self._where}.{number}: {error.detail}") from error
-            return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
-        return self._answers[number] if ending is None else UserAnswer(None, ending)
+            return UserAnswer(None, StopReason.WORLD_FAILED, error=error.detail)
+        return self._answers[number] if stop_reason is None else UserAnswer(None, stop_reason)

@@ -62,7 +62,7 @@ def trajectory(line: Line) -> dict[str, Any]:
         "model_name": policy.get("model"),
         "tool_definitions": line.get("tools") or None,
     }
-    extra = {key: line.get(key) for key in ("row_key", "group", "index", "score", "ending", "error", "rewards")}
+    extra = {key: line.get(key) for key in ("row_key", "group", "index", "score", "stop_reason", "error", "rewards")}
     return {
         "schema_version": VERSION,
         "session_id": line["id"],

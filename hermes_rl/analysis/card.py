@@ -79,7 +79,7 @@ def _facts(summary: RunSummary, described: Mapping[str, Any]) -> Iterator[tuple[
     between = "" if interval.low is None else f", 95 % interval {interval.low:.3f} to {interval.high:.3f}"
     yield "mean score", mean + between
     yield "pass", f"{summary.passed} of {summary.graded} score {summary.success:g} or more"
-    yield "endings", ", ".join(f"{plain(name)} {count}" for name, count in summary.endings.items())
+    yield "stop_reasons", ", ".join(f"{plain(name)} {count}" for name, count in summary.stop_reasons.items())
     yield "played", f"{plain(summary.started)}, hermes-rl {plain(described.get('hermes_rl') or '?')}"
     yield "published by", f"hermes-rl {__version__}"
 

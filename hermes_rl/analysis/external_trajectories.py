@@ -27,7 +27,7 @@ from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.values import read_json
 
 # ------------------------------------------------------------------------------------------------------- The format
@@ -142,7 +142,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     usage = {"prompt_tokens": totals.total_prompt_tokens or 0, "completion_tokens": totals.total_completion_tokens or 0}
     line = {
         **{"messages": [*prompt, *spoken], "prompt_length": len(prompt), "turns": len(turns), "tool_calls": calls},
-        **{"ending": str(Ending.FINISHED), "usage": usage | {"cost": totals.total_cost_usd}},
+        **{"stop_reason": str(StopReason.FINISHED), "usage": usage | {"cost": totals.total_cost_usd}},
         "tools": trajectory.agent.tool_definitions,
     }
     return result_of(line), trajectory.extra or {}

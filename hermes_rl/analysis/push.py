@@ -190,7 +190,7 @@ def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
         )
 
 
-def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
+def _groups(record: RunRecord, stop_reasons: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
     """Yield the groups of a run with the rollouts that count; raises an error for a secret in them."""
     members: dict[str, list[RolloutSummary]] = {}
     for rollout in record.counting(every_seat=True):
@@ -199,7 +199,7 @@ def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, s
         ordered = sorted(own, key=lambda rollout: rollout.index)
         lines = [line for rollout in ordered if (line := _line(record, rollout, forms)) is not None]
         if lines:
-            yield group_of(name, lines, lambda ending: endings.get(str(ending)) == "mask")
+            yield group_of(name, lines, lambda stop_reason: stop_reasons.get(str(stop_reason)) == "mask")
 
 
 def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) -> Line | None:

@@ -81,7 +81,7 @@ class RolloutSummary:
     state: str
     score: float | None
     rewards: Mapping[str, float | None]
-    ending: str
+    stop_reason: str
     error: str | None
     turns: int
     prompt_tokens: int
@@ -540,7 +540,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         state=intern(head_fields["state"]),
         score=None if _unpaid(head_fields) else head_fields["score"],
         rewards={intern(name): record["value"] for name, record in head_fields["rewards"].items()},
-        ending=intern(head_fields["ending"]),
+        stop_reason=intern(head_fields["stop_reason"]),
         error=intern(head_fields["error"]) if head_fields["error"] else None,
         turns=behind["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,

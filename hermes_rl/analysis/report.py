@@ -110,9 +110,9 @@ def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[Roll
     """
     rollouts = list(rollouts)
     by_score = sorted((each for each in rollouts if each.score is not None), key=lambda rollout: rollout.score or 0.0)
-    first_of_ending = {rollout.ending: rollout for rollout in reversed(rollouts)}.values()
+    first_of_stop_reason = {rollout.stop_reason: rollout for rollout in reversed(rollouts)}.values()
     failures = [rollout for rollout in rollouts if rollout.given_up]
-    worth = (*first_of_ending, *failures[:OF_EACH], *by_score[:OF_EACH], *by_score[::-1][:OF_EACH])
+    worth = (*first_of_stop_reason, *failures[:OF_EACH], *by_score[:OF_EACH], *by_score[::-1][:OF_EACH])
     groups = {rollout.group for rollout in worth}
     # The other members of the selected groups allow comparisons; then others from all over the run.
     worth += tuple(rollout for rollout in rollouts if rollout.group in groups)

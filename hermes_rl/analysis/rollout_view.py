@@ -81,7 +81,7 @@ class Screen:
 
 
 COLUMNS = (
-    "id", "row_key", "group", "epoch", "index", "attempt", "state", "score", "ending", "turns", "prompt_tokens",
+    "id", "row_key", "group", "epoch", "index", "attempt", "state", "score", "stop_reason", "turns", "prompt_tokens",
     "completion_tokens", "calls", "call_errors", "seat",
 )  # fmt: skip
 """Fields of a `RolloutSummary` that a row of a table shows unchanged."""
@@ -160,7 +160,7 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
         "members": [shown_summary(member) for member in record.members(summary.group)],
         "seats": [shown_summary(seat) for seat in record.seats(summary)],
         "attempts": [
-            {"id": rollout.id, "attempt": rollout.attempt, "state": rollout.state, "ending": rollout.ending}
+            {"id": rollout.id, "attempt": rollout.attempt, "state": rollout.state, "stop_reason": rollout.stop_reason}
             for rollout in record.rollouts
             if rollout.group == summary.group and rollout.index == summary.index
         ],

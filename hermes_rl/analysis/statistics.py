@@ -19,7 +19,7 @@ from hermes_rl.rollouts.rollout import are_uniform
 from hermes_rl.runs.statistics import interval, mean
 from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import ending_named
+from hermes_rl.stop_reasons import stop_reason_named
 
 BARS = 20
 """Bars of a distribution."""
@@ -74,12 +74,14 @@ def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary])
     """Return the numbers on the page of a run, without its rollouts, from the ones that count and all records."""
     costs = [rollout.cost for rollout in lines if rollout.cost is not None]
     graded = [rollout for rollout in rollouts if rollout.score is not None]  # as in the metrics of an evaluation
-    endings = Counter(rollout.ending for rollout in rollouts)
+    stop_reasons = Counter(rollout.stop_reason for rollout in rollouts)
     return {
         "scores": distribution(scores_of(rollouts)),
         "rewards": _rewards(rollouts),
         "spread": _spread(rollouts),
-        "endings": [{"name": name, "count": count, **_meaning(name)} for name, count in endings.most_common(MOST)],
+        "stop_reasons": [
+            {"name": name, "count": count, **_meaning(name)} for name, count in stop_reasons.most_common(MOST)
+        ],
         "failures": _failures(lines),
         "turns": distribution([rollout.turns for rollout in graded]),
         "prompt_tokens": distribution([rollout.prompt_tokens for rollout in graded]),
@@ -159,9 +161,9 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
     return None if bars is None else {**bars, "uniform": len(uniform), "groups": len(several)}
 
 
-def _meaning(ending: str) -> dict[str, Any]:
+def _meaning(stop_reason: str) -> dict[str, Any]:
     """Return the meaning of a stop reason and its cause: the policy or the infrastructure."""
-    known = ending_named(ending)
+    known = stop_reason_named(stop_reason)
     if known is None:
         return {"what": "", "policys": False}
     rule = known.rule
@@ -171,8 +173,8 @@ def _meaning(ending: str) -> dict[str, Any]:
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     """Return the causes of failed attempts, retried ones included, each with its last message."""
     failed = [line for line in lines if line.given_up]
-    last = {rollout.ending: rollout for rollout in failed}
-    counts = Counter(rollout.ending for rollout in failed)
+    last = {rollout.stop_reason: rollout for rollout in failed}
+    counts = Counter(rollout.stop_reason for rollout in failed)
     return [
         {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_meaning(name)}
         for name, count in counts.most_common(MOST)

@@ -19,7 +19,7 @@ from hermes_rl.analysis.settings import model_of, spec_of, success_of
 from hermes_rl.analysis.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState, never_asked
 from hermes_rl.runs.statistics import mean
-from hermes_rl.stop_reasons import Ending, ending_named
+from hermes_rl.stop_reasons import StopReason, stop_reason_named
 
 LISTED = 5
 """Maximum number of rows that are named as worst, and as slowest."""
@@ -66,7 +66,7 @@ class Spread:
 class FailureCause:
     """Cause of ungraded rollouts: their stop reason, their number, and the message of the first of them."""
 
-    ending: str
+    stop_reason: str
     count: int
     error: str | None
     id: str
@@ -124,7 +124,7 @@ class RunSummary:
     waiting: int
     score: Spread | None
     interval: Interval
-    endings: Mapping[str, int]
+    stop_reasons: Mapping[str, int]
     failures: tuple[FailureCause, ...]
     again: Mapping[str, int]
     rewards: Mapping[str, Spread]
@@ -161,8 +161,8 @@ def summarise(record: RunRecord) -> RunSummary:
         )
     bad = [row for row in summaries if row.passed < row.graded or row.ungraded]
     bad.sort(key=lambda row: (row.passed / row.graded if row.graded else -1.0, row.score or 0.0, -row.ungraded))
-    causes = Counter(rollout.ending for rollout in failed).most_common()
-    first = {rollout.ending: rollout for rollout in reversed(failed)}
+    causes = Counter(rollout.stop_reason for rollout in failed).most_common()
+    first = {rollout.stop_reason: rollout for rollout in reversed(failed)}
     names = dict.fromkeys(name for rollout in graded for name in rollout.rewards)
 
     def spreads(of: Mapping[str, Callable[[RolloutSummary], float | None]]) -> dict[str, Spread]:
@@ -185,10 +185,13 @@ def summarise(record: RunRecord) -> RunSummary:
         left_out=sum(rollout.state == RolloutState.LEFT_OUT for rollout in counting),
         score=Spread.of(rollout.score for rollout in graded),
         interval=Interval.of(graded),
-        endings=dict(Counter(rollout.ending for rollout in counting).most_common()),
-        failures=tuple(FailureCause(ending, count, first[ending].error, first[ending].id) for ending, count in causes),
+        stop_reasons=dict(Counter(rollout.stop_reason for rollout in counting).most_common()),
+        failures=tuple(
+            FailureCause(stop_reason, count, first[stop_reason].error, first[stop_reason].id)
+            for stop_reason, count in causes
+        ),
         waiting=sum(rollout.state == RolloutState.WAITING for rollout in counting),
-        again=dict(Counter(each.ending for each in record.rollouts if each.id not in places and each.given_up)),
+        again=dict(Counter(each.stop_reason for each in record.rollouts if each.id not in places and each.given_up)),
         rewards=spreads({name: lambda rollout, name=name: rollout.rewards.get(name) for name in names}),  # type: ignore[misc]
         counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
         seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
@@ -222,7 +225,7 @@ def select_rollouts(
     success: float,
     *,
     failed: bool = False,
-    ending: str | None = None,
+    stop_reason: str | None = None,
     tool: str | None = None,
     sort: Sort = "number",
 ) -> list[RolloutSummary]:
@@ -239,7 +242,7 @@ def select_rollouts(
         rollout
         for rollout in record.rollouts
         if (not failed or rollout.failed(success))
-        and ending in (None, rollout.ending)
+        and stop_reason in (None, rollout.stop_reason)
         and (tool is None or any(tool == name for name, _, _ in rollout.tools))
     ]
     wanted: Sort = "score" if failed and sort == "number" else sort
@@ -248,13 +251,13 @@ def select_rollouts(
 
 def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
     """Yield the reasons why a rollout did not pass, the most likely first; nothing if it passed."""
-    ending = ending_named(line["ending"])
+    stop_reason = stop_reason_named(line["stop_reason"])
     if line["score"] is None:
-        if ending is None:
-            yield f"it has no score: {line['ending']}"
+        if stop_reason is None:
+            yield f"it has no score: {line['stop_reason']}"
         else:
-            whose = "the policy's doing" if ending.graded else "not the policy's doing, so it is no 0"
-            yield f"it has no score: {ending.rule.what} ({ending}; {whose})"
+            whose = "the policy's doing" if stop_reason.graded else "not the policy's doing, so it is no 0"
+            yield f"it has no score: {stop_reason.rule.what} ({stop_reason}; {whose})"
         if line["error"]:
             yield str(line["error"])
         return
@@ -268,19 +271,19 @@ def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None]
             continue
         reason = f": {value['reason']}" if value.get("reason") else ""
         yield f"{name} gave {value['value']:.4g}{reason}"
-    yield from () if ending is None else _too_early(line, ending)
+    yield from () if stop_reason is None else _too_early(line, stop_reason)
     if line["tool_errors"]:
         last = line["tool_errors"][-1]
         calls = len(line["tool_calls"])
         yield f"{len(line['tool_errors'])} of {calls} tool calls failed, the last: {last['tool_name']}: {last['error']}"
 
 
-def _too_early(line: Mapping[str, Any], ending: Ending) -> Iterator[str]:
+def _too_early(line: Mapping[str, Any], stop_reason: StopReason) -> Iterator[str]:
     """Yield the stop reason of a rollout that did not finish."""
     program = line.get("program")
-    if program is None or ending is not Ending.GAVE_UP:
-        if not ending.finished_naturally:
-            yield f"it ended before it was done: {ending.rule.what} ({ending})"
+    if program is None or stop_reason is not StopReason.GAVE_UP:
+        if not stop_reason.finished_naturally:
+            yield f"it ended before it was done: {stop_reason.rule.what} ({stop_reason})"
     elif program["calls"]:
         refusal = program.get("refusal")
         refused = f"; the last request that was refused: {refusal}" if refusal else ""

@@ -114,7 +114,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
             return "uniform"
         if self._max_staleness is None:
             return None
-        now, oldest = await self._weights(), group.certificate.oldest if group.certificate is not None else None
+        now, oldest = await self._weights(), group.provenance.oldest if group.provenance is not None else None
         if now is None or oldest is None:
             raise UserError(
                 "max_staleness: the policy does not tell the version of its weights. Set `policy.version` before the "

@@ -250,6 +250,8 @@ def _ended(rollout: Rollout) -> Iterator[RenderableType]:
         shown.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
     yield shown
     score = "no score" if rollout.score is None else f"score {rollout.score:.4g}"
-    yield safe(f"{score}; ended as {rollout.ending}: {rollout.ending.rule.what}", GOOD if rollout.score else BAD)
+    yield safe(
+        f"{score}; ended as {rollout.stop_reason}: {rollout.stop_reason.rule.what}", GOOD if rollout.score else BAD
+    )
     if rollout.error:
         yield safe(rollout.error, BAD)

@@ -33,7 +33,7 @@ from hermes_rl.runs.regrade import regrade
 from hermes_rl.runs.setup import RunOptions, require_effect
 from hermes_rl.servers.usage import Usage
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.terminal_text import pluralize
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.hub import without_advice
@@ -185,18 +185,18 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     async def guarded() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        ending = False
+        stop_reason = False
 
         def end(number: int, frame: object) -> None:
-            nonlocal ending
+            nonlocal stop_reason
             if loop.is_closed():
                 raise KeyboardInterrupt
-            if ending:
+            if stop_reason:
                 restore_terminal()
                 sys.stderr.write("interrupted again; what is complete is kept\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
-            ending = True
+            stop_reason = True
             loop.call_soon_threadsafe(task.cancel)
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -290,51 +290,55 @@ def say_where(directory: RunDirectory, progress: Progress) -> None:
     used = directory.described().get("usage") or {}
     for text in cost_lines({role: Usage.of(counts) for role, counts in used.items()}):
         echo(text)
-    if words := most_ended_with(directory.described().get("endings", {})):
+    if words := most_ended_with(directory.described().get("stop_reasons", {})):
         echo(words)
     echo(f"run directory: {directory.path}")
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
 
 
 WAYS_ON = {
-    Ending.MAX_TURNS: "raise agent.max_turns",
-    Ending.TOKEN_BUDGET: "raise agent.max_trajectory_tokens, or take a model with a longer context",
-    Ending.LENGTH: "raise agent.max_tokens",
-    Ending.TIMEOUT: "raise agent.timeout, agent.task_timeout or agent.deadline",
-    Ending.EMPTY: "the server's parser of reasoning or tool calls may keep all of the text",
-    Ending.REFUSED: "the server's filter refuses what is said here",
-    Ending.SANDBOX_KILLED: "raise sandbox.limits or sandbox.lifetime",
-    Ending.USER_TURNS: "raise user.max_turns",
-    Ending.WORLD_FAILED: "correct that code",
-    Ending.STEP_FAILED: "lower the `min_reward` of these words",
-    Ending.TOOL_ERRORS: "raise agent.max_tool_errors, or see whether the model knows these tools",
-    Ending.GAVE_UP: "see what the program printed",
-    Ending.UNTRAINED: "lower agent.min_trained_share, or see why the program changes what was sampled",
-    Ending.SERVER_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
-    Ending.SANDBOX_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
-    Ending.TOOL_SERVER_FAILURE: "see run.log, and start the tool server by hand",
-    Ending.REWARD_FAILURE: "correct that reward; hermes-rl validate SPEC --deep tries it",
-    Ending.JUDGE_FAILURE: "see run.log, and ask the judge's server by hand",
-    Ending.ROW_FAILURE: "correct the rows; hermes-rl validate SPEC and render SPEC show what they give",
+    StopReason.MAX_TURNS: "raise agent.max_turns",
+    StopReason.TOKEN_BUDGET: "raise agent.max_trajectory_tokens, or take a model with a longer context",
+    StopReason.LENGTH: "raise agent.max_tokens",
+    StopReason.TIMEOUT: "raise agent.timeout, agent.task_timeout or agent.deadline",
+    StopReason.EMPTY: "the server's parser of reasoning or tool calls may keep all of the text",
+    StopReason.REFUSED: "the server's filter refuses what is said here",
+    StopReason.SANDBOX_KILLED: "raise sandbox.limits or sandbox.lifetime",
+    StopReason.USER_TURNS: "raise user.max_turns",
+    StopReason.WORLD_FAILED: "correct that code",
+    StopReason.STEP_FAILED: "lower the `min_reward` of these words",
+    StopReason.TOOL_ERRORS: "raise agent.max_tool_errors, or see whether the model knows these tools",
+    StopReason.GAVE_UP: "see what the program printed",
+    StopReason.UNTRAINED: "lower agent.min_trained_share, or see why the program changes what was sampled",
+    StopReason.SERVER_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
+    StopReason.SANDBOX_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
+    StopReason.TOOL_SERVER_FAILURE: "see run.log, and start the tool server by hand",
+    StopReason.REWARD_FAILURE: "correct that reward; hermes-rl validate SPEC --deep tries it",
+    StopReason.JUDGE_FAILURE: "see run.log, and ask the judge's server by hand",
+    StopReason.ROW_FAILURE: "correct the rows; hermes-rl validate SPEC and render SPEC show what they give",
 }
 """Advice by stop reason, for runs in which most rollouts have it."""
 
 
-def most_ended_with(endings: Mapping[str, Mapping[str, Any]]) -> str:
+def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a message with the stop reason of most rollouts and advice, or "" if that stop reason is not a problem.
 
     Args:
         endings: the entry of run.json.
     """
-    counts = Counter({Ending(name): entry["count"] for name, entry in endings.items() if name in set(Ending)})
+    counts = Counter(
+        {StopReason(name): entry["count"] for name, entry in stop_reasons.items() if name in set(StopReason)}
+    )
     if not counts:
         return ""
-    (ending, count), *_ = counts.most_common(1)
-    if 2 * count <= counts.total() or ending.finished_naturally or ending not in WAYS_ON:
+    (stop_reason, count), *_ = counts.most_common(1)
+    if 2 * count <= counts.total() or stop_reason.finished_naturally or stop_reason not in WAYS_ON:
         return ""
-    why = endings[ending].get("first")
-    reason = f"{ending.rule.what}{f' ({why})' if why else ''}"
-    return f"{count} of {pluralize(counts.total(), 'rollout')} ended with {ending}: {reason}; {WAYS_ON[ending]}"
+    why = stop_reasons[stop_reason].get("first")
+    reason = f"{stop_reason.rule.what}{f' ({why})' if why else ''}"
+    return (
+        f"{count} of {pluralize(counts.total(), 'rollout')} ended with {stop_reason}: {reason}; {WAYS_ON[stop_reason]}"
+    )
 
 
 def _counts(counts: Mapping[str, int]) -> str:

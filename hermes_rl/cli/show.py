@@ -34,7 +34,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import NEVER_ASKED
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
-from hermes_rl.stop_reasons import Ending, ending_named
+from hermes_rl.stop_reasons import StopReason, stop_reason_named
 from hermes_rl.terminal_text import pluralize
 from hermes_rl.values import read_json
 
@@ -53,7 +53,7 @@ class ShowRequest:
     run: Path
     rollout: str | None = None
     failed: bool = False
-    ending: str | None = None
+    stop_reason: str | None = None
     tool: str | None = None
     prompt: bool = False
     tokens: bool = False
@@ -66,9 +66,9 @@ class ShowRequest:
 
 def show_run(request: ShowRequest) -> int:
     """Show a run or a rollout of it; return the exit status."""
-    if request.ending is not None and request.ending not in list(Ending):
-        hint = choices(request.ending, list(Ending))
-        raise UserError(f"--stop-reason: there is no stop reason {request.ending!r}{hint}")
+    if request.stop_reason is not None and request.stop_reason not in list(StopReason):
+        hint = choices(request.stop_reason, list(StopReason))
+        raise UserError(f"--stop-reason: there is no stop reason {request.stop_reason!r}{hint}")
     if request.sort not in SORTS:
         raise UserError(f"--sort: {request.sort!r} is none of {', '.join(SORTS)}")
     record = RunRecord(request.run)
@@ -100,7 +100,7 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
         record,
         summary.success,
         failed=request.failed,
-        ending=request.ending,
+        stop_reason=request.stop_reason,
         tool=request.tool,
         sort=cast("Sort", request.sort),
     )
@@ -108,7 +108,7 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
         listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
         echo(json.dumps({"summary": asdict(summary), "rollouts": listed}, indent=2, ensure_ascii=False))
         return 0
-    filtered = request.failed or request.ending is not None or request.tool is not None
+    filtered = request.failed or request.stop_reason is not None or request.tool is not None
     parts: list[RenderableType] = [_head(summary)]
     if not filtered:
         parts += _overview(record, summary)
@@ -143,16 +143,18 @@ def _head(summary: RunSummary) -> RenderableType:
         lines.append(safe(f"mean score{whose} {summary.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]
     for cause in summary.failures:
-        parts.append(safe(f"without a score: {cause.count} × {cause.ending} ({_meaning(cause.ending)})", NOTE))
+        parts.append(
+            safe(f"without a score: {cause.count} × {cause.stop_reason} ({_meaning(cause.stop_reason)})", NOTE)
+        )
         parts.append(indented(safe(f"{cause.id}: {_cut(cause.error or 'it gives no reason', 300)}")))
     return Group(*parts, Text())
 
 
 def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
-    endings = table("ending", "rollouts", "", right=("rollouts",))
-    for ending, count in summary.endings.items():
-        endings.add_row(safe(ending), str(count), safe(_meaning(ending), DIM))
-    parts = [endings]
+    stop_reasons = table("stop_reason", "rollouts", "", right=("rollouts",))
+    for stop_reason, count in summary.stop_reasons.items():
+        stop_reasons.add_row(safe(stop_reason), str(count), safe(_meaning(stop_reason), DIM))
+    parts = [stop_reasons]
     spreads = {"reward": summary.rewards, "per rollout": summary.counts, "seconds": summary.seconds}
     parts += [_spreads(name, each) for name, each in spreads.items() if each]
     parts += [_seats(summary)] if summary.seats else []
@@ -195,7 +197,7 @@ def _listed(
     record: RunRecord, summary: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
 ) -> Iterator[RenderableType]:
     if not rollouts:
-        failed_alone = request.failed and request.ending is None and request.tool is None
+        failed_alone = request.failed and request.stop_reason is None and request.tool is None
         none = "every rollout passes" if failed_alone else "no such rollout"
         yield Text(none if filtered else "no rollout has ended yet")
         return
@@ -211,14 +213,27 @@ def _listed(
 
 def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float, limit: int) -> Table:
     rows = table(
-        "#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS, whole=("ending",)
+        "#",
+        "score",
+        "stop_reason",
+        "turns",
+        "calls",
+        "tokens",
+        "s",
+        "id",
+        "row",
+        right=_NUMBERS,
+        whole=("stop_reason",),
     )
     for rollout in rollouts[: limit or None]:
         rows.add_row(
             str(record.number(rollout.id)),
             Text(_number(rollout.score), _style(rollout, success)),
             safe(
-                rollout.ending, "" if (ending := ending_named(rollout.ending)) and ending.finished_naturally else NOTE
+                rollout.stop_reason,
+                ""
+                if (stop_reason := stop_reason_named(rollout.stop_reason)) and stop_reason.finished_naturally
+                else NOTE,
             ),
             str(rollout.turns),
             f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else ""),
@@ -244,8 +259,8 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if whole else f"{value:.3g}"
 
 
-def _meaning(ending: str) -> str:
-    known = ending_named(ending)
+def _meaning(stop_reason: str) -> str:
+    known = stop_reason_named(stop_reason)
     return "" if known is None else known.rule.what
 
 
@@ -286,7 +301,7 @@ class _Rollout:
             safe(rollout.id, HEAD),
             f"  #{self.record.number(rollout.id)} of {len(self.record.rollouts)}  ",
             safe(score, _style(rollout, self.success)),
-            safe(f"  {rollout.ending}  {pluralize(rollout.turns, 'turn')}  {rollout.model or ''}"),
+            safe(f"  {rollout.stop_reason}  {pluralize(rollout.turns, 'turn')}  {rollout.model or ''}"),
         )
         reasons = list(failure_reasons(self.line, self.weights, self.success))
         for number, reason in enumerate(reasons):
@@ -302,7 +317,7 @@ class _Rollout:
             yield safe(f"others of its group: {scores}" + (", …" if len(others) > 16 else ""), DIM)
         for other in self.record.rollouts:
             if (other.group, other.index) == (rollout.group, rollout.index) and other.id != rollout.id:
-                yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.ending}", DIM)
+                yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.stop_reason}", DIM)
 
     def _row(self) -> Iterator[RenderableType]:
         yield heading(f"row {self.one.row_key}")
@@ -388,7 +403,7 @@ class _Rollout:
     def _facts(self) -> Iterator[RenderableType]:
         line = self.line
         yield heading("end")
-        facts = {"ending": f"{line['ending']}: {_meaning(line['ending'])}"}
+        facts = {"stop_reason": f"{line['stop_reason']}: {_meaning(line['stop_reason'])}"}
         if line["error"]:
             facts["error"] = str(line["error"])
         for error in line["tool_errors"]:

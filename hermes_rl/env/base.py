@@ -55,7 +55,7 @@ from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.reward_value import RewardValue, interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.spec.model import Mode
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import drawable, resolve_toolsets, sample_distribution, toolkit_of
@@ -167,7 +167,7 @@ class HandWritten:
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return rollout.rewards[REWARD].per_turn
 
-    def ending_policy(self, ending: Ending) -> EndingPolicy:
+    def on_stop_policy(self, stop_reason: StopReason) -> EndingPolicy:
         return "grade"
 
 

@@ -30,7 +30,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
@@ -206,7 +206,7 @@ class CustomPostprocessing:
             problem = author_error(method, f"gave a group that cannot be used: {refused.detail}")
             if method.__name__ not in self._proven and refused.cause != "not_finite":
                 raise problem from refused
-            group.dropped, group.detail = Ending.CANCELLED, str(problem)
+            group.dropped, group.detail = StopReason.CANCELLED, str(problem)
             return []
         if usable:
             self._proven.add(method.__name__)
@@ -234,12 +234,15 @@ class CustomCollection(CustomPostprocessing):
             raise
         except Exception as error:
             logger.exception("a group of %s failed", row.key)
-            played.dropped, played.detail = Ending.CANCELLED, f"collect_trajectories raised {place_of(error, method)}"
+            played.dropped, played.detail = (
+                StopReason.CANCELLED,
+                f"collect_trajectories raised {place_of(error, method)}",
+            )
             return played
         env.backlog.extend(backlog or ())
         played.parts = self._usable(played, method, collected)
         if not played.parts and played.dropped is None:
-            played.dropped = Ending.CANCELLED
+            played.dropped = StopReason.CANCELLED
             played.detail = "collect_trajectories gave no group; the log says why"
         return played
 
@@ -301,7 +304,7 @@ class Collecting:
         runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
         rollout = await runner.member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
-            logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
+            logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.stop_reason, rollout.error)
             return None, []
         whole = Group(group, row, [rollout])
         await self._encoder.encode_group(whole)

@@ -69,10 +69,10 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
             sampling={**self._sampling, **(model.sampling_parameters or {})},
         )
         if played.score is None:
-            raise AttemptWithoutScore(f"{played.ending}: {played.error}")
+            raise AttemptWithoutScore(f"{played.stop_reason}: {played.error}")
         if played.masked:
             raise AttemptWithoutScore(
-                f"the spec masks the ending {played.ending}, and agent-lightning trains on all that it has captured: "
+                f"the spec masks {played.stop_reason}, and agent-lightning trains on all that it has captured: "
                 "give it a score under `on_stop`"
             )
         return played.score

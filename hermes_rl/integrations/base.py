@@ -17,9 +17,9 @@ import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.common import require_carried, require_own_baseline, trained_seats
 
-FAILURES = tuple(ending for ending in hermes_rl.Ending if not ending.graded)
+FAILURES = tuple(stop_reason for stop_reason in hermes_rl.StopReason if not stop_reason.graded)
 """Stop reasons caused by infrastructure; integrations log them separately."""
-CUT = (hermes_rl.Ending.LENGTH, hermes_rl.Ending.TOKEN_BUDGET)
+CUT = (hermes_rl.StopReason.LENGTH, hermes_rl.StopReason.TOKEN_BUDGET)
 """Stop reasons of rollouts that a token limit truncated."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1, 0, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None), "stop": (None, []),
@@ -40,7 +40,7 @@ class BatchResult(NamedTuple):
     """Result at one position: the rollout (None if its group was dropped), the stop reason, and the error message."""
 
     rollout: hermes_rl.Rollout | None
-    ending: hermes_rl.Ending
+    stop_reason: hermes_rl.StopReason
     error: str | None
 
 
@@ -191,7 +191,9 @@ class TrainerAdapter:
                         lost = BatchResult(None, group.dropped, group.detail)
                         return {(place.group, member): lost for member in range(place.size)}
                     members = dict(enumerate(group.rollouts))
-            return {(place.group, number): BatchResult(own, own.ending, own.error) for number, own in members.items()}
+            return {
+                (place.group, number): BatchResult(own, own.stop_reason, own.error) for number, own in members.items()
+            }
 
         # If the members of a group run together, the task of the first member runs them all.
         begun = [place for place in places if not comparing or place.size == 1 or place.member == 0]
@@ -285,15 +287,17 @@ def require_score(rollout: hermes_rl.Rollout) -> hermes_rl.Rollout:
     """Return the rollout; raise `RunError` if it has no score or no sampled tokens."""
     if not is_scored(rollout):
         lack = "score" if rollout.score is None else "tokens"
-        raise RunError(f"rollout {rollout.id} has no {lack} ({rollout.ending}: {rollout.error or rollout.no_tokens})")
+        raise RunError(
+            f"rollout {rollout.id} has no {lack} ({rollout.stop_reason}: {rollout.error or rollout.no_tokens})"
+        )
     return rollout
 
 
 def require_a_score(batch: Sequence[BatchResult]) -> None:
     """Raise `RunError` if infrastructure failed every rollout of a batch, or no rollout called the policy."""
-    ended = Counter(ending for _, ending, _ in batch)
+    ended = Counter(stop_reason for _, stop_reason, _ in batch)
     unasked = [played.no_tokens for played, _, _ in batch if played is not None and not played.turns]
     if ended.keys() <= set(FAILURES) or len(unasked) == len(batch):
-        causes = ", ".join(f"{many} {ending}" for ending, many in ended.items())
+        causes = ", ".join(f"{many} {stop_reason}" for stop_reason, many in ended.items())
         details = sorted({detail for detail in (*(detail for _, _, detail in batch), *unasked) if detail})
         raise RunError(f"not one of {len(batch)} rollouts could be scored ({causes}): {'; '.join(details[:3])}")

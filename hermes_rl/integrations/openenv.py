@@ -39,7 +39,7 @@ class Observation(BaseObservation):
     """Tools that the model may call, as OpenAI schemas."""
     max_tokens: int | None = None
     """Token limit of the next turn; None: no limit."""
-    ending: str | None = None
+    stop_reason: str | None = None
     """Stop reason of the rollout."""
     error: str | None = None
     """Reason why there is no score."""
@@ -127,7 +127,7 @@ class HermesEnvironment(Environment):
         return Observation(
             done=True,
             reward=rollout.score,
-            ending=str(rollout.ending),
+            stop_reason=str(rollout.stop_reason),
             error=rollout.error,
             rewards=values_of(rollout),
             trainable=rollout.score is not None and not rollout.masked,

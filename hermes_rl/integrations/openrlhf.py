@@ -100,7 +100,7 @@ def executor(
                 "observation_tokens": example.prompt_ids + example.response_ids,
                 "action_ranges": _ranges(before + example.mask),
                 "rollout_log_probs": [*map(float, before), *logprobs_of(example, "OpenRLHF")],
-                "truncated": rollout.ending in CUT,
+                "truncated": rollout.stop_reason in CUT,
                 "extra_logs": values_of(rollout),
             }
 

@@ -139,7 +139,7 @@ class HermesGenerator:
         fields = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards", "stop_reasons")
         out: dict[str, Any] = {name: [] for name in (*fields, "trajectory_ids", "is_last_step", "env_metrics", TIMES)}
         stand_ins = _stand_ins(played, [name.instance_id for name in names])
-        for (rollout, ending, _), name, stand_in in zip(played, names, stand_ins, strict=True):
+        for (rollout, stop_reason, _), name, stand_in in zip(played, names, stand_ins, strict=True):
             # SkyRL requires tokens: a rollout without a score becomes a single token with mask 0.
             examples = [hermes_rl.Example([0], [0], [0], [0.0], (None, None))]
             if is_scored(rollout):
@@ -152,7 +152,7 @@ class HermesGenerator:
                     example.mask,
                     logprobs_of(example, "SkyRL"),
                     [0.0] * (size - 1) + [stand_in if last else 0.0] if self._step_wise else stand_in,
-                    "length" if ending in CUT else "stop" if ending.graded else "error",
+                    "length" if stop_reason in CUT else "stop" if stop_reason.graded else "error",
                     name,
                     last,
                     {} if rollout is None else values_of(rollout),
@@ -197,7 +197,7 @@ def _metrics(played: Sequence[BatchResult]) -> dict[str, float]:
 
     SkyRL may request a batch group by group. It then sums these metrics, and averages those named `…_mean`.
     """
-    ended = Counter(ending for _, ending, _ in played)
+    ended = Counter(stop_reason for _, stop_reason, _ in played)
     scored = [rollout for rollout, _, _ in played if is_scored(rollout)]
     names = dict.fromkeys(name for rollout in scored for name in values_of(rollout))
     rewards = {name: [values_of(rollout)[name] for rollout in scored if name in values_of(rollout)] for name in names}

@@ -41,7 +41,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     rollout = await pull.play(place, split, _sampling(args, pull, sampling_params))
     # slime requires the same shape for all rollouts. Only our reward hook can count the sequences of a list.
     several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
-    sample.metadata = {**sample.metadata, "ending": str(rollout.ending), "error": rollout.error}
+    sample.metadata = {**sample.metadata, "stop_reason": str(rollout.stop_reason), "error": rollout.error}
     sample.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
     if not is_scored(rollout):
         sample.status, sample.remove_sample = type(sample).Status.ABORTED, True
@@ -65,7 +65,7 @@ def _sample(sample: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example)
     filled.response = str(rollout.messages[-1].get("content") or "")
     filled.reward, filled.remove_sample, filled.metadata = rollout.score, False, dict(sample.metadata)
     filled.weight_versions = [str(version) for version in dict.fromkeys(example.weights) if version is not None]
-    filled.status = type(sample).Status.TRUNCATED if rollout.ending in CUT else type(sample).Status.COMPLETED
+    filled.status = type(sample).Status.TRUNCATED if rollout.stop_reason in CUT else type(sample).Status.COMPLETED
     return filled
 
 

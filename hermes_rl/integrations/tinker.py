@@ -37,10 +37,10 @@ from hermes_rl.integrations.common import (
 
 T = TypeVar("T")
 _STOPPED = {
-    hermes_rl.Ending.MAX_TURNS: StopReason.MAX_TURNS,
-    hermes_rl.Ending.LENGTH: StopReason.MAX_TOKENS,
-    hermes_rl.Ending.TOKEN_BUDGET: StopReason.CONTEXT_OVERFLOW,
-    hermes_rl.Ending.TIMEOUT: StopReason.ROLLOUT_TIMEOUT,
+    hermes_rl.StopReason.MAX_TURNS: StopReason.MAX_TURNS,
+    hermes_rl.StopReason.LENGTH: StopReason.MAX_TOKENS,
+    hermes_rl.StopReason.TOKEN_BUDGET: StopReason.CONTEXT_OVERFLOW,
+    hermes_rl.StopReason.TIMEOUT: StopReason.ROLLOUT_TIMEOUT,
 }
 """Stop reasons with an equivalent in the cookbook; all others map to COMPLETED."""
 
@@ -117,16 +117,16 @@ class HermesEnv(Env):
     def _ended(self) -> StepResult:
         rollout = self._session.rollout
         if rollout.score is None:
-            raise RolloutFailed(f"{rollout.ending}: {rollout.error}")
+            raise RolloutFailed(f"{rollout.stop_reason}: {rollout.error}")
         require_carried(rollout, "tinker-cookbook")
-        reason = _STOPPED.get(rollout.ending, StopReason.COMPLETED)
+        reason = _STOPPED.get(rollout.stop_reason, StopReason.COMPLETED)
         return StepResult(
             rollout.score,
             True,
             tinker.ModelInput.from_ints([]),
             [],
             metrics={**values_of(rollout), "turns": rollout.turns, f"stop/{reason}": 1.0},
-            logs={"ending": str(rollout.ending), "row": self._group.key},
+            logs={"stop_reason": str(rollout.stop_reason), "row": self._group.key},
         )
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:

@@ -221,7 +221,7 @@ def hermes_rl_score(
     *,
     score: list[float | None],
     rewards: list[dict[str, float]],
-    ending: list[str],
+    stop_reason: list[str],
     turns: list[int],
     other_policy: Sequence[bool] = (),
     log_metric: Callable[[str, float], None] | None = None,
@@ -229,10 +229,10 @@ def hermes_rl_score(
 ) -> list[float | None]:
     """Return the scores of the rollouts, None if there is none; log failures by cause, rewards and turns."""
     if log_metric is not None:
-        ended = Counter(ending)
+        ended = Counter(stop_reason)
         # Also log zeros: TRL averages only over the processes that log a name.
         for cause in FAILURES:
-            log_metric(f"hermes_rl/failed/{cause}", ended[cause] / len(ending))
+            log_metric(f"hermes_rl/failed/{cause}", ended[cause] / len(stop_reason))
         log_metric("hermes_rl/unscored", score.count(None) / len(score))
         log_metric("hermes_rl/turns", fmean(turns))
         log_metric("hermes_rl/other_policy", float(any(other_policy)))
@@ -303,7 +303,7 @@ def columns_of(ended: Sequence[BatchResult], end: int, pull: TrainerAdapter) -> 
         "env_mask": [example.mask for example in examples],
         "score": [rollout.score if is_scored(rollout) else None for rollout, _, _ in ended],
         "rewards": [values_of(rollout) if rollout is not None else {} for rollout, _, _ in ended],
-        "ending": [str(ending) for _, ending, _ in ended],
+        "stop_reason": [str(stop_reason) for _, stop_reason, _ in ended],
         "turns": [rollout.turns if rollout is not None else 0 for rollout, _, _ in ended],
     }
 
@@ -596,9 +596,9 @@ class HermesWorker(BackgroundEnv):
 
         if group.dropped is not None:
             return []
-        assert group.certificate is not None
+        assert group.provenance is not None
         samples = []
-        oldest = group.certificate.oldest
+        oldest = group.provenance.oldest
         compared = [
             (part, *member)
             for part in group.compared()
@@ -635,13 +635,13 @@ class HermesWorker(BackgroundEnv):
         if group.dropped is not None:
             self._failure = f"{group.dropped}: {group.detail}"
             return {"hermes_rl/dropped_frac": (1, 1), f"hermes_rl/failed_{group.dropped}_total": 1.0}
-        assert group.certificate is not None
+        assert group.provenance is not None
         metrics: dict[str, Any] = {
             "hermes_rl/dropped_frac": (0, 1),
             "hermes_rl/zero_variance_frac": (new["uniform"] + group.uniform, new["uniform"] + 1),
             "hermes_rl/left_out_stale_total": float(new["stale"]),
             "hermes_rl/turns_mean": fmean(rollout.turns for rollout in group.rollouts),
         }
-        if group.certificate.oldest is not None and group.certificate.newest is not None:
-            metrics["hermes_rl/versions_spread_max"] = float(group.certificate.newest - group.certificate.oldest)
+        if group.provenance.oldest is not None and group.provenance.newest is not None:
+            metrics["hermes_rl/versions_spread_max"] = float(group.provenance.newest - group.provenance.oldest)
         return metrics

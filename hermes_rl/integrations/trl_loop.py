@@ -98,7 +98,7 @@ class _Stepped:
         call = {"id": f"call{next(self._numbers)}", "type": "function", "function": function}
         turn = None if self._session.done else self._session.step({"content": "", "tool_calls": [call]})
         if turn is None:  # TRL shows a tool's exception to the model
-            raise ValueError(f"the episode is over: {self._session.rollout.ending}")
+            raise ValueError(f"the episode is over: {self._session.rollout.stop_reason}")
         return str(turn.messages[-1]["content"])
 
     def _ended(self, completion: Sequence[Mapping[str, Any]]) -> float | None:

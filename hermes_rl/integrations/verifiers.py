@@ -107,9 +107,9 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
             split=data.split,
             sampling=self.config.sampling,
         )
-        trace.info["hermes_rl"] = {"ending": str(rollout.ending), "masked": rollout.masked}
+        trace.info["hermes_rl"] = {"stop_reason": str(rollout.stop_reason), "masked": rollout.masked}
         if rollout.score is None:
-            raise vf.HarnessError(f"{rollout.ending}: {rollout.error}")
+            raise vf.HarnessError(f"{rollout.stop_reason}: {rollout.error}")
         trace.record_reward(REWARD, rollout.score)
         trace.record_metrics(values_of(rollout))
         if rollout.masked:

@@ -93,7 +93,7 @@ class VerlAgentLoop:
                 extra_fields={
                     "min_global_steps": example.weights[0],
                     "max_global_steps": example.weights[1],
-                    "ending": str(rollout.ending),
+                    "stop_reason": str(rollout.stop_reason),
                     "reward_extra_info": rewards,
                 },
             )

@@ -96,7 +96,7 @@ from hermes_rl.spec.templates import (
     render_section,
     render_text,
 )
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, Toolkit, ToolRuntime, free_task_id
@@ -650,8 +650,8 @@ class CompiledSpec:
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return self.grader.credit(rollout.rewards)
 
-    def ending_policy(self, ending: Ending) -> EndingPolicy:
-        policy = self.spec.on_stop.get(str(ending), "grade")
+    def on_stop_policy(self, stop_reason: StopReason) -> EndingPolicy:
+        policy = self.spec.on_stop.get(str(stop_reason), "grade")
         assert policy != "worst", "the spec's rules let only `retries_exhausted` say so"
         return policy
 

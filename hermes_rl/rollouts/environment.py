@@ -17,7 +17,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, Seat
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
 
@@ -73,7 +73,7 @@ class Environment(Protocol):
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         """Return the credit of each turn from the rewards, or None if no reward assigns credit."""
 
-    def ending_policy(self, ending: Ending) -> EndingPolicy:
+    def on_stop_policy(self, stop_reason: StopReason) -> EndingPolicy:
         """Return the handling of rollouts with a stop reason that the policy caused."""
 
 

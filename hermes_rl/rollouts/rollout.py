@@ -23,7 +23,7 @@ from hermes_rl.rollouts.advantages import ESTIMATORS, Normalise, of_tokens, of_t
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.terminal_text import pluralize
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
@@ -53,15 +53,15 @@ CERTIFIED_HERE = 4_096
 """Number of tokens up to which a group is compared on the event loop; more take milliseconds and use a thread."""
 
 
-async def certified(group: Group) -> Certificate:
+async def certified(group: Group) -> TokenProvenance:
     """Return the result of `certify`, computed in a thread if the group is large."""
     sequences = (sequence for rollout in group.rollouts for sequence in rollout.sequences or ())
     if sum(map(len, sequences)) <= CERTIFIED_HERE:
-        return certify(group)
-    return await run_in_thread(partial(certify, group))
+        return attach_provenance(group)
+    return await run_in_thread(partial(attach_provenance, group))
 
 
-def certify(group: Group) -> Certificate:
+def attach_provenance(group: Group) -> TokenProvenance:
     """Compare the tokens of a group with the tokens sampled by its servers. Takes milliseconds: call it in a thread."""
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST and rollout.seat.trained]
     ledger = [generation for rollout in members for generation in rollout.ledger]
@@ -69,7 +69,7 @@ def certify(group: Group) -> Certificate:
     sampling: list[dict[str, Any]] = []
     sampling.extend(entry for rollout in members for entry in rollout.sampling if entry and entry not in sampling)
     known = all(None not in (each.weights.before, each.weights.after) for each in ledger) and bool(ledger)
-    return Certificate(
+    return TokenProvenance(
         sampled=sum(generation.count for generation in ledger),
         trained=sum(sequence.trained_length for sequence in sequences),
         left_out=sum(count for rollout in members for count in rollout.left_out.values()),
@@ -322,7 +322,7 @@ class Rollout:
 
     key: RolloutKey
     seed: int
-    ending: Ending = Ending.CANCELLED
+    stop_reason: StopReason = StopReason.CANCELLED
     result: AgentResult | None = None
     rewards: dict[str, RewardValue] = field(default_factory=dict)
     score: float | None = None
@@ -404,7 +404,11 @@ class Rollout:
             UserError: `one` is set and there are none or several, or `exact` is set and the tokens are not token-exact.
         """
         sequences = self.sequences or []
-        if exact and sequences and (problems := certify(Group(self.key.group, self.key.row, [self])).problems):
+        if (
+            exact
+            and sequences
+            and (problems := attach_provenance(Group(self.key.group, self.key.row, [self])).problems)
+        ):
             raise UserError(
                 "its tokens are not proven to be those that were sampled, so they are not trained on "
                 f"({len(problems)} problems, the first: {problems[0]}). allow_inexact=True trains on them all the same"
@@ -420,7 +424,7 @@ class Rollout:
                 f"context. Train on all of its examples, or {self.one_context}"
             )
         if self.error is not None:
-            return f"it has no tokens, because it was not scored ({self.ending}: {self.error})"
+            return f"it has no tokens, because it was not scored ({self.stop_reason}: {self.error})"
         if not self.turns:
             return NEVER_ASKED
         return "its tokens are not known: name a token-level policy, or the tokenizer of the one that there is"
@@ -476,14 +480,14 @@ class Rollout:
         An episode of several seats fails as a whole.
         """
         for seat in self.seats:
-            seat.ending, seat.error, seat.score = failure.ending, failure.detail, None
+            seat.stop_reason, seat.error, seat.score = failure.stop_reason, failure.detail, None
             seat.state = RolloutState.FAILED
         if failure.result is not None:
             self.result = failure.result
 
 
 @dataclass(frozen=True)
-class Certificate:
+class TokenProvenance:
     """Result of comparing a group's tokens with the sampled ones; `exact` if there is no problem."""
 
     sampled: int
@@ -535,9 +539,9 @@ class Group:
     row: Row
     rollouts: list[Rollout]
     epoch: int = 0
-    dropped: Ending | None = None
+    dropped: StopReason | None = None
     detail: str | None = None
-    certificate: Certificate | None = None
+    provenance: TokenProvenance | None = None
     """Created together with the tokens."""
     parts: list[dict[str, Any]] | None = None
     """Its records, if the environment's own code created them instead of rollouts."""
@@ -669,9 +673,9 @@ class Encoder:
         """Set the sequences of every member, and the group's token provenance."""
         for rollout in group.rollouts:
             await self.encode(rollout)
-        if group.certificate is None:
+        if group.provenance is None:
             seats = [seat for rollout in group.rollouts for seat in rollout.seats]
-            group.certificate = await certified(replace(group, rollouts=seats))
+            group.provenance = await certified(replace(group, rollouts=seats))
 
     def _render(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
         turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]

@@ -31,7 +31,7 @@ from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import VersionListener
 from hermes_rl.servers.pool import Limiter
 from hermes_rl.servers.usage import Meter
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
@@ -215,7 +215,7 @@ class RolloutRunner:
             group.rollouts = [task.result() for task in members if not task.cancelled()]
             lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.abandoned]
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
-                group.dropped, group.detail = lost[0].ending, lost[0].error
+                group.dropped, group.detail = lost[0].stop_reason, lost[0].error
             await self._score_together(group)
             for rollout in [member for member in lost if member.state is RolloutState.FAILED]:
                 if group.dropped is None:
@@ -250,10 +250,10 @@ class RolloutRunner:
             finally:
                 self.slots.release()
             self.on_played(rollout)
-            last = not rollout.ending.rule.retried or attempt == first + self.replays
+            last = not rollout.stop_reason.rule.retried or attempt == first + self.replays
             if not last:
                 self.replayed += 1
-                log.info("rollout %s is played again (%s): %s", rollout.id, rollout.ending, rollout.error)
+                log.info("rollout %s is played again (%s): %s", rollout.id, rollout.stop_reason, rollout.error)
             if last:
                 played()
                 # Let the next one start first, so that its model works while this one is recorded.
@@ -362,8 +362,8 @@ class RolloutRunner:
                 raise error
         log.error("rollout %s: %s", rollout.id, error)
         rollout.worker_died = isinstance(error, WorkerLostError)
-        begun = Ending.SANDBOX_FAILURE if rollout.worker_died else Ending.ROW_FAILURE
-        rollout.fail(Failure(str(error), ending=begun if rollout.result is None else Ending.REWARD_FAILURE))
+        begun = StopReason.SANDBOX_FAILURE if rollout.worker_died else StopReason.ROW_FAILURE
+        rollout.fail(Failure(str(error), stop_reason=begun if rollout.result is None else StopReason.REWARD_FAILURE))
 
     def _fail_unexpectedly(self, rollout: Rollout, error: BaseException) -> None:
         """Assign an unexpected error to this rollout; log its traceback once."""
@@ -371,8 +371,8 @@ class RolloutRunner:
         log.error("rollout %s: %s", rollout.id, detail, exc_info=None if detail in self._unexpected else error)
         self._unexpected.add(detail)
         if rollout.state is RolloutState.FAILED:  # otherwise it was graded, and keeps its grade
-            ending = Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE
-            rollout.fail(Failure(detail, ending=ending))
+            stop_reason = StopReason.SANDBOX_FAILURE if rollout.result is None else StopReason.REWARD_FAILURE
+            rollout.fail(Failure(detail, stop_reason=stop_reason))
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed if self.options.seeded else None)
@@ -394,7 +394,7 @@ class RolloutRunner:
                 tokenizer=tokenizer,
             )
         rollout.result = await driver.run(self.environment.prompt(rollout.key.row))
-        rollout.ending = rollout.result.ending
+        rollout.stop_reason = rollout.result.stop_reason
 
     async def _play_seats(
         self,
@@ -423,10 +423,14 @@ class RolloutRunner:
             for each in rollout.seats:
                 each.result = table.seats[each.seat.name].result
                 if each.result is not None:
-                    each.ending, each.result.seat, each.result.outcome = each.result.ending, each.seat.name, outcome
+                    each.stop_reason, each.result.seat, each.result.outcome = (
+                        each.result.stop_reason,
+                        each.seat.name,
+                        outcome,
+                    )
 
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        dropped = next((seat.ending for seat in rollout.seats if self._policy(seat) == "drop"), None)
+        dropped = next((seat.stop_reason for seat in rollout.seats if self._policy(seat) == "drop"), None)
         if dropped is not None:
             for seat in rollout.seats:
                 seat.error = f"the spec drops rollouts that end with {dropped}"
@@ -444,7 +448,7 @@ class RolloutRunner:
             self._score(rollout)
 
     def _policy(self, rollout: Rollout) -> EndingPolicy:
-        return self.environment.ending_policy(rollout.ending)
+        return self.environment.on_stop_policy(rollout.stop_reason)
 
     def _score(self, rollout: Rollout) -> None:
         scores = [
@@ -484,24 +488,26 @@ class RolloutRunner:
         except (Failure, UserError) as error:
             if isinstance(error, UserError) and not self._compared:
                 raise
-            failure = error if isinstance(error, Failure) else Failure(str(error), ending=Ending.REWARD_FAILURE)
+            failure = (
+                error if isinstance(error, Failure) else Failure(str(error), stop_reason=StopReason.REWARD_FAILURE)
+            )
             for rollout in members:
                 rollout.fail(failure)
-            group.dropped, group.detail = failure.ending, failure.detail
+            group.dropped, group.detail = failure.stop_reason, failure.detail
 
 
 def _note_failures(group: Group, ended: Iterable[asyncio.Task[Rollout]], *, keep_lost: bool) -> None:
     """Drop a group of which a member has failed; `keep_lost`: one whose retries are exhausted does not count."""
     for rollout in [task.result() for task in ended if not task.cancelled()]:
         if rollout.error is not None and not (keep_lost and rollout.state.abandoned):
-            group.dropped = group.dropped or rollout.ending
+            group.dropped = group.dropped or rollout.stop_reason
             group.detail = group.detail or rollout.error
 
 
 def restore_derived_fields(environment: Environment, rollout: Rollout) -> None:
     """Restore the fields that are not recorded: seed, mask, per-turn credit."""
     for seat in rollout.seats:
-        policy = environment.ending_policy(seat.ending)
+        policy = environment.on_stop_policy(seat.stop_reason)
         seat.seed = seat.key.seed(environment.seed)
         seat.masked = policy == "mask" or seat.state is RolloutState.LOST
         fixed = isinstance(policy, int | float)

@@ -363,7 +363,7 @@ def _fault_of(runtime: ToolRuntime, problem: str) -> Iterator[None]:
         place = f"{error.filename}: " if error.filename is not None else ""
         runtime.fault = f"{problem}: {place}{error.strerror}"
     except SandboxFailure as failure:
-        if not failure.ending.graded:
+        if not failure.stop_reason.graded:
             raise
         runtime.fault = f"{problem}: {failure.detail}"
 

@@ -17,7 +17,7 @@ from hermes_rl.rollouts.sandboxes import copied, laid_files, require_copies
 from hermes_rl.scoring.grader import Grader, Machines
 from hermes_rl.scoring.reward_value import RewardValue, is_below, of_steps, reward_of
 from hermes_rl.spec.model import Spec, UserWords
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import ToolFailedError, ToolRuntime
 from hermes_rl.tools.staging import Staging
 
@@ -40,7 +40,7 @@ class BeforeWords:
         if words:
             require_copies(runtime.config, grader.of_steps)
 
-    async def __call__(self, result: AgentResult, number: int) -> Ending | None:
+    async def __call__(self, result: AgentResult, number: int) -> StopReason | None:
         """Grade the previous step and write the files of the message; return the stop reason if the reward was too low.
 
         Raises:
@@ -52,7 +52,7 @@ class BeforeWords:
             values = await self._graded(result)
             result.steps.append(GradedStep(result.turns_used, {name: value.record() for name, value in values.items()}))
             if words.min_reward is not None and is_below(words.min_reward, values):
-                return Ending.STEP_FAILED
+                return StopReason.STEP_FAILED
         if words.files or words.setup:
             await self._lay(words)
         return None
@@ -100,7 +100,7 @@ async def grade(
     Raises:
         Failure: a reward failed; `values` keeps the earlier ones.
     """
-    over = result.ending is Ending.STEP_FAILED  # the last step was graded before its stop reason was known
+    over = result.stop_reason is StopReason.STEP_FAILED  # the last step was graded before its stop reason was known
     names = [each.name for each in grader.rewards if each.steps is None or not over]
     await grader.grade_rollout(item, result, machines, state, values, names, len(result.steps))
     for reward in grader.of_steps:

@@ -10,7 +10,7 @@ from hermes_rl.errors import Failure, RunError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.client import ModelClient
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import ids
 
 PROBE = "probe"
@@ -60,6 +60,6 @@ class Teacher:
         except ContextLengthExceeded as error:
             longest = max(map(len, rollout.sequences))
             detail = f"a rollout of {longest} tokens does not fit the teacher's context: {error}"
-            raise Failure(f"server {self.role.name!r}: {detail}", ending=Ending.TOKEN_BUDGET) from error
+            raise Failure(f"server {self.role.name!r}: {detail}", stop_reason=StopReason.TOKEN_BUDGET) from error
         finally:
             self.role.forget(rollout.id)

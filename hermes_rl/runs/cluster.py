@@ -166,11 +166,11 @@ async def connected(
             _restore_sigterm_handler()
             yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
         finally:
-            ending = in_it(ray.shutdown)
-            while not ending.done():  # Ray removes all handlers of SIGTERM seconds before its processes have ended
-                await asyncio.wait([ending], timeout=0.01)
+            stop_reason = in_it(ray.shutdown)
+            while not stop_reason.done():  # Ray removes all handlers of SIGTERM seconds before its processes have ended
+                await asyncio.wait([stop_reason], timeout=0.01)
                 _restore_sigterm_handler()
-            await ending
+            await stop_reason
             thread.shutdown(wait=False)
 
 

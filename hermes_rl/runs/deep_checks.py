@@ -22,7 +22,7 @@ from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.shipped import shipped_dir, shipped_rewards
 from hermes_rl.spec.deep_checks import DEEP_CHECKS, Severity
 from hermes_rl.spec.model import Spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.terminal_text import pluralize
 
 NEAR = 0.1
@@ -215,7 +215,7 @@ def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt:
 
 
 def _out_of_time(rollout: Rollout) -> str | None:
-    if rollout.ending is Ending.TIMEOUT:
+    if rollout.stop_reason is StopReason.TIMEOUT:
         return "`agent.timeout`, `agent.task_timeout` or `agent.deadline` is too short for them"
     reasons = ((name, value.reason) for name, value in rollout.rewards.items())
     return next((f"reward {name}: {why}" for name, why in reasons if why and why.startswith(NO_END)), None)
@@ -266,7 +266,7 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
 def _why(row: str, rollout: Rollout) -> str:
     """Return the result of each reward, and the last output."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
-    parts = [f"the solution of row {row} {score} (it ended with {rollout.ending})"]
+    parts = [f"the solution of row {row} {score} (it ended with {rollout.stop_reason})"]
     if rollout.result is not None and rollout.result.program is not None and not rollout.turns:
         parts.append(never_asked(rollout.result.program))
     for name, reward in rollout.rewards.items():

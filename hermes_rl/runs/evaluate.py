@@ -144,7 +144,7 @@ class Evaluation:
                 "messages": line["messages"],
                 "score": line["score"],
                 "correct": None if line["score"] is None else line["score"] >= self.plan.success,
-                "finish_reason": line["ending"],
+                "finish_reason": line["stop_reason"],
                 **{key: line[key] for key in ("id", "row_key", "rewards", "error")},
             }
 
@@ -286,9 +286,9 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
             if line.get("program", {"calls": True})["calls"] == [] and "seat" not in line  # a seat may have had no turn
         ),
         ungraded_rows=[
-            {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}
+            {"row_key": store.groups[group].row_key, "cause": str(failed.stop_reason), "detail": failed.error}
             for group, row in zip(whole, rows, strict=True)
             # The others of its row may be ungraded only because of the one that failed.
-            if (failed := next((each for each in row if each.cause is each.ending), None)) is not None
+            if (failed := next((each for each in row if each.cause is each.stop_reason), None)) is not None
         ],
     )

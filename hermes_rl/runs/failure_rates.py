@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutState
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 ENOUGH = 6
 """Attempts of a row from which its rate is meaningful: three rollouts, each run twice."""
@@ -70,9 +70,9 @@ class FailureRates:
 
         A rollout that was cancelled, or is older than the trainer allows, is ignored: it does not depend on its row.
         """
-        if rollout.ending in (Ending.CANCELLED, Ending.STALE):
+        if rollout.stop_reason in (StopReason.CANCELLED, StopReason.STALE):
             return None
-        row, lost = rollout.key.row.key, not rollout.ending.graded
+        row, lost = rollout.key.row.key, not rollout.stop_reason.graded
         self._played[row] += 1
         # The model that replied; a rollout that failed earlier has none.
         replies = rollout.result.replies if rollout.result is not None else []
@@ -85,13 +85,13 @@ class FailureRates:
         for attempts in counted:
             attempts.played += 1
             if lost:
-                attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.ending)] += 1
+                attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.stop_reason)] += 1
         return self._word(row) if lost else None
 
     def end(self, group: Group) -> None:
         """Count a finished group."""
         for rollout in group.rollouts:
-            if rollout.ending not in (Ending.CANCELLED, Ending.STALE):
+            if rollout.stop_reason not in (StopReason.CANCELLED, StopReason.STALE):
                 self.members += 1
                 if rollout.state.abandoned:
                     self.given_up[group.row.key] += 1

@@ -22,7 +22,7 @@ from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
 from hermes_rl.spec.model import Process
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -108,7 +108,7 @@ def write_format(
         for lines in store.lines(names):
             for members in seats_of(lines):
                 name = members[0]["group"]
-                yield group_of(name, members, lambda ending: environment.ending_policy(ending) == "mask")
+                yield group_of(name, members, lambda stop_reason: environment.on_stop_policy(stop_reason) == "mask")
 
     if kind == "parquet":
         table = directory.path / TABLE
@@ -173,7 +173,7 @@ def seats_of(lines: Sequence[Line]) -> list[list[Line]]:
     return [[{**line, "others": ()} for line in seat] for seat in trained]
 
 
-def group_of(name: str, lines: Sequence[Line], masks: Callable[[Ending], bool]) -> Group:
+def group_of(name: str, lines: Sequence[Line], masks: Callable[[StopReason], bool]) -> Group:
     """Return a group from the records of its members; `masks` tells which stop reasons are not trained on.
 
     Only the record of the first rollout contains the row and the tools.
@@ -185,7 +185,7 @@ def group_of(name: str, lines: Sequence[Line], masks: Callable[[Ending], bool]) 
         episode, seat = group_of_episode(line), other_seat(line)
         key = RolloutKey(row, episode, line["index"], len(lines), line["attempt"], seat=seat)
         rollout = rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
-        rollout.masked = masks(rollout.ending) or rollout.state is RolloutState.LOST
+        rollout.masked = masks(rollout.stop_reason) or rollout.state is RolloutState.LOST
         if rollout.result is not None:
             rollout.result.tool_schemas = list(tools)
         rollouts.append(rollout)
@@ -282,8 +282,8 @@ def group_lines(
     keys: dict[str, Any] = {"group": of or group.id, "row_key": group.row.key, "run": run}
     if of is not None:
         keys |= {"compared": group.id, "seats": [rollout.seat.name for rollout in group.rollouts]}
-    if group.certificate is not None:
-        keys["certificate"] = group.certificate.record()
+    if group.provenance is not None:
+        keys["provenance"] = group.provenance.record()
     messages = [messages_of(rollout) for rollout in group.rollouts]
     seen = [_images(rollout) for rollout in group.rollouts]
     images = seen if any(seen) else None

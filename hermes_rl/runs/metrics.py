@@ -26,7 +26,7 @@ from hermes_rl.runs.statistics import (
 )
 from hermes_rl.scoring.reward_value import RewardValue, reward_of
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Played:
     """
 
     score: float | None
-    ending: Ending
+    stop_reason: StopReason
     error: str | None
     rewards: Mapping[str, RewardValue]
     usage: Usage
@@ -52,14 +52,14 @@ class Played:
     cost: float | None = None
     """US dollars of all models, or None if the policy's cost is unknown."""
     left_out: bool = False
-    cause: Ending | None = None
+    cause: StopReason | None = None
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Played:
         """Return the fields from a record of rollouts.jsonl."""
         return cls(
             score=line["score"],
-            ending=Ending(line["ending"]),
+            stop_reason=StopReason(line["stop_reason"]),
             error=line["error"],
             rewards={name: reward_of(record) for name, record in line["rewards"].items()},
             usage=Usage.of(line["usage"]),
@@ -70,7 +70,9 @@ class Played:
             repaired=sum("repaired" in call for call in line["tool_calls"]),
             model=(line["policy"] or {}).get("model"),
             left_out=line["state"] == RolloutState.LEFT_OUT,
-            cause=Ending(line["ending"]) if line["score"] is None and line["state"] != RolloutState.LEFT_OUT else None,
+            cause=StopReason(line["stop_reason"])
+            if line["score"] is None and line["state"] != RolloutState.LEFT_OUT
+            else None,
         )
 
 
@@ -122,8 +124,10 @@ def metrics_of(
     }
     metrics |= _passes(clusters, rollouts_per_row, success)
     metrics |= _rewards(graded)
-    endings = Counter(str(rollout.ending) for rollout in played)
-    metrics |= {f"eval/ending/{ending}": count / len(played) for ending, count in sorted(endings.items())}
+    stop_reasons = Counter(str(rollout.stop_reason) for rollout in played)
+    metrics |= {
+        f"eval/ending/{stop_reason}": count / len(played) for stop_reason, count in sorted(stop_reasons.items())
+    }
     if len(rollouts) < len(played):
         metrics["eval/dropped"] = float(len(played) - len(rollouts))
     metrics |= _usage(graded)

@@ -58,7 +58,7 @@ class ProcessSummary:
     def count(self, group: Group) -> None:
         """Count a group that was written, and its tokens."""
         self.written += 1
-        if (proof := group.certificate) is not None:
+        if (proof := group.provenance) is not None:
             self.exact += proof.exact
             masked = [one for one in group.rollouts if one.masked and one.state is not RolloutState.LOST]
             left_out = sum(sequence.trained_length for one in masked for sequence in one.sequences or ())

@@ -112,7 +112,7 @@ _program = _with(
 )
 _FORM: Mapping[str, Check] = {
     # A state or a stop reason may come from another version; it is shown unchanged.
-    **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "ending"), _text),
+    **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "stop_reason"), _text),
     **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _place),
     "played": _maybe(_text),
     "seat": _with(

@@ -33,7 +33,7 @@ from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.renamed import with_old_names
 from hermes_rl.spec.section import to_plain
-from hermes_rl.stop_reasons import RETRIES_EXHAUSTED, Ending
+from hermes_rl.stop_reasons import RETRIES_EXHAUSTED, StopReason
 from hermes_rl.threads import acquire_in_thread, end_tasks
 
 # ------------------------------------------------ Effect of changed rewards on existing rollouts
@@ -51,7 +51,7 @@ class Grading:
     weightings: Sequence[Weighting] = ()
     clamp: tuple[float, float] | None = None
     combine: str = "sum"
-    endings: Mapping[str, Any] = field(default_factory=dict)
+    stop_reasons: Mapping[str, Any] = field(default_factory=dict)
     seats: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the seats that a reward pays, by its name; a reward that is missing here pays all."""
     any_size: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Grading:
             weightings=[reward.weighting for reward in grader.rewards],
             clamp=spec.score.clamp,
             combine=spec.score.combine,
-            endings=to_plain(spec.on_stop),
+            stop_reasons=to_plain(spec.on_stop),
             seats={reward.name: list(reward.seats) for reward in grader.rewards if reward.seats is not None},
         )
 
@@ -91,7 +91,12 @@ class Grading:
         clamp = list(self.clamp) if self.clamp else None
         more: dict[str, Any] = {"seats": dict(self.seats)} if self.seats else {}
         more |= {"combine": self.combine} if self.combine != "sum" else {}  # older runs do not record it
-        return {"weightings": weightings, "clamp": clamp, **with_old_names({"on_stop": dict(self.endings)}), **more}
+        return {
+            "weightings": weightings,
+            "clamp": clamp,
+            **with_old_names({"on_stop": dict(self.stop_reasons)}),
+            **more,
+        }
 
     def changed(self, before: Mapping[str, Any]) -> set[str]:
         """Return the rewards that are new or may have another value than before."""
@@ -100,9 +105,9 @@ class Grading:
 
     def score(self, line: Mapping[str, Any]) -> tuple[float | None, str | None]:
         """Return the score of a graded rollout from its record in rollouts.jsonl, or why there is none."""
-        policy = self.endings.get(line["ending"], "grade")
+        policy = self.stop_reasons.get(line["stop_reason"], "grade")
         if policy == "drop":
-            return None, f"the spec drops rollouts that end with {line['ending']}"
+            return None, f"the spec drops rollouts that end with {line['stop_reason']}"
         if not isinstance(policy, str):
             return float(policy), None
         paying = self.paying(line)
@@ -150,7 +155,7 @@ def _hash(value: Any) -> str:
 PROGRESS = "regrade.jsonl"
 AT_ONCE = 64
 """Rollouts that are judged at a time."""
-JUDGEABLE = {Ending.REWARD_FAILURE, Ending.JUDGE_FAILURE}
+JUDGEABLE = {StopReason.REWARD_FAILURE, StopReason.JUDGE_FAILURE}
 """Infrastructure failures that left the full conversation, so that a repaired reward can judge it."""
 
 Line = dict[str, Any]
@@ -184,7 +189,7 @@ async def bring_up_to_date(
     old = before.get("scoring") or {}
     changed: set[str] = set()
     if changed_rewards or old != grading.scoring():
-        rescoring = Rescoring(grading, rejudging, old.get("endings") or {})
+        rescoring = Rescoring(grading, rejudging, old.get("stop_reasons") or {})
 
         def rewrite() -> None:
             store.rewrite(rescoring.scored)
@@ -204,7 +209,7 @@ class Rescoring:
 
     grading: Grading
     rejudging: Rejudging
-    endings: Mapping[str, Any]
+    stop_reasons: Mapping[str, Any]
     changed: set[str] = field(default_factory=set)
     """Groups whose score, or use for training, has changed."""
     count: int = 0
@@ -212,7 +217,7 @@ class Rescoring:
     def scored(self, line: Line) -> Line:
         """Return the record with its score."""
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
-        if line["state"] == RolloutState.LOST and self.grading.endings.get(RETRIES_EXHAUSTED) != "worst":
+        if line["state"] == RolloutState.LOST and self.grading.stop_reasons.get(RETRIES_EXHAUSTED) != "worst":
             line["state"] = str(RolloutState.FAILED)
             self.changed.add(group_of_episode(line))
         judged = self.rejudging.apply(line)
@@ -220,15 +225,15 @@ class Rescoring:
             # The failed reward was repaired; rewards that compare the rollout with its group are still missing.
             line |= {"score": None, "error": None, "state": str(RolloutState.WAITING)}
         waits = line["state"] == RolloutState.WAITING
-        was_dropped = self.endings.get(line["ending"]) == "drop"
+        was_dropped = self.stop_reasons.get(line["stop_reason"]) == "drop"
         if not waits and (judged or line["score"] is not None or was_dropped):
             self.count += 1
-            before = line["score"], self.endings.get(line["ending"]) == "mask"
+            before = line["score"], self.stop_reasons.get(line["stop_reason"]) == "mask"
             line["score"], line["error"] = self.grading.score(line)
-            dropped = self.grading.endings.get(line["ending"]) == "drop"
+            dropped = self.grading.stop_reasons.get(line["stop_reason"]) == "drop"
             without = RolloutState.LEFT_OUT if dropped else RolloutState.FAILED
             line["state"] = str(without if line["score"] is None else RolloutState.SCORED)
-            if before != (line["score"], self.grading.endings.get(line["ending"]) == "mask"):
+            if before != (line["score"], self.grading.stop_reasons.get(line["stop_reason"]) == "mask"):
                 self.changed.add(group_of_episode(line))
         return line
 
@@ -313,7 +318,7 @@ class Rejudging:
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
         """Return the rewards to call for a rollout: rewards that changed, and rewards that failed before."""
         if line["state"] in (RolloutState.FAILED, RolloutState.LOST, RolloutState.LEFT_OUT):
-            if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
+            if StopReason(line["stop_reason"]) not in JUDGEABLE or line.get("played") is None:
                 return set()
             missing = set(self.grading.paying(line)) - set(line["rewards"])
             judgeable = all(obstacle(reward) is None for reward in self.grader.rewards if reward.name in missing)
@@ -398,7 +403,7 @@ class Rejudging:
     def apply(self, line: Line) -> bool:
         """Put the values into a rollout's record; return False if it was not judged again."""
         if line["id"] in self.failed:
-            failed = {"ending": str(Ending.REWARD_FAILURE), "state": str(RolloutState.FAILED)}
+            failed = {"stop_reason": str(StopReason.REWARD_FAILURE), "state": str(RolloutState.FAILED)}
             line |= {**failed, "score": None, "error": self.failed[line["id"]]}
             return False
         judged = self.values.get(line["id"])
@@ -406,7 +411,7 @@ class Rejudging:
             return False
         recorded = {**line["rewards"], **{name: value.record() for name, value in judged.items()}}
         line["rewards"] = {name: recorded[name] for name in self.grading.rewards if name in recorded}
-        line["ending"] = line.get("played") or line["ending"]
+        line["stop_reason"] = line.get("played") or line["stop_reason"]
         return True
 
 
@@ -418,7 +423,7 @@ def _lines(store: RolloutStore) -> Iterator[Line]:
         failed = RolloutState(line["state"]).abandoned
         if failed and place in seen:
             continue
-        if not failed or Ending(line["ending"]) in JUDGEABLE:
+        if not failed or StopReason(line["stop_reason"]) in JUDGEABLE:
             seen.add(place)
         yield line
 

@@ -320,7 +320,7 @@ class RolloutWorker:
             try:
                 await self._compiled.grade_group(rollouts)
             except Failure as failure:
-                answer["failed"] = [str(failure.ending), failure.detail]
+                answer["failed"] = [str(failure.stop_reason), failure.detail]
         rewards = [{name: value.record() for name, value in rollout.rewards.items()} for rollout in rollouts]
         return {"rewards": rewards, "asked": meter.record(), **answer}
 

@@ -195,11 +195,11 @@ class RunBudget:
         """Count a finished group; raises RunError if too many groups failed."""
         if group.dropped is None:
             return
-        failed = next((r for r in group.rollouts if r.error is not None and not r.ending.graded), None)
+        failed = next((r for r in group.rollouts if r.error is not None and not r.stop_reason.graded), None)
         if failed is None and group.dropped.graded:
             self.left_out[str(group.dropped)] += 1  # the spec drops this stop reason; nothing has failed
             return
-        self.failures[str(failed.ending if failed is not None else group.dropped)] += 1
+        self.failures[str(failed.stop_reason if failed is not None else group.dropped)] += 1
         self.last_failure = (failed.error if failed is not None else group.detail) or ""
         if self.max_failures is not None and self.failures.total() > self.max_failures:
             causes = ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
@@ -389,7 +389,7 @@ class Run:
         self.progress = progress or Progress(quiet=True)
         self.quarantine = Quarantine()
         self.losses = FailureRates()
-        self.endings: dict[str, dict[str, Any]] = {}
+        self.stop_reasons: dict[str, dict[str, Any]] = {}
         """Attempts of this start by stop reason: their number (`count`; for an episode, the stop reason of the first
         seat that did not end naturally), and the detail of the first one (`first`), if it is known.
         """
@@ -531,7 +531,7 @@ class Run:
         lines = []
         for part in compared:
             if not (self.plan.drop_uniform and part.uniform):
-                part.certificate = await certified(part)
+                part.provenance = await certified(part)
                 lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
         # Together they are the group of the run, whose records are written and sent as one.
         return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
@@ -619,10 +619,10 @@ class Run:
         word = self.losses.count(rollout)
         if word is not None:
             self.progress.note(word)
-        seat = min(rollout.seats, key=lambda seat: seat.ending.finished_naturally)
+        seat = min(rollout.seats, key=lambda seat: seat.stop_reason.finished_naturally)
         errors = seat.result.tool_errors if seat.result is not None else []
         why = seat.error or (errors[-1].error if errors else None)
-        self.endings.setdefault(str(seat.ending), {"count": 0, "first": why and why[:DETAIL]})["count"] += 1
+        self.stop_reasons.setdefault(str(seat.stop_reason), {"count": 0, "first": why and why[:DETAIL]})["count"] += 1
         for listen in self.on_played:
             listen(rollout)
 

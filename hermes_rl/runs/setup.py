@@ -317,7 +317,7 @@ async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = Non
                                 "ended": moment(),
                                 "retried": opened.retried.record(),
                                 "lost": run.losses.record(),
-                                "endings": run.endings,
+                                "stop_reasons": run.stop_reasons,
                                 "usage": budget.meter.record(),
                             }
                         )

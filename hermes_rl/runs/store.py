@@ -48,7 +48,7 @@ from hermes_rl.runs.remaining import left_to_play
 from hermes_rl.scoring.reward_value import reward_of
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.values import read_json
 
@@ -59,7 +59,7 @@ from hermes_rl.values import read_json
 DIGITS = 16
 """Digits of the hash of a row's content, enough to detect another content."""
 ROLLOUT_KEYS = (
-    "id", "row_key", "group", "epoch", "index", "attempt", "state", "rewards", "score", "ending", "error",
+    "id", "row_key", "group", "epoch", "index", "attempt", "state", "rewards", "score", "stop_reason", "error",
 )  # fmt: skip
 """Keys that a record of rollouts.jsonl must have to be resumed."""
 
@@ -89,7 +89,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
-        "played": str(result.ending) if result else None,
+        "played": str(result.stop_reason) if result else None,
         "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
@@ -120,7 +120,7 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
         "state": str(rollout.state),
         "rewards": {name: value.record() for name, value in rollout.rewards.items()},
         "score": rollout.score,
-        "ending": str(rollout.ending),
+        "stop_reason": str(rollout.stop_reason),
         "error": rollout.error,
     }
 
@@ -182,7 +182,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
         return Rollout(
             key,
             0,
-            Ending(line["ending"]),
+            StopReason(line["stop_reason"]),
             result,
             state=RolloutState(line["state"]),
             rewards={name: reward_of(value) for name, value in line["rewards"].items()},
@@ -208,14 +208,14 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     written = written_calls(spoken)
     policy = line.get("policy") or {}
     # A rollout with a failed reward or judge had ended before; its rewards see that stop reason.
-    ending = Ending(line.get("played") or line["ending"])
+    stop_reason = StopReason(line.get("played") or line["stop_reason"])
     return AgentResult(
         messages=messages,
         turns_used=line.get("turns", 0),
-        finished_naturally=ending.finished_naturally,
+        finished_naturally=stop_reason.finished_naturally,
         reasoning_per_turn=[reasoning_of(message) for message in spoken if message["role"] == "assistant"],
         tool_errors=[ToolError(**error) for error in line.get("tool_errors") or ()],
-        ending=ending,
+        stop_reason=stop_reason,
         tool_calls=list(_recorded_calls(line, written)),
         usage=Usage.of(line.get("usage") or {}),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),

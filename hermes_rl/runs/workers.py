@@ -45,7 +45,7 @@ from hermes_rl.scoring.reward_value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.model import Spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tokens.transcript import packed, unpacked
 from hermes_rl.tools.artifacts import TakenArtifact
@@ -279,8 +279,8 @@ class Workers:
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
         rollouts[0].add_usage({role: Usage.of(counts) for role, counts in answer["asked"].items()}, played=False)
         if "failed" in answer:
-            ending, detail = answer["failed"]
-            raise Failure(detail, ending=Ending(ending))
+            stop_reason, detail = answer["failed"]
+            raise Failure(detail, stop_reason=StopReason(stop_reason))
 
     def refuse_calls(self) -> None:
         """Let workers start no further call to a model; what needs one is cancelled."""
@@ -626,7 +626,7 @@ class PolicyWorkers:
                 return await self._workers.play(key, split, replace(self._settings, told=policy.told()), deaths=1)
         except WorkersDied as died:
             rollout = Rollout(key, 0)
-            rollout.fail(Failure(str(died), ending=Ending.SANDBOX_FAILURE))
+            rollout.fail(Failure(str(died), stop_reason=StopReason.SANDBOX_FAILURE))
             return rollout
 
     async def compare(self, rollouts: list[Rollout]) -> None:
@@ -634,7 +634,7 @@ class PolicyWorkers:
         try:
             await self._workers.compare(rollouts)
         except WorkersDied as died:
-            raise Failure(str(died), ending=Ending.REWARD_FAILURE) from died
+            raise Failure(str(died), stop_reason=StopReason.REWARD_FAILURE) from died
 
     def refuse_calls(self) -> None:
         """Let workers start no further call to a model; what needs one is cancelled."""

@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple, Self
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.launcher import as_sandbox_failure
 from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, read_report_file
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 # -------------------------------------------------------------------------------- configuration of one rollout
 
@@ -258,7 +258,7 @@ class Conversation(ABC):
 
 def sandbox_gone(detail: str, *, by_agent: bool) -> SandboxFailure:
     """Return the failure to raise for a sandbox that does not exist any more."""
-    return SandboxFailure(detail, ending=Ending.SANDBOX_KILLED if by_agent else Ending.SANDBOX_FAILURE)
+    return SandboxFailure(detail, stop_reason=StopReason.SANDBOX_KILLED if by_agent else StopReason.SANDBOX_FAILURE)
 
 
 class Sandbox(ABC):

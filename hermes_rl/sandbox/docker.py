@@ -828,19 +828,19 @@ class Docker(Isolation):
         """Wait for the helper at the rendezvous, or for the end of its container."""
         passed = memory_file(code, "helper")
         accepting = asyncio.create_task(rendezvous.accept(passed))
-        ending = asyncio.create_task(self.engine.wait(self.container.name))
+        exited = asyncio.create_task(self.engine.wait(self.container.name))
         try:
-            await asyncio.wait([accepting, ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([accepting, exited], return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
                 logs = await self.engine.logs(self.container.name)
-                raise SandboxFailure(f"the container ended at its start ({ending.result()}): {logs or 'no message'}")
+                raise SandboxFailure(f"the container ended at its start ({exited.result()}): {logs or 'no message'}")
             control, self._pid = accepting.result()
             return control
         finally:
             os.close(passed)
-            for task in (accepting, ending):
+            for task in (accepting, exited):
                 task.cancel()
-            await asyncio.gather(accepting, ending, return_exceptions=True)
+            await asyncio.gather(accepting, exited, return_exceptions=True)
 
     async def _make_folders(self, sandbox: HelperSandbox) -> None:
         """Make home and working directory of the image if they do not exist."""

@@ -46,7 +46,7 @@ async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | Non
     except OSError:
         return None
     except SandboxFailure as failure:
-        if not failure.ending.graded:
+        if not failure.stop_reason.graded:
             raise
         return None
 

@@ -368,7 +368,7 @@ class Launcher:
                 self._jobs.get(timeout=POLL_SECONDS if self._ending else None)()
             began = time.monotonic()
             if began >= look_at:
-                self._ending = [ending for ending in self._ending if not ending.poll_finished()]
+                self._ending = [process for process in self._ending if not process.poll_finished()]
                 now = time.monotonic()
                 look_at = now + max(POLL_SECONDS, now - began)  # starts get at least half of the time
 

@@ -37,7 +37,7 @@ _ENDINGS = """
     po pot mo dat data in out expected golden snap diff patch log
     npy npz parquet bin gz bz2 xz ttf woff woff2 mp3 typed example
 """
-ADDED = frozenset(f".{ending}" for ending in _ENDINGS.split())
+ADDED = frozenset(f".{stop_reason}" for stop_reason in _ENDINGS.split())
 """File extensions that legitimate patches add: source, data, documents, tests of their own."""
 ADDED_NAMES = re.compile(
     r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"

@@ -83,9 +83,9 @@ def _may_test(part: list[str]) -> bool:
 def _complaints(status: int, output: str) -> Iterator[tuple[str, str]]:
     """Yield each name reported as missing, with its kind."""
     for line in map(str.strip, output.splitlines()):
-        for ending in ENDINGS:
-            if line.endswith(ending):
-                yield "program", _last_word(line.removesuffix(ending))
+        for stop_reason in ENDINGS:
+            if line.endswith(stop_reason):
+                yield "program", _last_word(line.removesuffix(stop_reason))
         if "command not found: " in line:
             yield "program", line.rpartition("command not found: ")[2]
         if line.startswith(ASKING) and line.endswith(NO_FILE):

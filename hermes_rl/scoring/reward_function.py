@@ -370,7 +370,7 @@ def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
         claimed, claimed.__cause__ = error.claimed, error
         error = claimed
     match error:
-        case Failure() if error.ending.graded:
+        case Failure() if error.stop_reason.graded:
             # The agent's own commands killed the sandbox, so the expected files are missing.
             raise AgentFault(error.detail) from error
         case AgentFault() | Failure() | UserError():

@@ -35,7 +35,7 @@ from hermes_rl.service.bodies import (
     StepRequest,
     TurnResponse,
 )
-from hermes_rl.service.refusals import Refused, ending, wrong
+from hermes_rl.service.refusals import Refused, service_ending, wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service, first_of
 from hermes_rl.values import read_json, too_many_values, write_json
@@ -291,7 +291,7 @@ async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, 
         answer: T = working.result()
         return answer
     if service.cut.is_set():
-        raise ending()
+        raise service_ending()
     service.metrics.cancelled += 1
     raise Refused(400, "gone", "the one who asked has gone")
 

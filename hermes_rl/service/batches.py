@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hermes_rl import Example, Group, Policy, Rollout, certify
+from hermes_rl import Example, Group, Policy, Rollout, attach_provenance
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.service.bodies import RolloutsRequest
 from hermes_rl.service.refusals import wrong
@@ -139,12 +139,12 @@ class Batch:
         """Return why the group must not be used for training at this moment, or None."""
         if group.dropped is not None:
             return str(group.dropped), group.detail
-        certificate, problem = group.certificate, unproven(group)
+        provenance, problem = group.provenance, unproven(group)
         if problem is not None and not self._service.env.spec.serve.allow_inexact:
             return INEXACT, problem
         if self._request.max_staleness is None:
             return None, None
-        now, oldest = await self._now(), certificate.oldest if certificate is not None else None
+        now, oldest = await self._now(), provenance.oldest if provenance is not None else None
         if now is None or oldest is None:
             return STALE, "the version of its weights is not known"
         if now - oldest > self._request.max_staleness:
@@ -202,14 +202,14 @@ async def left(receive: Receive) -> None:
 
 def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:
     """Return the line of a group. A group that must not be used for training has neither scores nor tokens."""
-    certificate = group.certificate
+    provenance = group.provenance
     return {
         "group": group.id,
         "row_key": group.row.key,
         "dropped": dropped,
         "detail": detail,
-        "weights": [certificate.oldest, certificate.newest] if certificate is not None else [None, None],
-        "certificate": certificate.record() if certificate is not None else None,
+        "weights": [provenance.oldest, provenance.newest] if provenance is not None else [None, None],
+        "provenance": provenance.record() if provenance is not None else None,
         "rollouts": [
             {
                 **_rollout(rollout, counts, usable=dropped is None),
@@ -224,7 +224,7 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
 
 
 def _seat(rollout: Rollout, part: Group) -> dict[str, Any]:
-    versions = certify(Group(part.id, part.row, [rollout]))
+    versions = attach_provenance(Group(part.id, part.row, [rollout]))
     weights = [versions.oldest, versions.newest]
     return {"seat": rollout.seat.name, "server": rollout.seat.role, "weights": weights, "compared": part.id}
 
@@ -235,7 +235,7 @@ def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[st
         "id": rollout.id,
         "score": rollout.score if scored else None,
         "baseline": counts if usable else None,
-        "ending": str(rollout.ending),
+        "stop_reason": str(rollout.stop_reason),
         "error": rollout.error,
         "trainable": scored and not rollout.masked and bool(rollout.sequences),
         "rewards": {name: reward.value for name, reward in rollout.rewards.items()},

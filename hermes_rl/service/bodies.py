@@ -170,7 +170,7 @@ class RolloutResponse(BaseModel):
         description="What it counts as where scores of the group are compared: its score, or that of the worst for one "
         "that infrastructure failed again and again, where the spec says `on_stop: {retries_exhausted: worst}`."
     )
-    ending: str
+    stop_reason: str
     error: str | None
     trainable: bool
     rewards: dict[str, float | None]
@@ -193,7 +193,7 @@ class GroupTold(BaseModel):
     dropped: str | None = Field(description="null, or an ending, or `inexact`: nothing of it may be trained on.")
     detail: str | None
     weights: list[int | None] = Field(description="The oldest and the newest version that sampled it.")
-    certificate: dict[str, Any] | None
+    provenance: dict[str, Any] | None
     rollouts: list[RolloutResponse]
 
 
@@ -210,7 +210,7 @@ class SeatTold(BaseModel):
     """How a session has ended for one of several agents."""
 
     score: float | None
-    ending: str
+    stop_reason: str
     messages: list[dict[str, Any]]
 
 
@@ -226,7 +226,7 @@ class TurnResponse(BaseModel):
     seat: str | None = Field(None, description="Who of several agents speaks, whose conversation this is.")
     done: bool = False
     score: float | None = None
-    ending: str | None = None
+    stop_reason: str | None = None
     error: str | None = None
     seats: dict[str, SeatTold] | None = Field(None, description="Of several agents: how it has ended for each.")
 

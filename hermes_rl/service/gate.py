@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hermes_rl.service.refusals import Refused, ending
+from hermes_rl.service.refusals import Refused, service_ending
 
 BODY = 8 * 2**20
 """Maximum bytes of a request."""
@@ -79,7 +79,7 @@ class Gate:
         path, method = scope["path"], scope.get("method")  # a WebSocket has none
         begun = path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE")
         if self._closed() and not begun and path != "/v1/metrics":
-            raise ending()
+            raise service_ending()
 
 
 def _require_local(headers: dict[bytes, bytes]) -> None:

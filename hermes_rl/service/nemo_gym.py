@@ -68,7 +68,7 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
     if rollout.masked:
         return (
             "masked",
-            f"the spec's `on_stop` keeps {rollout.ending} from being trained on, and a row here has no mask",
+            f"the spec's `on_stop` keeps {rollout.stop_reason} from being trained on, and a row here has no mask",
         )
     if len(rollout.sequences or ()) > 1:
         return "several_sequences", (

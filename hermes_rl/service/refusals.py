@@ -36,6 +36,6 @@ def wrong(error: str, place: str, detail: str, **fields: Any) -> Refused:
     return Refused(422, error, detail, place=place, **fields)
 
 
-def ending() -> Refused:
+def service_ending() -> Refused:
     """Return the response of a service that is about to end."""
     return Refused(503, "ending", "the service is ending and takes nothing new: ask its successor")

@@ -91,12 +91,12 @@ class HeldSession:
             "messages": rollout.messages,
             "done": True,
             "score": rollout.score,
-            "ending": str(rollout.ending),
+            "stop_reason": str(rollout.stop_reason),
             "error": rollout.error,
         }
         if rollout.seat.name:
             self.answer["seats"] = {
-                seat.seat.name: {"score": seat.score, "ending": str(seat.ending), "messages": seat.messages}
+                seat.seat.name: {"score": seat.score, "stop_reason": str(seat.stop_reason), "messages": seat.messages}
                 for seat in rollout.seats
             }
         return self.answer

@@ -12,7 +12,7 @@ from hermes_rl import Env, Group, Policy, Row
 from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import PolicyRequest
 from hermes_rl.service.policies import Policies
-from hermes_rl.service.refusals import Refused, ending, wrong
+from hermes_rl.service.refusals import Refused, service_ending, wrong
 
 SEARCHED = 10_000
 """Rows of an endless dataset that can be requested."""
@@ -26,10 +26,10 @@ STALE = "stale"
 
 def unproven(group: Group) -> str | None:
     """Return why a group is not proven token-exact, or None if it is."""
-    certificate = group.certificate
-    if certificate is not None and certificate.exact:
+    provenance = group.provenance
+    if provenance is not None and provenance.exact:
         return None
-    problems = certificate.problems if certificate is not None else ("it has no certificate",)
+    problems = provenance.problems if provenance is not None else ("it has no certificate",)
     return f"its tokens are not proven to be those that were sampled: {problems[0]}"
 
 
@@ -47,8 +47,10 @@ class Metrics:
     def count(self, group: Group, dropped: str | None) -> None:
         """Count a group that a reader gets."""
         for rollout in group.rollouts:
-            if rollout.error is not None and not rollout.ending.graded:  # an episode of several seats fails as a whole
-                self.failures[str(rollout.ending)] += 1
+            if (
+                rollout.error is not None and not rollout.stop_reason.graded
+            ):  # an episode of several seats fails as a whole
+                self.failures[str(rollout.stop_reason)] += 1
         if dropped is not None:
             self.dropped[dropped] += 1
             return
@@ -189,7 +191,7 @@ class Place:
         """Reserve `count` rollouts; raises `Refused` if there are not enough left."""
         service = self._service
         if service.draining.is_set():
-            raise ending()
+            raise service_ending()
         if service.in_flight + count > service.most:
             raise Refused(
                 429,

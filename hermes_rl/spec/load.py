@@ -186,7 +186,7 @@ def spec_of(repository: Fetched) -> Path:
 
 def spec_in(folder: Path, address: Address | None = None) -> Path:
     """Return the only YAML file right in a folder with `rewards` or `extends`; raises UserError for none or several."""
-    files = sorted(path for ending in ("yaml", "yml") for path in folder.glob(f"[!.]*.{ending}") if path.is_file())
+    files = sorted(path for suffix in ("yaml", "yml") for path in folder.glob(f"[!.]*.{suffix}") if path.is_file())
     specs = [path for path in files if _SPEC.search(path.read_text(encoding="utf-8-sig", errors="replace"))]
     if len(specs) == 1:
         return specs[0]

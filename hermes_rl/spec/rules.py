@@ -521,7 +521,7 @@ def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, "a gate multiplies the score, so its range must lie within [0, 1]")
 
 
-def _endings(data: dict[str, Any]) -> Iterator[Fault]:
+def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
     ours, known = set(map(str, OURS)), [*map(str, POLICY_STOP_REASONS), RETRIES_EXHAUSTED]
     for path, policy in entries(data, "on_stop"):
         name = str(path[-1])
@@ -740,7 +740,7 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _endings, _checks, _programs,
+    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _stop_reasons, _checks, _programs,
     _solution, _roles, _teacher, _rating, _asked, _servers, _urls, _env,
 )  # fmt: skip
 

@@ -160,7 +160,7 @@ async def collect(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout
             problem = TOO_MUCH if error.errno == errno.E2BIG else f"{error.filename}: {error.strerror}"
             artifacts[request.name] = TakenArtifact(request.name, target, problem=problem)
         except SandboxFailure as failure:
-            if not failure.ending.graded:
+            if not failure.stop_reason.graded:
                 raise
             artifacts[request.name] = TakenArtifact(request.name, target, problem=failure.detail)
     return artifacts

@@ -595,7 +595,7 @@ class ToolRuntime:
                 await self._sandbox.kill_all(over=over)
         except SandboxFailure as failure:
             # The agent's effects on its sandbox are graded: rewards find that the sandbox is gone.
-            if not failure.ending.graded:
+            if not failure.stop_reason.graded:
                 raise
 
     async def release(self) -> None:

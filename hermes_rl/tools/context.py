@@ -462,7 +462,7 @@ class ToolContext:
         try:
             return self._wait(runtime, run())
         except SandboxFailure as failure:
-            if failure.ending.graded:
+            if failure.stop_reason.graded:
                 raise KilledByAgentError from failure
             raise
         except OSError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
 
@@ -24,7 +24,7 @@ PER_TOKEN = ("tokens", *_FILLER)
 
 PER_MEMBER = (*PER_TOKEN, "scores", "messages", "overrides", "images")
 """Fields of a group with one entry for each member."""
-NO_CERTIFICATE = {"problems": ["it has no certificate"]}
+NO_PROVENANCE = {"problems": ["it has no certificate"]}
 logger = logging.getLogger(__name__)
 
 
@@ -119,7 +119,7 @@ class Checks:
             raise GroupRefused(
                 "too_long", f"a sequence has {length} tokens, and the trainer takes up to {self.longest}"
             )
-        if self.exact and (problems := (fitting.get("certificate") or NO_CERTIFICATE)["problems"]):
+        if self.exact and (problems := (fitting.get("provenance") or NO_PROVENANCE)["problems"]):
             raise GroupRefused("uncertified", problems[0])
         if not self.uniform and len(scores) > 1 and len(set(scores)) == 1:
             raise GroupRefused("uniform", f"all of its scores are the same, {scores[0]}")
@@ -129,7 +129,7 @@ class Checks:
     def _require_fresh(self, line: dict[str, Any], version: int | None) -> None:
         if self.max_staleness is None:
             return
-        oldest = (line.get("certificate") or {}).get("oldest")
+        oldest = (line.get("provenance") or {}).get("oldest")
         if oldest is None or version is None:
             words = "the version of the weights is not known; see weights_path of the server"
         elif version - oldest <= self.max_staleness:
@@ -137,8 +137,8 @@ class Checks:
         else:
             words = f"its oldest weights are {version - oldest} versions behind, {self.max_staleness} are allowed"
         if not self.keep_stale:
-            raise GroupRefused(str(Ending.STALE), words)
-        self.counts[str(Ending.STALE)] += 1
+            raise GroupRefused(str(StopReason.STALE), words)
+        self.counts[str(StopReason.STALE)] += 1
         logger.warning("a group was sent all the same (stale): %s", words)
 
 

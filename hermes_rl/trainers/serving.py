@@ -442,7 +442,7 @@ class Serving:
             self.file.write(await self.file.encoded(usable))
             self._written.add(group.id)
         scores = list(usable[0]["scores"])  # the trainer owns the records once it has them, and may change them
-        oldest = [line["certificate"]["oldest"] for line in usable if line.get("certificate")]
+        oldest = [line["provenance"]["oldest"] for line in usable if line.get("provenance")]
         content = await run_in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
         async with self.together.under_way:
             self.log.sending(group.id, content)

@@ -15,7 +15,7 @@ from hermes_rl.errors import (
     ToolServerFailure,
     UserError,
 )
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.user_code.environment import with_way_out
 from hermes_rl.user_code.messages import LONGEST_TEXT, Raised
 from hermes_rl.user_code.wire import WireError
@@ -64,7 +64,7 @@ def exception_of(raised: Raised, sent: Iterable[Exception]) -> Exception:
     claimed: UserError | Failure | None = None
     if kind is not None and issubclass(kind, Failure):
         try:
-            claimed = kind(text, ending=Ending(str(raised.ending)))
+            claimed = kind(text, stop_reason=StopReason(str(raised.stop_reason)))
         except ValueError as error:
             raise WireError("an ending that there is not") from error
     elif kind is UserError:

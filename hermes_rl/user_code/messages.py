@@ -52,7 +52,7 @@ class Raised(NamedTuple):
 
     text: str
     ours: tuple[str, ...] | None = None
-    ending: str | None = None
+    stop_reason: str | None = None
 
 
 class Reply(NamedTuple):
@@ -82,9 +82,9 @@ def read_message(content: Any) -> Question | LogLine | Reply:
 
 def _raised(content: Any) -> Raised:
     match content:
-        case {"ours": ours, "text": text, "ending": ending} if len(content) == 3:
-            ending = None if ending is None else _text(ending, LONGEST_NAME)
-            return Raised(_text(text, LONGEST_TEXT), _names(ours), ending)
+        case {"ours": ours, "text": text, "stop_reason": stop_reason} if len(content) == 3:
+            stop_reason = None if stop_reason is None else _text(stop_reason, LONGEST_NAME)
+            return Raised(_text(text, LONGEST_TEXT), _names(ours), stop_reason)
         case {"text": text} if len(content) == 1:
             return Raised(_text(text, LONGEST_TEXT))
     raise WireError("an exception has a text and its classes")

@@ -480,7 +480,7 @@ def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict
     room = LONGEST_TEXT - len(more)
     if isinstance(error, HermesRLError):
         names = [kind.__name__ for kind in type(error).__mro__]
-        return {"ours": names, "text": str(error)[:room] + more, "ending": getattr(error, "ending", None)}
+        return {"ours": names, "text": str(error)[:room] + more, "stop_reason": getattr(error, "stop_reason", None)}
     text = place_of(error, function) if function is not None else f"{type(error).__name__}: {error}"
     return {"text": text[:room] + more}
 

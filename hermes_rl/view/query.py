@@ -52,7 +52,7 @@ class RolloutQuery:
     """
 
     state: str = ""
-    ending: str = ""
+    stop_reason: str = ""
     row: str = ""
     group: str = ""
     tool: str = ""
@@ -105,7 +105,7 @@ class RolloutQuery:
     def _fits(self, rollout: RolloutSummary) -> bool:
         named = (
             (self.state, rollout.state),
-            (self.ending, rollout.ending),
+            (self.stop_reason, rollout.stop_reason),
             (self.row, rollout.row_key),
             (self.group, rollout.group),
         )

@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
-from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify
+from hermes_rl import Group, Policy, Rollout, Sampled, Sampling, StopReason, attach_provenance
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import AT_ONCE, Endpoint
 from hermes_rl.agent.program import record_run
@@ -104,7 +104,7 @@ class Asking:
     def rollout(self) -> Rollout:
         assert self.result.transcript is not None
         key = RolloutKey(Row("row", {}, 0, "digest"), "g", 0, 1)
-        rollout = Rollout(key, 0, Ending.FINISHED, self.result, score=1.0)
+        rollout = Rollout(key, 0, StopReason.FINISHED, self.result, score=1.0)
         rollout.sequences = self.result.transcript.sequences()
         return rollout
 
@@ -113,7 +113,7 @@ def check(played: Asking) -> None:
     """Each answer that came is one span of one sequence, in the context that the engine was sent, or left out by
     name."""
     rollout = played.rollout
-    proof = certify(Group("g", rollout.key.row, [rollout]))
+    proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
     assert proof.exact, proof.problems
     assert proof.trained + proof.left_out == proof.sampled
     assert proof.turns == len(played.result.replies) == len(played.result.reasoning_per_turn)
@@ -129,7 +129,7 @@ def check(played: Asking) -> None:
         sampled.remove(span)  # fails where it was sampled nowhere, or is trained twice
     assert sum(len(ids) for _, ids, _ in sampled) >= proof.left_out
     again = rollout_of(json.loads(json.dumps(rollout_record(rollout))), rollout.key)
-    assert certify(Group("g", rollout.key.row, [again])) == proof
+    assert attach_provenance(Group("g", rollout.key.row, [again])) == proof
 
 
 def spread(line: Any) -> list[list[float]]:
@@ -207,7 +207,7 @@ async def test_requests_are_answered_at_the_same_time_and_no_more_than_are_allow
                 engine.release()
             await asyncio.sleep(0.005)
     assert sorted(played.statuses) == [200] * (AT_ONCE + 2) + [400] * 2
-    assert (played.result.turns_used, played.endpoint.ending) == (AT_ONCE + 2, Ending.MAX_TURNS)
+    assert (played.result.turns_used, played.endpoint.stop_reason) == (AT_ONCE + 2, StopReason.MAX_TURNS)
     check(played)
 
 
@@ -332,7 +332,7 @@ async def test_requests_that_wait_may_not_fill_the_memory(monkeypatch: pytest.Mo
         engine.release()
         await asyncio.gather(*requests)
         assert sorted(played.statuses) == [200, 400, 400]
-        assert (played.endpoint.refused, played.endpoint.ending) == (1, Ending.MAX_TURNS)
+        assert (played.endpoint.refused, played.endpoint.stop_reason) == (1, StopReason.MAX_TURNS)
         await played.ask([{"role": "user", "content": "x" * 90_000}])  # what has been answered counts no longer
         assert played.endpoint.refused == 1
     check(played)

@@ -15,7 +15,7 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import JudgeFailure, RowFailure, ServerFailure
 from hermes_rl.servers.base import ContextLengthExceeded, ReasoningOptions, drawn_seed
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
 from tests.agent.scripted_chat import ScriptedChat, call, calls
@@ -64,7 +64,7 @@ async def test_objects_of_the_openai_client() -> None:
         openai_object({"content": "5"}),
     )
     result = await play(server)
-    assert (result.ending, result.final_response, result.tool_calls[0].result) == (Ending.FINISHED, "5", "5")
+    assert (result.stop_reason, result.final_response, result.tool_calls[0].result) == (StopReason.FINISHED, "5", "5")
     assert (result.reasoning_per_turn, result.usage.prompt_tokens) == (["hm", None], 8)
     assert (result.replies[0].model, result.replies[0].server_type) == ("gpt", "Stub")
     assert server.asked[1]["messages"][1]["reasoning_content"] == "hm"
@@ -77,13 +77,13 @@ async def test_stubs_of_simple_namespaces() -> None:
     last = SimpleNamespace(content="5", tool_calls=None)
     server = Stub(*(SimpleNamespace(choices=[SimpleNamespace(message=each)]) for each in (message, last)))
     result = await play(server)
-    assert (result.ending, result.final_response, result.tool_calls[0].result) == (Ending.FINISHED, "5", "5")
+    assert (result.stop_reason, result.final_response, result.tool_calls[0].result) == (StopReason.FINISHED, "5", "5")
     assert (result.usage.calls, result.usage.uncounted, result.usage.cost) == (2, 2, None)
 
 
 async def test_plain_dicts() -> None:
     server = Stub({"choices": [{"message": {"content": "5"}, "finish_reason": "length"}]})
-    assert (await play(server)).ending is Ending.LENGTH
+    assert (await play(server)).stop_reason is StopReason.LENGTH
 
 
 async def test_what_is_set_reaches_it_as_an_openai_client_takes_it() -> None:
@@ -140,7 +140,7 @@ class TooLong(Exception):
 async def test_a_conversation_that_became_too_long_is_the_policys_ending(error: Exception) -> None:
     first = openai_object({"tool_calls": [call("add", {"a": 2, "b": 3})]}, "tool_calls")
     result = await play(Stub(first, error))
-    assert (result.ending, result.turns_used) == (Ending.TOKEN_BUDGET, 1)
+    assert (result.stop_reason, result.turns_used) == (StopReason.TOKEN_BUDGET, 1)
 
 
 async def test_a_first_request_that_does_not_fit_is_not_the_policys_doing() -> None:
@@ -160,7 +160,7 @@ async def test_the_openai_client_itself_behind_two_lines(chat: ScriptedChat) -> 
     server = Client()
     result = await play(server, seed=3, reasoning=ReasoningOptions(max_tokens=2000))
     await server.client.close()
-    assert (result.ending, result.turns_used, result.reasoning_per_turn) == (Ending.FINISHED, 2, ["hm", None])
+    assert (result.stop_reason, result.turns_used, result.reasoning_per_turn) == (StopReason.FINISHED, 2, ["hm", None])
     assert chat.requests[1]["reasoning"] == {"enabled": True, "max_tokens": 2000}
     assert chat.sent[1]["reasoning"] == "hm"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, Group, Rollout, certify, open_env
+from hermes_rl import Group, Rollout, StopReason, attach_provenance, open_env
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
@@ -105,30 +105,32 @@ async def test_a_function_plays_and_is_trained_exactly(tmp_path: Path, name: str
     sampler = Sampler()
     rollout = await played(tmp_path, name, sampler)
     assert rollout.result is not None
-    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, turns), rollout.result.program
+    assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, turns), (
+        rollout.result.program
+    )
     assert trained([rollout]) == sampled(sampler.answers)
-    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
     assert rollout.result.program is not None
     assert rollout.result.program.output == ("{'done': True}" if name == "solve" else "")
 
 
 @pytest.mark.parametrize(
-    ("name", "ending", "output"),
+    ("name", "stop_reason", "output"),
     [
-        ("raises", Ending.GAVE_UP, "what now?"),
-        ("claims", Ending.GAVE_UP, "so it says"),
-        ("misuses", Ending.GAVE_UP, "no artifact"),
-        ("hangs", Ending.TIMEOUT, ""),
-        ("ends", Ending.GAVE_UP, "its process ended"),
-        ("hungry", Ending.GAVE_UP, "MemoryError"),
-        ("elsewhere", Ending.FINISHED, "tool_calls"),
+        ("raises", StopReason.GAVE_UP, "what now?"),
+        ("claims", StopReason.GAVE_UP, "so it says"),
+        ("misuses", StopReason.GAVE_UP, "no artifact"),
+        ("hangs", StopReason.TIMEOUT, ""),
+        ("ends", StopReason.GAVE_UP, "its process ended"),
+        ("hungry", StopReason.GAVE_UP, "MemoryError"),
+        ("elsewhere", StopReason.FINISHED, "tool_calls"),
     ],
 )
-async def test_what_a_function_does_is_graded(tmp_path: Path, name: str, ending: Ending, output: str) -> None:
+async def test_what_a_function_does_is_graded(tmp_path: Path, name: str, stop_reason: StopReason, output: str) -> None:
     rollout = await played(tmp_path, name, timeout=2.0 if name == "hangs" else 60.0)
     assert rollout.result is not None
     assert rollout.result.program is not None
-    assert (rollout.ending, rollout.score, rollout.error) == (ending, 0.0, None), rollout.result.program
+    assert (rollout.stop_reason, rollout.score, rollout.error) == (stop_reason, 0.0, None), rollout.result.program
     assert output in rollout.result.program.output
     assert (rollout.turns, rollout.examples(exact=True) != []) == (1, True)
 
@@ -160,4 +162,4 @@ def test_the_function_of_the_documentation_plays(tmp_path: Path) -> None:
     done = hermes("run", "spec.yaml", "process", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert [(line["ending"], line["score"]) for line in lines] == [("finished", 1.0)] * 4
+    assert [(line["stop_reason"], line["score"]) for line in lines] == [("finished", 1.0)] * 4

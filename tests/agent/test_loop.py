@@ -13,7 +13,7 @@ from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.servers.base import ReasoningOptions, drawn_seed
 from hermes_rl.servers.client import ModelClient
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools import base
 from hermes_rl.tools.context import ToolContext
 from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says
@@ -33,7 +33,7 @@ async def test_a_conversation_from_the_prompt_to_the_answer(chat: ScriptedChat, 
     result = await make_loop(add).run(GO)
     assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert result.messages[3] == {"role": "tool", "tool_call_id": "id-add", "content": "5"}
-    assert (result.ending, result.finished_naturally, result.turns_used) == (Ending.FINISHED, True, 2)
+    assert (result.stop_reason, result.finished_naturally, result.turns_used) == (StopReason.FINISHED, True, 2)
     assert (result.final_response, result.tool_errors, result.prompt_length) == ("5", [], 2)
     assert result.tool_calls == [
         ToolCall(1, "id-add", "add", {"a": 2, "b": 3}, "5", seconds=result.tool_calls[0].seconds)
@@ -174,4 +174,4 @@ async def test_content_in_parts_is_text(chat: ScriptedChat, make_loop: MakeLoop)
         says(None, content=[{"type": "text", "text": "fi"}, {"type": "text", "text": "ve"}, {"image": 1}, 3])
     ]
     result = await make_loop().run(GO)
-    assert (result.ending, result.final_response) == (Ending.FINISHED, "five")
+    assert (result.stop_reason, result.final_response) == (StopReason.FINISHED, "five")

@@ -17,7 +17,7 @@ from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.tokenizer import small_tokenizer
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
@@ -46,33 +46,33 @@ def used(prompt: int, completion: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("last", "options", "ending", "turns"),
+    ("last", "options", "stop_reason", "turns"),
     [
-        (says("done"), {}, Ending.FINISHED, 2),
-        (says("done", None), {}, Ending.FINISHED, 2),
-        (NOOP, {"max_turns": 2}, Ending.MAX_TURNS, 2),
-        (NOOP, {"max_turns": 1}, Ending.MAX_TURNS, 1),
-        (TOO_LONG, {}, Ending.TOKEN_BUDGET, 1),
-        (says("cut o", "length"), {}, Ending.LENGTH, 2),
-        (calls(call("noop", '{"a'), finish_reason="length"), {}, Ending.FINISHED, 3),
-        (says(""), {}, Ending.EMPTY, 2),
-        (says(" \n"), {}, Ending.EMPTY, 2),
-        (says(None), {}, Ending.EMPTY, 2),
-        (says(None, reasoning="hm"), {}, Ending.EMPTY, 2),
-        (says(None, content=[]), {}, Ending.EMPTY, 2),
-        (says(None, tool_calls=[]), {}, Ending.EMPTY, 2),
-        (says("I can't", "content_filter"), {}, Ending.REFUSED, 2),
-        (says(None, refusal="I can't"), {}, Ending.REFUSED, 2),
-        (says("fine", refusal=None), {}, Ending.FINISHED, 2),
+        (says("done"), {}, StopReason.FINISHED, 2),
+        (says("done", None), {}, StopReason.FINISHED, 2),
+        (NOOP, {"max_turns": 2}, StopReason.MAX_TURNS, 2),
+        (NOOP, {"max_turns": 1}, StopReason.MAX_TURNS, 1),
+        (TOO_LONG, {}, StopReason.TOKEN_BUDGET, 1),
+        (says("cut o", "length"), {}, StopReason.LENGTH, 2),
+        (calls(call("noop", '{"a'), finish_reason="length"), {}, StopReason.FINISHED, 3),
+        (says(""), {}, StopReason.EMPTY, 2),
+        (says(" \n"), {}, StopReason.EMPTY, 2),
+        (says(None), {}, StopReason.EMPTY, 2),
+        (says(None, reasoning="hm"), {}, StopReason.EMPTY, 2),
+        (says(None, content=[]), {}, StopReason.EMPTY, 2),
+        (says(None, tool_calls=[]), {}, StopReason.EMPTY, 2),
+        (says("I can't", "content_filter"), {}, StopReason.REFUSED, 2),
+        (says(None, refusal="I can't"), {}, StopReason.REFUSED, 2),
+        (says("fine", refusal=None), {}, StopReason.FINISHED, 2),
     ],
 )
 async def test_the_last_reply_names_the_ending(
-    chat: ScriptedChat, make_loop: MakeLoop, last: Answer, options: dict[str, Any], ending: Ending, turns: int
+    chat: ScriptedChat, make_loop: MakeLoop, last: Answer, options: dict[str, Any], stop_reason: StopReason, turns: int
 ) -> None:
     chat.script = [NOOP, last]
     result = await make_loop(noop, **options).run(GO)
-    assert (result.ending, result.turns_used) == (ending, turns)
-    assert result.finished_naturally == (ending is Ending.FINISHED)
+    assert (result.stop_reason, result.turns_used) == (stop_reason, turns)
+    assert result.finished_naturally == (stop_reason is StopReason.FINISHED)
     assert len(result.replies) == len(result.reasoning_per_turn) == turns
 
 
@@ -80,26 +80,26 @@ async def test_calls_of_a_turn_that_was_cut_are_not_made(chat: ScriptedChat, mak
     message = {"role": "assistant", "content": None, "tool_calls": [call("noop")]}
     chat.script = [answer(message, "length")]
     result = await make_loop(noop).run(GO)
-    assert (result.ending, result.tool_calls) == (Ending.LENGTH, [])
+    assert (result.stop_reason, result.tool_calls) == (StopReason.LENGTH, [])
 
 
 async def test_the_working_time_ends_by_slow_tools(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("slow")), calls(call("noop"))]
     result = await make_loop(slow, noop, timeout=1).run(GO)
-    assert (result.ending, result.turns_used, result.tool_errors[0].error) == (Ending.TIMEOUT, 1, "timeout")
+    assert (result.stop_reason, result.turns_used, result.tool_errors[0].error) == (StopReason.TIMEOUT, 1, "timeout")
     assert 1 <= result.timings.working < 20
 
 
 async def test_the_working_time_ends_by_slow_generation(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [answer({"tool_calls": [call("noop")]}, delay=0.15)]
     result = await make_loop(noop, timeout=0.1).run(GO)
-    assert (result.ending, result.turns_used, len(result.tool_calls)) == (Ending.TIMEOUT, 1, 1)
+    assert (result.stop_reason, result.turns_used, len(result.tool_calls)) == (StopReason.TIMEOUT, 1, 1)
 
 
 async def test_the_deadline_ends_a_rollout_whose_policy_has_answered(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("slow"))]
     result = await make_loop(slow, deadline=1.0).run(GO)
-    assert (result.ending, result.turns_used) == (Ending.TIMEOUT, 1)
+    assert (result.stop_reason, result.turns_used) == (StopReason.TIMEOUT, 1)
 
 
 async def test_the_deadline_is_no_doing_of_a_policy_whose_server_has_not_answered(
@@ -123,7 +123,7 @@ def test_the_deadline_follows_from_the_timeout(options: dict[str, Any], seconds:
 async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [Answer(b"busy", 503, delay=1.2), says("done")]
     result = await make_loop(noop, timeout=1).run(GO)
-    assert result.ending is Ending.FINISHED
+    assert result.stop_reason is StopReason.FINISHED
     assert result.timings.generation < 1 < result.timings.queue
 
 
@@ -133,7 +133,7 @@ async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop
 async def test_no_turn_begins_beyond_the_budget(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("noop"), usage=used(60, 20)), calls(call("noop"), usage=used(90, 20))]
     result = await make_loop(noop, max_trajectory_tokens=100).run(GO)
-    assert (result.ending, result.turns_used) == (Ending.TOKEN_BUDGET, 2)
+    assert (result.stop_reason, result.turns_used) == (StopReason.TOKEN_BUDGET, 2)
     assert result.messages[-1]["role"] == "tool"
 
 
@@ -143,14 +143,14 @@ async def test_a_turn_is_bounded_by_what_is_left_and_cut_there_it_is_the_budgets
     chat.script = [calls(call("noop"), usage=used(60, 20)), says("cut o", "length")]
     result = await make_loop(noop, max_trajectory_tokens=100, max_tokens=30).run(GO)
     assert [request["max_tokens"] for request in chat.requests] == [30, 20]
-    assert (result.ending, result.turns_used) == (Ending.TOKEN_BUDGET, 2)
+    assert (result.stop_reason, result.turns_used) == (StopReason.TOKEN_BUDGET, 2)
 
 
 async def test_a_turn_cut_at_its_own_limit_is_no_end_of_the_budget(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("noop"), usage=used(30, 20)), says("cut o", "length")]
     result = await make_loop(noop, max_trajectory_tokens=100, max_tokens=30).run(GO)
     assert [request["max_tokens"] for request in chat.requests] == [30, 30]
-    assert result.ending is Ending.LENGTH
+    assert result.stop_reason is StopReason.LENGTH
 
 
 async def test_the_budget_alone_is_not_sent_as_a_limit_of_a_turn(chat: ScriptedChat, make_loop: MakeLoop) -> None:
@@ -164,7 +164,7 @@ async def test_a_server_that_does_not_count_uses_up_no_budget(
 ) -> None:
     chat.script = [calls(call("noop"), usage=usage)]
     result = await make_loop(noop, max_trajectory_tokens=1).run(GO)
-    assert (result.ending, result.usage.prompt_tokens) == (Ending.FINISHED, 0)
+    assert (result.stop_reason, result.usage.prompt_tokens) == (StopReason.FINISHED, 0)
 
 
 async def test_a_prompt_beyond_the_bound_is_not_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
@@ -189,7 +189,7 @@ async def test_a_result_that_goes_beyond_the_bound_ends_the_conversation(
 ) -> None:
     chat.script = [calls(call("long_result"), usage=used(60, 20) if counting else None), says("done")]
     result = await make_loop(long_result, max_trajectory_tokens=300, tokenizer=small_tokenizer()).run(GO)
-    assert (result.ending, result.turns_used, len(chat.requests)) == (Ending.TOKEN_BUDGET, 1, 1)
+    assert (result.stop_reason, result.turns_used, len(chat.requests)) == (StopReason.TOKEN_BUDGET, 1, 1)
 
 
 async def test_a_limit_of_a_turn_leaves_room_for_new_results(chat: ScriptedChat, make_loop: MakeLoop) -> None:
@@ -201,7 +201,7 @@ async def test_a_limit_of_a_turn_leaves_room_for_new_results(chat: ScriptedChat,
 async def test_an_answer_beyond_the_bound_has_not_finished(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("noop"), usage=used(60, 20)), answer({"content": "done"}, usage=used(90, 20))]
     result = await make_loop(noop, max_trajectory_tokens=100).run(GO)
-    assert (result.ending, result.finished_naturally) == (Ending.TOKEN_BUDGET, False)
+    assert (result.stop_reason, result.finished_naturally) == (StopReason.TOKEN_BUDGET, False)
 
 
 # ------------------------------------------------------------------ failures of ours
@@ -214,7 +214,7 @@ async def test_a_first_call_that_fails_is_a_failure_of_a_rollout_in_which_nothin
     with pytest.raises(ServerFailure) as caught:
         await make_loop(noop).run(GO)
     played = caught.value.result
-    assert (played.ending, played.turns_used, played.finished_naturally) == (Ending.SERVER_FAILURE, 0, False)
+    assert (played.stop_reason, played.turns_used, played.finished_naturally) == (StopReason.SERVER_FAILURE, 0, False)
     assert played.messages == GO
 
 
@@ -235,7 +235,7 @@ async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(
     async with ToolRuntime(SandboxConfig(setup=("exit 3",)), task_id="broken", toolkit=toolkit):
         with pytest.raises(SandboxFailure) as caught:
             await HermesAgentLoop(policy, toolkit.schemas, task_id="broken").run(GO)
-    assert (caught.value.ending, caught.value.result.turns_used) == (Ending.SANDBOX_FAILURE, 1)
+    assert (caught.value.stop_reason, caught.value.result.turns_used) == (StopReason.SANDBOX_FAILURE, 1)
 
 
 async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
@@ -246,7 +246,7 @@ async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
     async with ToolRuntime(SandboxConfig(lifetime=0.5), task_id="killed", toolkit=toolkit):
         loop = HermesAgentLoop(policy, toolkit.schemas, task_id="killed", options=LoopOptions(tool_timeout=20))
         result = await loop.run(GO)
-    assert (result.ending, result.turns_used, result.finished_naturally) == (Ending.SANDBOX_KILLED, 1, False)
+    assert (result.stop_reason, result.turns_used, result.finished_naturally) == (StopReason.SANDBOX_KILLED, 1, False)
 
 
 @pytest.mark.parametrize("refuses_all", [False, True])
@@ -257,7 +257,7 @@ async def test_prompt_that_server_refuses_is_failure_of_row_if_another_is_answer
     chat.script = [refused(400, "Conversation roles must alternate"), last]
     with pytest.raises(ServerFailure if refuses_all else RowFailure, match="roles must alternate") as caught:
         await make_loop(noop).run([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
-    assert caught.value.ending is (Ending.SERVER_FAILURE if refuses_all else Ending.ROW_FAILURE)
+    assert caught.value.stop_reason is (StopReason.SERVER_FAILURE if refuses_all else StopReason.ROW_FAILURE)
     assert chat.requests[-1]["messages"] == [{"role": "user", "content": "Hello."}]
     assert chat.requests[-1]["tools"] == chat.requests[0]["tools"]
 
@@ -273,34 +273,34 @@ async def test_a_server_that_refuses_what_the_policy_said_and_not_the_prompt_end
             await make_loop(noop).run(GO)
     else:
         result = await make_loop(noop).run(GO)
-        assert (result.ending, result.turns_used) == (Ending.REFUSED, 1)
+        assert (result.stop_reason, result.turns_used) == (StopReason.REFUSED, 1)
     assert chat.requests[-1]["messages"] == GO
 
 
 @pytest.mark.parametrize(
-    ("others", "ending"),
+    ("others", "stop_reason"),
     [
         (
             [says("x"), refused(500, "broken"), refused(500, "broken")] * ROUNDS,
-            Ending.REFUSED,
+            StopReason.REFUSED,
         ),  # over what the policy said alone
-        ([says("x"), *[refused(500, "broken")] * 2, says("x"), says("fine")], Ending.FINISHED),  # now and then
-        ([says("x"), says("fine")], Ending.FINISHED),  # it was down for a while
+        ([says("x"), *[refused(500, "broken")] * 2, says("x"), says("fine")], StopReason.FINISHED),  # now and then
+        ([says("x"), says("fine")], StopReason.FINISHED),  # it was down for a while
         ([refused(500, "broken"), refused(500, "broken")], None),  # over everything
         ([refused(401, "no key")], None),
     ],
 )
 async def test_server_that_breaks_over_what_the_policy_said_ends_the_conversation(
-    chat: ScriptedChat, make_loop: MakeLoop, others: list[Answer], ending: Ending | None
+    chat: ScriptedChat, make_loop: MakeLoop, others: list[Answer], stop_reason: StopReason | None
 ) -> None:
     """Servers answer calls whose arguments they cannot read with status 500: no policy may choose a failure by that."""
     chat.script = [NOOP, refused(500, "broken"), refused(500, "broken"), *others]
-    if ending is None:
+    if stop_reason is None:
         with pytest.raises(ServerFailure, match="broken"):
             await make_loop(noop).run(GO)
     else:
         result = await make_loop(noop).run(GO)
-        assert result.ending is ending
+        assert result.stop_reason is stop_reason
     assert chat.script == []
 
 
@@ -321,7 +321,7 @@ async def test_a_lifetime_that_long_answers_use_up_is_the_agents_doing_and_one_o
             with pytest.raises(SandboxFailure, match="lifetime"):
                 await loop.run(GO)
         else:
-            assert (await loop.run(GO)).ending is Ending.SANDBOX_KILLED
+            assert (await loop.run(GO)).stop_reason is StopReason.SANDBOX_KILLED
         assert runtime.killed_by_agent is not waits
 
 
@@ -332,7 +332,7 @@ async def test_a_lifetime_that_ends_with_the_last_answer_is_seen_by_rewards(
     chat.script = [calls(call("terminal", {"command": "true"})), says("done", delay=2.0)]
     async with ToolRuntime(SandboxConfig(lifetime=1.5), task_id="last", toolkit=toolkit):
         result = await HermesAgentLoop(policy, toolkit.schemas, task_id="last").run(GO)
-        assert result.ending is Ending.FINISHED
+        assert result.stop_reason is StopReason.FINISHED
         answer = await asyncio.to_thread(ToolContext("last").terminal, "true")
         assert "the agent's own commands ended its sandbox" in answer["output"]
 

@@ -25,7 +25,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
 from tests.thorough import examples
@@ -121,9 +121,9 @@ async def play(bodies: list[Any]) -> AgentResult:
 @given(st.lists(BY_THE_MODEL, min_size=1, max_size=TURNS))
 def test_whatever_the_model_writes_the_loop_does_not_raise(bodies: list[Any]) -> None:
     result = asyncio.run(play(bodies))
-    assert result.ending.graded
+    assert result.stop_reason.graded
     assert result.turns_used == len(result.replies) == len(result.reasoning_per_turn) <= TURNS
-    assert result.finished_naturally == (result.ending is Ending.FINISHED)
+    assert result.finished_naturally == (result.stop_reason is StopReason.FINISHED)
     assert isinstance(result.final_response, str)
     assert len(result.tool_errors) == sum(call.error is not None for call in result.tool_calls)
     assert all(error.turn <= result.turns_used for error in result.tool_errors)
@@ -137,5 +137,5 @@ def test_whatever_the_server_sends_is_a_result_or_a_failure_of_the_server(bodies
         result = asyncio.run(play(bodies))
     except ServerFailure as failure:
         result = failure.result
-        assert result.ending is Ending.SERVER_FAILURE
+        assert result.stop_reason is StopReason.SERVER_FAILURE
     assert result.turns_used == len(result.replies) <= TURNS

@@ -14,7 +14,7 @@ import pytest
 
 from hermes_rl.agent.loop import UNREAD, HermesAgentLoop
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says
 
 MakeLoop = Callable[..., HermesAgentLoop]
@@ -44,7 +44,7 @@ async def play(chat: ScriptedChat, loop: HermesAgentLoop, *tool_calls: object) -
     """One turn with these calls, then the answer."""
     chat.script = [calls(*tool_calls)]
     result = await loop.run(GO)
-    assert (result.ending, result.turns_used) == (Ending.FINISHED, 2)
+    assert (result.stop_reason, result.turns_used) == (StopReason.FINISHED, 2)
     return result
 
 
@@ -74,7 +74,7 @@ async def test_a_call_that_the_server_left_in_its_text_is_counted_and_not_execut
 ) -> None:
     chat.script = [says(said)]
     result = await make_loop(ping).run(GO)
-    assert (result.ending, result.turns_used, made) == (Ending.FINISHED, 1, [])
+    assert (result.stop_reason, result.turns_used, made) == (StopReason.FINISHED, 1, [])
     recorded = [(one.turn, str(one.arguments), one.error) for one in (*result.tool_calls, *result.tool_errors)]
     assert recorded == ([(1, left, UNREAD)] * 2 if left else [])
 
@@ -336,7 +336,7 @@ async def test_a_message_out_of_shape_ends_the_conversation(
 ) -> None:
     chat.script = [answer(message)]
     result = await make_loop(ping).run(GO)
-    assert (result.ending in {Ending.FINISHED, Ending.EMPTY}, result.turns_used) == (True, 1)
+    assert (result.stop_reason in {StopReason.FINISHED, StopReason.EMPTY}, result.turns_used) == (True, 1)
     assert result.messages[-1]["role"] == "assistant"
     assert isinstance(result.final_response, str)
 

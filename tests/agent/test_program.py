@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify, open_env
+from hermes_rl import Group, Policy, Rollout, Sampled, Sampling, StopReason, attach_provenance, open_env
 from hermes_rl.analysis.summary import failure_reasons
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.runs.store import rollout_of, rollout_record
@@ -195,7 +195,7 @@ async def played(
 async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_back(tmp_path: Path, mode: str) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, mode, sampler)
-    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 2)
+    assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, 2)
     assert rollout.sequences is not None
     assert len(rollout.sequences) == 1
     assert trained([rollout]) == sampled(sampler.answers)
@@ -209,7 +209,7 @@ async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_ba
     assert [(call["kind"], call["continues"]) for call in result.program.calls] == [("main", None), ("main", 0)]
     assert [call["begins"] for call in result.program.calls] == ['add({"a": 1, "b": 2})', "The sum is 3."]
     assert sum(call["tokens"] for call in result.program.calls) == len(sampled(sampler.answers))
-    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
 
 
 SPEAKER = """
@@ -293,7 +293,7 @@ async def test_other_dialects_are_trained_as_exactly(tmp_path: Path, mode: str) 
     rollout = await played(tmp_path, mode, sampler, agent=SPEAKER)
     assert rollout.result is not None
     assert rollout.result.program is not None
-    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 2), rollout.result.program
+    assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, 2), rollout.result.program
     assert rollout.sequences is not None
     assert len(rollout.sequences) == 1
     assert trained([rollout]) == sampled(sampler.answers)
@@ -335,7 +335,7 @@ async def test_a_history_that_a_command_of_the_policy_sends_is_neither_graded_no
     assert honest.result is not None and attacked.result is not None
     assert attacked.messages == honest.messages
     assert [asdict(call) for call in attacked.result.tool_calls] == [asdict(call) for call in honest.result.tool_calls]
-    assert (attacked.ending, attacked.score) == (honest.ending, honest.score) == (Ending.FINISHED, 1.0)
+    assert (attacked.stop_reason, attacked.score) == (honest.stop_reason, honest.score) == (StopReason.FINISHED, 1.0)
     kinds = [call["kind"] for call in attacked.result.program.calls]  # type: ignore[union-attr]
     assert (kinds[0], kinds[-1], kinds.count("main")) == ("main", "main", 2)
     assert len(kinds) == 6
@@ -345,20 +345,20 @@ async def test_a_history_that_a_command_of_the_policy_sends_is_neither_graded_no
 async def test_a_side_call_has_no_place_in_the_conversation(tmp_path: Path, train: str) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, "titled", sampler, program=train)
-    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, 1.0)
     assert rollout.sequences is not None
     assert len(rollout.sequences) == (2 if train else 1)
     assert rollout.result is not None
     assert rollout.result.program is not None
     assert [call["kind"] for call in rollout.result.program.calls] == ["side_calls", "main", "main"]
     assert "Title" not in json.dumps(rollout.messages)
-    proof = certify(Group("g", rollout.key.row, [rollout]))
+    proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
     assert proof.exact
     assert (proof.trained + proof.left_out, proof.turns) == (proof.sampled, 3)
     assert proof.left_out == (0 if train else len(sampled(sampler.answers[:1])))
     record = rollout_record(rollout)
     assert record["program"]["left_out"] == rollout.left_out
-    assert certify(Group("g", rollout.key.row, [rollout_of(record, rollout.key)])) == proof
+    assert attach_provenance(Group("g", rollout.key.row, [rollout_of(record, rollout.key)])) == proof
 
 
 async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path:
 
     sampler = Slow()
     rollout = await played(tmp_path, "impatient", sampler)
-    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, 1.0)
     assert rollout.result is not None
     assert rollout.result.program is not None
     assert [call["kind"] for call in rollout.result.program.calls] == ["undelivered", "main", "main"]
@@ -378,20 +378,20 @@ async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("mode", "ending"),
+    ("mode", "stop_reason"),
     [
-        ("crashes", Ending.GAVE_UP),
-        ("leaves", Ending.GAVE_UP),
-        ("submits", Ending.FINISHED),
-        ("shrugs", Ending.GAVE_UP),
-        ("pictures", Ending.GAVE_UP),
-        ("endless", Ending.MAX_TURNS),
-        ("hangs", Ending.TIMEOUT),
+        ("crashes", StopReason.GAVE_UP),
+        ("leaves", StopReason.GAVE_UP),
+        ("submits", StopReason.FINISHED),
+        ("shrugs", StopReason.GAVE_UP),
+        ("pictures", StopReason.GAVE_UP),
+        ("endless", StopReason.MAX_TURNS),
+        ("hangs", StopReason.TIMEOUT),
     ],
 )
-async def test_what_a_program_does_is_graded(tmp_path: Path, mode: str, ending: Ending) -> None:
+async def test_what_a_program_does_is_graded(tmp_path: Path, mode: str, stop_reason: StopReason) -> None:
     rollout = await played(tmp_path, mode, timeout=3.0 if mode == "hangs" else 60.0)
-    assert (rollout.ending, rollout.score, rollout.error) == (ending, 0.0, None)
+    assert (rollout.stop_reason, rollout.score, rollout.error) == (stop_reason, 0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -405,9 +405,9 @@ async def test_rule_of_untrained_rollouts_decides_below_minimum_share(
     share = rollout.result.trained_share
     assert share is not None and 0 < share < 0.9
     assert rollout_record(rollout)["trained_share"] == round(share, 6)
-    assert (rollout.ending, rollout.score, rollout.masked) == (Ending.UNTRAINED, score, masked)
+    assert (rollout.stop_reason, rollout.score, rollout.masked) == (StopReason.UNTRAINED, score, masked)
     other = await played(tmp_path, "titled", least=share)
-    assert (other.ending, other.score) == (Ending.FINISHED, 1.0)
+    assert (other.stop_reason, other.score) == (StopReason.FINISHED, 1.0)
 
 
 async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> None:
@@ -429,20 +429,22 @@ async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_
     rollout = await played(tmp_path, "nasty")
     assert rollout.result is not None
     assert rollout.result.program is not None
-    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
+    assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, 1.0), rollout.result.program
     assert rollout.result.program.refused == 18
     assert rollout.result.program.refusal.startswith("a request may have")
     assert rollout.turns == 2
 
 
-@pytest.mark.parametrize(("mode", "ending"), [("compacts", Ending.FINISHED), ("overflows", Ending.TOKEN_BUDGET)])
-async def test_a_program_may_shorten_what_does_not_fit(tmp_path: Path, mode: str, ending: Ending) -> None:
+@pytest.mark.parametrize(
+    ("mode", "stop_reason"), [("compacts", StopReason.FINISHED), ("overflows", StopReason.TOKEN_BUDGET)]
+)
+async def test_a_program_may_shorten_what_does_not_fit(tmp_path: Path, mode: str, stop_reason: StopReason) -> None:
     class Small(Sampler):
         def policy(self, tokenizer: Any = None, **given: Any) -> Policy:
             return super().policy(tokenizer, context=2000, **given)
 
     rollout = await played(tmp_path, mode, Small())
-    assert (rollout.ending, rollout.score) == (ending, float(ending is Ending.FINISHED))
+    assert (rollout.stop_reason, rollout.score) == (stop_reason, float(stop_reason is StopReason.FINISHED))
     assert rollout.examples(exact=True)
 
 
@@ -483,7 +485,7 @@ async def test_files_that_cannot_be_written_are_a_mistake_of_the_spec(tmp_path: 
 
 async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "verbatim", Sampler(fails=1.0))
-    assert (rollout.ending, rollout.score) == (Ending.SERVER_FAILURE, None)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.SERVER_FAILURE, None)
 
 
 @pytest.mark.parametrize(
@@ -510,13 +512,13 @@ urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "{path}", body)
 
 async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "verbatim", agent="import no_such_module")
-    assert (rollout.ending, rollout.score) == (Ending.GAVE_UP, 0.0)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.GAVE_UP, 0.0)
     reason = "the policy was never asked, so nothing was sampled"
     said = "ModuleNotFoundError: No module named 'no_such_module'"
     assert rollout.no_tokens == f"{reason}: its program made 0 requests (0 refused) and ended with status 1: {said}"
     assert rollout.sequences == []
     other = await played(tmp_path, "verbatim")
-    proof = certify(Group("g", rollout.key.row, [rollout, other]))
+    proof = attach_provenance(Group("g", rollout.key.row, [rollout, other]))
     assert proof.exact, "nothing was sampled and nothing is trained: the group is not lost by it"
     assert proof.trained == proof.sampled > 0
     with pytest.raises(UserError, match=reason):
@@ -525,7 +527,7 @@ async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_pa
 
 async def test_a_program_whose_time_is_up_before_it_asks_is_no_doing_of_the_policy(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "stalls", timeout=3.0)
-    assert (rollout.ending, rollout.score) == (Ending.SANDBOX_FAILURE, None)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.SANDBOX_FAILURE, None)
     assert rollout.error == "agent.program: the program had not asked the model after 3 s"
 
 
@@ -566,6 +568,6 @@ def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
     assert outputs[1].startswith("2 of 2 groups of 2 ") and "tokens exact in 2 of 2" in outputs[1], outputs
     assert "program: 2 requests, status 0" in outputs[2], outputs
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert [(line["ending"], line["score"], line["program"]["exit_code"]) for line in lines] == [
+    assert [(line["stop_reason"], line["score"], line["program"]["exit_code"]) for line in lines] == [
         ("finished", 1.0, 0)
     ] * 4

@@ -8,7 +8,7 @@ from hermes_rl.agent.recorder import BudgetExhausted, LoopOptions, PolicyRecorde
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 ASKED = [{"role": "user", "content": "hi"}]
 BROKEN = [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]
@@ -40,7 +40,7 @@ async def test_tools_that_no_template_takes_are_the_programs_doing_once_it_has_h
     await ask(recorder)
     with pytest.raises(BudgetExhausted) as over:
         await ask(recorder, BROKEN)
-    assert over.value.ending is Ending.REFUSED
+    assert over.value.stop_reason is StopReason.REFUSED
     policy.down = True
     with pytest.raises(ServerFailure):
         await ask(recorder)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import Group, Sampled, Sampling, certify
+from hermes_rl import Group, Sampled, Sampling, attach_provenance
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.result import Message
 from tests.agent.test_endpoint import EVERY, Asking, Engine, check
@@ -442,7 +442,7 @@ BY_EACH = pytest.mark.parametrize("dialect", SPOKEN)
 def nothing_is_lost(played: Program) -> None:
     """All is one sequence, and each sampled token is trained."""
     check(played)
-    proof = certify(Group("g", played.rollout.key.row, [played.rollout]))
+    proof = attach_provenance(Group("g", played.rollout.key.row, [played.rollout]))
     assert (proof.left_out, proof.trained) == (0, sum(len(answer.ids) for _, answer in played.engine.log))
     assert played.hows == ["first", *["extended"] * (len(played.engine.log) - 1)]
 

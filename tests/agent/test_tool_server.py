@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import Ending, Rollout, open_env
+from hermes_rl import Rollout, StopReason, open_env
 from hermes_rl.errors import SpecError
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
@@ -119,7 +119,7 @@ async def test_the_makers_client_finds_the_tools_and_rewards_see_the_calls(tmp_p
     rollout = await played(tmp_path, 'python: "agent.py:solve"')
     assert rollout.result is not None
     assert rollout.result.program is not None
-    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
+    assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, 1.0), rollout.result.program
     assert rollout.result.program.output == "['add']"
     assert called(rollout) == [(1, "add", "3", False)], "and not the call that no answer of the policy has asked for"
     assert len(rollout.result.tool_errors) == 1
@@ -131,7 +131,7 @@ async def test_calls_that_are_kept_cannot_fill_the_memory(tmp_path: Path) -> Non
     program = 'command: [python3, agent.py, "{{ prompt }}", large], env: {BASE: "{{ endpoint }}"}'
     rollout = await played(tmp_path, program, "sandbox: {files: [{to: agent.py, from: agent.py}]}")
     assert rollout.result is not None and rollout.result.program is not None
-    assert (rollout.result.program.exit_code, rollout.ending) == (0, Ending.GAVE_UP), rollout.result.program
+    assert (rollout.result.program.exit_code, rollout.stop_reason) == (0, StopReason.GAVE_UP), rollout.result.program
     assert sum(len(str(call.arguments)) for call in rollout.result.tool_calls) < 64 << 20
 
 

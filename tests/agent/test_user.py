@@ -15,7 +15,7 @@ from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
@@ -75,7 +75,7 @@ async def test_it_opens_answers_and_ends(chat: ScriptedChat, policy: ModelClient
         ("assistant", "Done."),
         ("user", "Thanks. ###STOP###"),
     ]
-    assert (result.ending, result.turns_used, result.final_response) == (Ending.USER_STOP, 2, "Done.")
+    assert (result.stop_reason, result.turns_used, result.final_response) == (StopReason.USER_STOP, 2, "Done.")
     assert [(m["role"], m["content"]) for m in customer.sent] == [
         ("system", "You want a refund."),
         ("user", GREETING),
@@ -97,7 +97,7 @@ async def test_a_prompt_of_a_user_is_its_own_words(
 async def test_it_speaks_so_often_at_most(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("and?")] * 9
     result = await converse(policy, customer, [says("more")] * 9, speaks_first=True, max_turns=3)
-    assert (result.ending, result.finished_naturally) == ("user_turns", False)  # fault 32: it was called a stop
+    assert (result.stop_reason, result.finished_naturally) == ("user_turns", False)  # fault 32: it was called a stop
     assert [role for role, _ in spoken(result)] == ["user", "assistant", "user", "assistant", "user"]
 
 
@@ -106,7 +106,7 @@ async def test_a_stop_phrase_in_its_last_turn_is_a_stop(
 ) -> None:
     chat.script = [says("and?")]
     result = await converse(policy, customer, [says("bye")], prompt="Help!", max_turns=1, stop=["bye"])
-    assert (result.ending, result.finished_naturally) == (Ending.USER_STOP, True)
+    assert (result.stop_reason, result.finished_naturally) == (StopReason.USER_STOP, True)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ async def test_a_message_of_its_server_out_of_shape_ends_nothing(
     chat.script = [says("What is it?")] * 9
     answers = [answer(message), says("A refund. bye")]
     result = await converse(policy, customer, answers, tools=True, prompt="Help!", stop=["bye"])
-    assert (result.ending, spoken(result)[-1]) == (Ending.USER_STOP, ("user", "A refund. bye"))
+    assert (result.stop_reason, spoken(result)[-1]) == (StopReason.USER_STOP, ("user", "A refund. bye"))
     for sent in customer.sent:
         assert isinstance(sent["content"], str | list | None)
         for each in sent.get("tool_calls") or ():
@@ -157,7 +157,7 @@ async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, cu
 async def test_its_failure_is_ours(policy: ModelClient, customer: ScriptedChat, answers: list[Answer]) -> None:
     with pytest.raises(ServerFailure, match="the simulated user") as failure:
         await converse(policy, customer, answers, speaks_first=True, tools=True)
-    assert not failure.value.ending.graded
+    assert not failure.value.stop_reason.graded
 
 
 async def test_one_that_ends_before_it_began_is_our_failure(policy: ModelClient, customer: ScriptedChat) -> None:
@@ -170,7 +170,7 @@ async def test_an_answer_without_words_is_the_policys_ending(
 ) -> None:
     chat.script = [says("")]
     result = await converse(policy, customer, [says("Hi")], speaks_first=True)
-    assert result.ending is Ending.EMPTY
+    assert result.stop_reason is StopReason.EMPTY
 
 
 @pytest.mark.parametrize("seed", [7, None])
@@ -204,28 +204,28 @@ async def test_what_the_agent_says_is_cut_until_it_fits_the_users_context(
 ) -> None:
     chat.script = [says("long " * 2_000)]
     result = await converse(policy, customer, [says("Hello"), FULL, FULL, says("bye")], speaks_first=True, stop=["bye"])
-    assert (result.ending, result.final_response) == (Ending.USER_STOP, "long " * 2_000)
+    assert (result.stop_reason, result.final_response) == (StopReason.USER_STOP, "long " * 2_000)
     heard = customer.sent[-1]["content"]
     assert "[... 7500 characters left out ...]" in heard
     assert len(heard) < 2_600
 
 
 @pytest.mark.parametrize(
-    ("answers", "ending"),
+    ("answers", "stop_reason"),
     [
-        ([FULL] * 5 + [says("Who are you?")], Ending.TOKEN_BUDGET),
-        ([says("")] * 3 + [says("Who are you?")], Ending.USER_STOP),
-        ([says("cut", "length"), says("Who are you?")], Ending.USER_STOP),
-        ([calls(call("look", {"what": "x"}))] * 10 + [says("Who are you?")], Ending.USER_STOP),
-        ([refused(400, "against our rules"), says("Who are you?"), refused(400, "against")], Ending.USER_STOP),
+        ([FULL] * 5 + [says("Who are you?")], StopReason.TOKEN_BUDGET),
+        ([says("")] * 3 + [says("Who are you?")], StopReason.USER_STOP),
+        ([says("cut", "length"), says("Who are you?")], StopReason.USER_STOP),
+        ([calls(call("look", {"what": "x"}))] * 10 + [says("Who are you?")], StopReason.USER_STOP),
+        ([refused(400, "against our rules"), says("Who are you?"), refused(400, "against")], StopReason.USER_STOP),
     ],
 )
 async def test_an_agent_that_leaves_the_user_without_words_has_ended_the_conversation(
-    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, answers: list[Answer], ending: Ending
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, answers: list[Answer], stop_reason: StopReason
 ) -> None:
     chat.script = [says("Say nothing more. " * 500)]
     result = await converse(policy, customer, [says("Hello"), *answers], speaks_first=True, tools=True)
-    assert (result.ending, result.turns_used) == (ending, 1)
+    assert (result.stop_reason, result.turns_used) == (stop_reason, 1)
 
 
 async def test_a_user_whose_server_was_down_for_a_while_goes_on(

@@ -64,7 +64,7 @@ def hostile_line() -> dict[str, Any]:
     line["error"] = " ".join(HOSTILE)
     line["rewards"] = {text: {"value": 0.5, "reason": text} for text in HOSTILE}
     line["rewards"]["right"] = {"value": 0.5, "metrics": dict.fromkeys(HOSTILE, 1.0)}
-    line["ending"] = HOSTILE[0]
+    line["stop_reason"] = HOSTILE[0]
     answer = line["messages"][1]
     answer["reasoning"] = "\n".join(HOSTILE)
     answer["tool_calls"] = [

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 
 def recorded(
@@ -34,11 +34,11 @@ def recorded(
     ]
     result = AgentResult(
         messages=messages, turns_used=2, finished_naturally=True, reasoning_per_turn=[None, None], tool_errors=[],
-        ending=Ending.FINISHED, prompt_length=1, usage=Usage(120, 12, 1, unpriced=1),
+        stop_reason=StopReason.FINISHED, prompt_length=1, usage=Usage(120, 12, 1, unpriced=1),
         tool_calls=[ToolCall(turn=1, id="c1", name="terminal", arguments={"command": "ls"}, result="", seconds=0.25)],
         tool_schemas=[{"type": "function", "function": {"name": "terminal", "parameters": {"a": [], "turns": 1}}}],
     )  # fmt: skip
-    played = Rollout(key, 0, Ending.FINISHED, result, timings={"total": 1.5, "generation": 1.0})
+    played = Rollout(key, 0, StopReason.FINISHED, result, timings={"total": 1.5, "generation": 1.0})
     if score is None:
         played.fail(SandboxFailure("there was no room"))
     else:

@@ -19,7 +19,8 @@ def played(row: str, index: int, score: float | None, **more: object) -> Rollout
     said: dict[str, object] = {
         "id": f"{row}:0-{index}", "row_key": row, "group": f"{row}:0", "epoch": 0, "index": index, "attempt": 0,
         "state": "scored" if score is not None else "failed", "score": score, "rewards": {"right": score},
-        "ending": "finished", "error": None, "turns": 2, "prompt_tokens": 100, "completion_tokens": 10, "cost": None,
+        "stop_reason": "finished", "error": None, "turns": 2,
+        "prompt_tokens": 100, "completion_tokens": 10, "cost": None,
         "roles": {},
         "calls": 1, "call_errors": 0, "tools": (), "seconds": {"total": 1.0}, "model": None, "row_digest": row,
         "seat": "", "episode": f"{row}:0", "begin": 0, **more,

@@ -17,7 +17,7 @@ def test_a_summary_has_what_the_line_says() -> None:
     line = recorded("2+2", 0, 0.5)
     found = summary_of(json.dumps(line).encode() + b"\n", 7)
     assert (found.id, found.row_key, found.group, found.index) == ("2+2:0-0", "2+2", "2+2:0", 0)
-    assert (found.state, found.score, found.rewards, found.ending) == ("scored", 0.5, {"right": 0.5}, "finished")
+    assert (found.state, found.score, found.rewards, found.stop_reason) == ("scored", 0.5, {"right": 0.5}, "finished")
     assert (found.turns, found.calls, found.prompt_tokens, found.completion_tokens) == (2, 1, 120, 12)
     assert found.seconds["total"] == 1.5
     assert found.begin == 7

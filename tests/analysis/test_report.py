@@ -16,9 +16,9 @@ import pytest
 from hermes_rl.analysis import report as report_module
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.analysis.report import NAME, asset, embedded, report, sample, write_report
-from tests.commands import hermes
 from tests.analysis.hostile import HOSTILE, UNSEEN, hostile_line, strings
 from tests.analysis.recorded import recorded, write_run
+from tests.commands import hermes
 
 
 class Parts(HTMLParser):
@@ -88,12 +88,12 @@ def test_a_report_tells_of_the_whole_run_and_shows_a_sample(tmp_path: Path) -> N
 
 def test_the_sample_has_failures_the_best_the_worst_and_each_ending(tmp_path: Path) -> None:
     lines = [recorded(f"{place}", 0, place / 1000) for place in range(500)]
-    lines[250]["ending"] = "max_turns"
+    lines[250]["stop_reason"] = "max_turns"
     lines[300:310] = [recorded(f"{place}", score=None) for place in range(300, 310)]
     rollouts = read(write_run(tmp_path / "run", lines)).rollouts
     chosen = sample(rollouts)
     assert len(chosen) == 60
-    assert {one.ending for one in chosen} == {one.ending for one in rollouts}
+    assert {one.stop_reason for one in chosen} == {one.stop_reason for one in rollouts}
     assert sum(one.state == "failed" for one in chosen) >= 8
     scores = [one.score for one in chosen if one.score is not None]
     assert min(scores) == 0.0 and max(scores) == 0.499

@@ -132,7 +132,7 @@ def test_tokens_and_cost_are_of_all_attempts(tmp_path: Path) -> None:
 def test_other_grading_is_told_and_nothing_is_ranked(tmp_path: Path) -> None:
     def grading(weight: float) -> dict[str, Any]:
         weightings = [{"name": "right", "weight": weight, "gate": False}]
-        return {"rewards": {"right": "x"}, "scoring": {"weightings": weightings, "clamp": None, "endings": {}}}
+        return {"rewards": {"right": "x"}, "scoring": {"weightings": weightings, "clamp": None, "stop_reasons": {}}}
 
     runs = [
         SetRun("s", name, "", write_run(tmp_path / name, [recorded("r")], grading=grading(weight)))

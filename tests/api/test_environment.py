@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hermes_rl
-from hermes_rl import Ending, Policy, Sampled, Sampling, open_env
+from hermes_rl import Policy, Sampled, Sampling, StopReason, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.tokens.hub import HubTokenizer
@@ -131,7 +131,7 @@ async def test_a_rollout_has_score_messages_and_exact_tokens(tmp_path: Path) -> 
     sampler = Sampler(version=3)
     async with open_env(spec_in(tmp_path)) as env:
         rollout = await env.play(env.rows()[0], sampler.policy())
-    assert (rollout.score, rollout.ending, rollout.error, rollout.turns) == (1.0, Ending.FINISHED, None, 2)
+    assert (rollout.score, rollout.stop_reason, rollout.error, rollout.turns) == (1.0, StopReason.FINISHED, None, 2)
     assert rollout.rewards["right"].value == 1.0
     assert [message["role"] for message in rollout.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert rollout.sequences is not None
@@ -220,7 +220,7 @@ async def test_a_context_that_is_full_ends_the_rollout_by_the_policys_doing(tmp_
         first = await env.play(env.rows()[0], sampler.policy())
         size = len(first.examples()[0].prompt_ids) + len(sampler.answers[0].ids)
         ended = await env.play(env.rows()[0], sampler.policy(context=size + 1))
-    assert (ended.ending, ended.error, ended.score) == (Ending.TOKEN_BUDGET, None, 0.0)
+    assert (ended.stop_reason, ended.error, ended.score) == (StopReason.TOKEN_BUDGET, None, 0.0)
 
 
 async def test_credit_per_turn_reaches_a_loop_of_ones_own_token_by_token(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_failing_calls_never_become_a_score(tmp_path: Path, count: int) ->
         assert rollout.score in (None, 1.0), "what was scored was played right"
         assert (rollout.score is None) == (rollout.error is not None)
         if rollout.error is not None:
-            assert rollout.ending is Ending.SERVER_FAILURE
+            assert rollout.stop_reason is StopReason.SERVER_FAILURE
             assert "OSError: the device is busy" in rollout.error
 
 
@@ -276,12 +276,12 @@ async def test_a_policy_that_always_fails_gives_rollouts_and_groups_without_a_sc
     sampler = Sampler(fails=1.0)
     async with open_env(spec_in(tmp_path)) as env:
         rollout = await env.play(env.rows()[0], sampler.policy(), replays=1)
-        assert (rollout.score, rollout.ending, rollout.examples()) == (None, Ending.SERVER_FAILURE, [])
+        assert (rollout.score, rollout.stop_reason, rollout.examples()) == (None, StopReason.SERVER_FAILURE, [])
         assert len(sampler.asked) == 6, "three attempts of each of two plays"
         with pytest.raises(UserError, match="no tokens, because it was not scored"):
             rollout.examples(one=True)
         group = await env.play_group(env.rows()[0], 2, sampler.policy(), replays=0)
-        assert group.dropped is Ending.SERVER_FAILURE
+        assert group.dropped is StopReason.SERVER_FAILURE
         assert group.detail is not None
         assert group.scores == []
         assert set(group.advantages()) <= {None}
@@ -324,9 +324,9 @@ async def test_an_answer_that_was_broken_off_goes_on(tmp_path: Path) -> None:
 
     async with open_env(spec_in(tmp_path)) as env:
         group = await env.play_group(env.rows()[0], 1, Policy.sampling(in_pieces, None))
-    assert group.certificate is not None
-    assert group.certificate.exact
-    assert (group.certificate.oldest, group.certificate.newest) == (1, 2)
+    assert group.provenance is not None
+    assert group.provenance.exact
+    assert (group.provenance.oldest, group.provenance.newest) == (1, 2)
     assert trained(group.rollouts) == sampled(sampler.answers)
 
 
@@ -342,8 +342,8 @@ async def test_every_group_is_exact_and_every_token_is_found_once(tmp_path: Path
             groups += [group async for group in playing]
     assert len(groups) == 8
     for group in groups:
-        assert group.certificate is not None
-        assert group.certificate.exact, group.certificate.problems
+        assert group.provenance is not None
+        assert group.provenance.exact, group.provenance.problems
         assert set(group.scores) <= {0.0, 1.0}
     everything = [rollout for group in groups for rollout in group.rollouts]
     assert trained(everything) == sampled(sampler.answers)
@@ -354,8 +354,8 @@ async def test_rollouts_of_several_sequences_are_exact_too(tmp_path: Path) -> No
     sampler = Sampler(thought="<think>\nI add.\n</think>\n\n")
     async with open_env(spec_in(tmp_path)) as env:
         group = await env.play_group(env.rows()[0], 3, sampler.policy(folder))
-    assert group.certificate is not None
-    assert group.certificate.exact, group.certificate.problems
+    assert group.provenance is not None
+    assert group.provenance.exact, group.provenance.problems
     assert [len(rollout.examples()) for rollout in group.rollouts] == [2, 2, 2]
     assert trained(group.rollouts) == sampled(sampler.answers)
 
@@ -371,8 +371,8 @@ async def test_a_version_that_is_pushed_while_tokens_are_sampled_brackets_them(t
     async with open_env(spec_in(tmp_path)) as env:
         group = await env.play_group(env.rows()[0], 1, policy)
     assert group.rollouts[0].examples(one=True)[0].weights == (0, 2)
-    assert group.certificate is not None
-    assert (group.certificate.oldest, group.certificate.newest) == (0, 2)
+    assert group.provenance is not None
+    assert (group.provenance.oldest, group.provenance.newest) == (0, 2)
     told = Policy.sampling(sampler, None, version=lambda: 6)
     async with open_env(spec_in(tmp_path)) as env:
         assert (await env.play(env.rows()[0], told)).examples()[0].weights == (6, 6)
@@ -440,8 +440,8 @@ async def test_a_chat_function_plays_with_and_without_tokens(tmp_path: Path) -> 
         with pytest.raises(UserError, match="its tokens are not known"):
             rollout.examples(one=True)
         group = await env.play_group(row, 1, Policy.chat(chat, tokenizer=small_tokenizer_path()))
-        assert group.certificate is not None
-        assert not group.certificate.exact
+        assert group.provenance is not None
+        assert not group.provenance.exact
         [example] = group.rollouts[0].examples(one=True)
         assert example.logprobs is None
         assert sum(example.mask) > 0
@@ -461,9 +461,9 @@ async def test_a_server_whose_model_and_version_a_trainer_changes(tmp_path: Path
     async with served.running() as url, open_env(spec_in(tmp_path)) as env:
         policy = Policy.server(kind, url, lambda: next(names), tokenizer=path, version=7)
         group = await env.play_group(env.rows()[0], 1, policy)
-        assert group.certificate is not None
-        assert group.certificate.exact, group.certificate.problems
-        assert (group.certificate.oldest, group.certificate.newest) == (7, 7), "not the server's own"
+        assert group.provenance is not None
+        assert group.provenance.exact, group.provenance.problems
+        assert (group.provenance.oldest, group.provenance.newest) == (7, 7), "not the server's own"
         policy.version = 8
         later = await env.play(env.rows()[0], policy)
         assert later.examples()[0].weights == (8, 8)
@@ -573,9 +573,9 @@ async def test_what_is_recorded_is_answered_from_the_record(tmp_path: Path) -> N
         same = await env.play_group(env.rows()[1], 2, sampler.policy(), group="h")
     assert (again.id, again.score, again.examples()) == (first.id, first.score, first.examples())
     assert twice[0].id == twice[1].id
-    assert same.certificate == group.certificate
-    assert same.certificate is not None
-    assert same.certificate.exact
+    assert same.provenance == group.provenance
+    assert same.provenance is not None
+    assert same.provenance.exact
     assert len(sampler.asked) == played + 2, "only the member that was not there was played, once"
     assert len(set(ids(record))) == len(ids(record)) == 4
     described = json.loads((record / "run.json").read_text())
@@ -631,7 +631,7 @@ async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice
     assert len(groups) == 4
     assert len(set(ids(record))) == len(ids(record)) == 12
     assert there <= set(ids(record))
-    assert all(group.certificate is not None and group.certificate.exact for group in groups)
+    assert all(group.provenance is not None and group.provenance.exact for group in groups)
     asked = len(sampler.asked)
     async with open_env(spec, record=record) as env:
         assert sorted([group.id async for group in env.groups(3, sampler.policy(), rows=env.rows())]) == sorted(
@@ -699,11 +699,11 @@ async def test_a_response_that_is_full_ends_the_rollout_by_the_policys_doing_in_
         for response in (len(whole.examples()[0].response_ids), len(sampler.answers[0].ids) + 1):
             rollout = await env.play(env.rows()[0], sampler.policy(response=response))
             assert all(len(one.response_ids) <= response for one in rollout.examples())
-            ended.append(rollout.ending)
-        assert ended == [Ending.FINISHED, Ending.TOKEN_BUDGET]
+            ended.append(rollout.stop_reason)
+        assert ended == [StopReason.FINISHED, StopReason.TOKEN_BUDGET]
         # Each of two sequences has a response of its own.
         two = await env.play(env.rows()[0], sampler.policy(folder, response=max(len(a.ids) for a in sampler.answers)))
-    assert (two.ending, len(two.examples())) == (Ending.FINISHED, 2)
+    assert (two.stop_reason, len(two.examples())) == (StopReason.FINISHED, 2)
 
 
 async def test_an_answer_may_tell_the_older_weights_of_its_first_tokens(tmp_path: Path) -> None:

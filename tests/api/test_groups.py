@@ -131,9 +131,9 @@ async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> Non
             policy.version = 2
             later = await anext(groups)
             assert groups.left_out["stale"] >= 2, "what waited was sampled with version 0"
-            assert later.certificate is not None
-            assert later.certificate.oldest is not None
-            assert later.certificate.oldest >= 1
+            assert later.provenance is not None
+            assert later.provenance.oldest is not None
+            assert later.provenance.oldest >= 1
         unknown = env.groups(1, sampler.policy(), max_staleness=1)
         with pytest.raises(UserError, match="does not tell the version"):
             await anext(unknown)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import Ending, open_env
+from hermes_rl import StopReason, open_env
 from hermes_rl.api.session import ExternalPolicy, Session
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, attach_provenance
 from hermes_rl.servers.base import ChatReply, ChatRequest
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -44,7 +44,12 @@ async def test_messages_are_stepped_with_and_tools_answer(tmp_path: Path) -> Non
             assert session.done
             rollout = session.rollout
             assert rollout is not None
-            assert (rollout.score, rollout.ending, rollout.turns, rollout.sequences) == (1.0, Ending.FINISHED, 2, None)
+            assert (rollout.score, rollout.stop_reason, rollout.turns, rollout.sequences) == (
+                1.0,
+                StopReason.FINISHED,
+                2,
+                None,
+            )
             with pytest.raises(UserError, match="no turn waits"):
                 await session.step("more")
 
@@ -63,7 +68,7 @@ async def test_ids_become_the_turn_exactly(tmp_path: Path) -> None:
     assert rollout is not None
     assert rollout.score == 1.0
     assert trained([rollout]) == sampled(sampler.answers)
-    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
     assert rollout.examples(one=True)[0].weights == (5, 5)
     assert [ids for ids, _ in sampler.asked][1][: len(sampler.asked[0][0])] == sampler.asked[0][0]
 
@@ -89,7 +94,7 @@ async def test_ids_that_end_at_the_limit_were_cut(tmp_path: Path) -> None:
         assert turn.max_tokens == 3
         assert await session.step(TOKENIZER.encode("The sum is 3.")[:3]) is None
     assert session.rollout is not None
-    assert session.rollout.ending is Ending.LENGTH
+    assert session.rollout.stop_reason is StopReason.LENGTH
 
 
 async def test_ids_that_no_policy_has_sampled_are_refused_and_the_turn_still_waits(tmp_path: Path) -> None:
@@ -124,7 +129,7 @@ async def test_a_message_is_taken_where_ids_could_be_and_is_not_called_exact(tmp
     rollout = session.rollout
     assert rollout is not None
     assert (rollout.score, rollout.turns) == (1.0, 2)
-    assert not certify(Group("g", rollout.key.row, [rollout])).exact
+    assert not attach_provenance(Group("g", rollout.key.row, [rollout])).exact
 
 
 async def test_budgets_and_comparing_rewards_hold(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ async def test_budgets_and_comparing_rewards_hold(tmp_path: Path) -> None:
         assert await session.step({"tool_calls": [CALL]}) is not None
         assert await session.step({"tool_calls": [CALL]}) is None
     assert session.rollout is not None
-    assert session.rollout.ending is Ending.MAX_TURNS
+    assert session.rollout.stop_reason is StopReason.MAX_TURNS
     assert session.rollout.rewards["longest"].value == 1.0
     assert session.rollout.score is not None
 
@@ -156,7 +161,7 @@ async def test_the_simulated_user_answers_turns_without_calls(tmp_path: Path) ->
     finally:
         await end()
     assert session.rollout is not None
-    assert session.rollout.ending is Ending.USER_STOP
+    assert session.rollout.stop_reason is StopReason.USER_STOP
     assert session.rollout.score == 1.0
 
 
@@ -270,7 +275,7 @@ async def test_each_turn_says_whose_it_is_and_has_that_seats_conversation(tmp_pa
     assert [(seat.seat.name, seat.score) for seat in rollout.seats] == [("white", 3.0), ("black", 4.0)]
     for seat in rollout.seats:
         assert trained([seat]) == sorted(given[seat.seat.name])
-    assert certify(Group("g", rollout.key.row, list(rollout.seats))).exact
+    assert attach_provenance(Group("g", rollout.key.row, list(rollout.seats))).exact
 
 
 async def test_seats_that_speak_at_a_time_are_asked_one_after_the_other(tmp_path: Path) -> None:
@@ -313,7 +318,7 @@ async def test_a_seat_whose_server_fails_ends_the_session_while_another_one_wait
                 await asyncio.sleep(0.5)
                 turn = await session.step("1")
             assert session.rollout is not None
-            assert (session.rollout.ending, session.rollout.score) == (Ending.SERVER_FAILURE, None)
+            assert (session.rollout.stop_reason, session.rollout.score) == (StopReason.SERVER_FAILURE, None)
             with pytest.raises(UserError, match="no turn waits"):
                 await session.step("more")
     finally:

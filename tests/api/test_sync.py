@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, GroupRefused, Policy, Sampled, Sampling, open_env, sync
+from hermes_rl import GroupRefused, Policy, Sampled, Sampling, StopReason, open_env, sync
 from hermes_rl.api import environment
 from hermes_rl.api.sync import SyncEnv
 from hermes_rl.errors import UserError
@@ -231,7 +231,7 @@ def test_policy_function_that_its_trainer_cancels_is_a_failed_attempt(tmp_path: 
 
     with sync(open_env(spec_in(tmp_path))) as env:
         rollout = env.play(env.rows()[0], Policy.sampling(aborted, None))
-    assert rollout.ending is Ending.SERVER_FAILURE and "was cancelled by its own code" in str(rollout.error)
+    assert rollout.stop_reason is StopReason.SERVER_FAILURE and "was cancelled by its own code" in str(rollout.error)
 
 
 def test_what_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def told(rollout: Rollout) -> Any:
         rollout.id,
         rollout.seed,
         rollout.score,
-        rollout.ending,
+        rollout.stop_reason,
         rollout.messages,
         {name: reward.value for name, reward in rollout.rewards.items()},
         [(one.prompt_ids, one.response_ids, one.mask, one.logprobs, one.weights) for one in rollout.examples()],
@@ -65,12 +65,12 @@ async def test_workers_play_what_one_process_plays(tmp_path: Path) -> None:
             deterministic = Policy.server("scripted", None, None)
             other = await env.play_group(env.rows()[1], 2, deterministic, group="other")
         assert set(workers()) == before, "no worker stays"
-        assert all(group.certificate is not None and group.certificate.exact for group in [*groups, other])
+        assert all(group.provenance is not None and group.provenance.exact for group in [*groups, other])
         played.append({one.id: told(one) for group in [*groups, other] for one in group.rollouts} | {"-": told(alone)})
     assert played[0] == played[1]
     assert {group.scores.count(1.0) for group in groups} <= {1, 2}, "some deviate, by the seed"
     assert other.scores == [1.0, 1.0]
-    assert alone.ending == "max_turns"
+    assert alone.stop_reason == "max_turns"
     assert len((tmp_path / "2" / "rollouts.jsonl").read_text().splitlines()) == 4 * 3 + 1 + 2
 
 
@@ -159,9 +159,9 @@ async def test_a_worker_that_is_killed_costs_only_what_it_had(tmp_path: Path) ->
         assert {group.id for group in groups} == {f"{row.key}@b" for row in env.rows()}
         assert all(group.scores == [1.0] * 3 for group in groups)
         for group in groups:
-            assert group.certificate is not None
-            assert group.certificate.exact
-            assert (group.certificate.oldest, group.certificate.newest) == (3, 3)
+            assert group.provenance is not None
+            assert group.provenance.exact
+            assert (group.provenance.oldest, group.provenance.newest) == (3, 3)
     sampled = {(tuple(one.ids), tuple(one.logprobs)) for one in model.log}
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         for sequence in rollout.sequences or ():
@@ -206,7 +206,7 @@ async def test_what_a_trainer_captures_is_played_again_only_by_the_trainer(tmp_p
             for pid in workers():
                 os.kill(pid, signal.SIGKILL)
             rollout = await playing
-            assert (rollout.score, str(rollout.ending)) == (None, "sandbox_failure")
+            assert (rollout.score, str(rollout.stop_reason)) == (None, "sandbox_failure")
             assert len(server.seen) == 1
             server.otherwise = completion("The sum is 3.")
             await until(lambda: env.status().died == 2)
@@ -353,10 +353,10 @@ async def test_a_version_that_answers_tell_to_workers_is_that_of_the_policy(tmp_
         policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()))
         rows = [env.row(row.key) for row in env.rows()]
         async with env.groups(1, policy, rows=rows, max_staleness=1, concurrency=1) as groups:
-            assert (await anext(groups)).certificate is not None
+            assert (await anext(groups)).provenance is not None
             assert await policy.weights() == 7
             version[0] = "9"
-            oldest = [group.certificate.oldest async for group in groups if group.certificate is not None]
+            oldest = [group.provenance.oldest async for group in groups if group.provenance is not None]
         assert await policy.weights() == 9
         assert oldest and set(oldest) <= {7, 9}
 

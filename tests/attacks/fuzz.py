@@ -31,7 +31,7 @@ from hermes_rl.sandbox import SandboxConfig, create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import IDLE
 from hermes_rl.tools.artifacts import ArtifactRequest, collect
 
@@ -68,7 +68,7 @@ class Found:
     """What was seen."""
 
     played: int = 0
-    endings: Counter[str] = field(default_factory=Counter)
+    stop_reasons: Counter[str] = field(default_factory=Counter)
     slow: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
     """Ends of sandboxes by the agent that were put down to us: each would be a rollout that is not scored."""
@@ -93,12 +93,12 @@ async def hostile(seed: int, found: Found) -> None:
                 with suppress(OSError):
                     await sandbox.read_file("artifact")
                 answer = await sandbox.run("echo lives", timeout=3)
-                found.endings["lives" if answer.output == "lives\n" else "broken by itself"] += 1
+                found.stop_reasons["lives" if answer.output == "lives\n" else "broken by itself"] += 1
             except OSError:
-                found.endings["an error of its files"] += 1
+                found.stop_reasons["an error of its files"] += 1
             except SandboxFailure as failure:
-                found.endings[str(failure.ending)] += 1
-                if failure.ending is not Ending.SANDBOX_KILLED:
+                found.stop_reasons[str(failure.stop_reason)] += 1
+                if failure.stop_reason is not StopReason.SANDBOX_KILLED:
                     found.ours.append(f"{seed}: {failure}")
     except TimeoutError:
         found.slow.append(f"{seed}: no end within {BOUND:g} s")
@@ -120,7 +120,7 @@ async def innocent(found: Found, done: asyncio.Event) -> None:
             await asyncio.sleep(PAUSE)
             if rollout.score != RIGHT:
                 values = {name: (value.value, value.reason) for name, value in rollout.rewards.items()}
-                found.changed.append(f"{rollout.score}: {rollout.ending}, {rollout.error}, {values}")
+                found.changed.append(f"{rollout.score}: {rollout.stop_reason}, {rollout.error}, {values}")
 
 
 async def play(count: int, first: int) -> Found:

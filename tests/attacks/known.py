@@ -542,7 +542,7 @@ def judge(rows: list[tuple[str, Attack]], out: Path) -> dict[str, Any]:
     for title, attack in rows:
         line = lines.get(title)
         if line is None or line["error"] or line["score"] is None:
-            wrong[title] = "was not played" if line is None else f"{line['ending']}: {line['error']}"
+            wrong[title] = "was not played" if line is None else f"{line['stop_reason']}: {line['error']}"
             continue
         values = {name: reward["value"] for name, reward in line["rewards"].items() if name not in attack.exempt}
         odd = {name: line["rewards"][name] for name, value in values.items() if value != attack.deserves.get(name, 0)}

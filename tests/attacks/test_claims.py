@@ -22,7 +22,7 @@ from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.reward_value import RewardValue, Weighting
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
-from hermes_rl.stop_reasons import OURS, Ending
+from hermes_rl.stop_reasons import OURS, StopReason
 from tests.thorough import THOROUGH
 
 OURSELVES = "import hermes_rl.errors as e\nimport hermes_rl.stop_reasons as n\n"
@@ -32,7 +32,7 @@ KINDS = (
 )
 CLAIMS = {
     **{kind: f"raise e.{kind}('x')" for kind in KINDS},
-    **{f"a failure of ours that ends as {ending}": f"raise e.Failure('x', ending=n.Ending({ending.value!r}))" for ending in OURS},
+    **{f"a failure of ours that ends as {stop_reason}": f"raise e.Failure('x', ending=n.Ending({stop_reason.value!r}))" for stop_reason in OURS},
     # What describes the exception raises another one, which nobody expects there.
     **{
         f"{kind} out of the text of an exception": f"class A(Exception):\n def __str__(self): raise e.{kind}('x')\nraise A"
@@ -206,7 +206,7 @@ async def test_odd_values_of_an_executed_answer_are_graded(tmp_path: Path) -> No
     for name, (code, expected) in VALUES.items():
         values: dict[str, RewardValue] = {}
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": code}]
-        result = AgentResult(messages=messages, turns_used=1, prompt_length=1, ending=Ending.FINISHED)
+        result = AgentResult(messages=messages, turns_used=1, prompt_length=1, stop_reason=StopReason.FINISHED)
         await grader.grade_rollout({"n": 1}, result, None, None, values)
         value = values["graded"]
         small = len(value.metrics) < 200 and len(str(value.record())) < 30_000

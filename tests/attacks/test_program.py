@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, certify, open_env
+from hermes_rl import StopReason, attach_provenance, open_env
 from hermes_rl.agent import endpoint
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.spec.load import parse_spec
@@ -93,13 +93,13 @@ if WAY == "escapes":
     os._exit(1)
 """
 ENDINGS = {
-    "floods": {Ending.GAVE_UP},
-    "connects": {Ending.GAVE_UP},
-    "dawdles": {Ending.GAVE_UP},
-    "babbles": {Ending.GAVE_UP},
+    "floods": {StopReason.GAVE_UP},
+    "connects": {StopReason.GAVE_UP},
+    "dawdles": {StopReason.GAVE_UP},
+    "babbles": {StopReason.GAVE_UP},
     # What it goes on asking for, nobody answers once it has ended; before that it has had its turns.
-    "outlives": {Ending.MAX_TURNS, Ending.FINISHED, Ending.GAVE_UP},
-    "escapes": {Ending.GAVE_UP, Ending.MAX_TURNS, Ending.FINISHED},
+    "outlives": {StopReason.MAX_TURNS, StopReason.FINISHED, StopReason.GAVE_UP},
+    "escapes": {StopReason.GAVE_UP, StopReason.MAX_TURNS, StopReason.FINISHED},
 }
 
 
@@ -123,12 +123,12 @@ async def test_a_hostile_program_is_graded_and_holds_nobody_up(
             began = time.monotonic()
             rollout = await env.play(env.rows()[0], sampler.policy())
             longest, played = max(longest, time.monotonic() - began), played + 1
-            assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0)
+            assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, 1.0)
         attacked = await attack
     assert attacked.result is not None and attacked.result.program is not None
-    assert attacked.ending in ENDINGS[way], (attacked.ending, attacked.error, attacked.result.program)
-    assert attacked.ending.graded and attacked.score is not None
+    assert attacked.stop_reason in ENDINGS[way], (attacked.stop_reason, attacked.error, attacked.result.program)
+    assert attacked.stop_reason.graded and attacked.score is not None
     assert attacked.result.program.exit_code != 99, attacked.result.program.output
-    assert certify(Group("g", attacked.key.row, [attacked])).exact or not attacked.turns
+    assert attach_provenance(Group("g", attacked.key.row, [attacked])).exact or not attacked.turns
     assert longest < 20
     assert [record.getMessage() for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []

@@ -577,7 +577,7 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 async def test_state_that_ends_while_it_starts_costs_its_rollout_alone(tmp_path: Path, name: str, isolate: str) -> None:
     ended, other = await rollouts(tmp_path, isolate, ENDS[name])
-    assert ended.error and not ended.ending.graded
+    assert ended.error and not ended.stop_reason.graded
     assert (other.error, other.score) == (None, 1.0)
 
 

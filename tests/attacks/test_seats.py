@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl import open_env
-from hermes_rl.rollouts.rollout import certify
+from hermes_rl.rollouts.rollout import attach_provenance
 from tests.rollouts.test_seats import played, spec_of
 
 pytestmark = pytest.mark.slow
@@ -75,8 +75,8 @@ STATES: dict[str, str] = {
 """What a state says comes second, and how the seat ends that has spoken."""
 
 
-@pytest.mark.parametrize(("code", "ending"), [*SCHEDULES.items(), *STATES.items()])
-async def test_episode_is_graded_whatever_its_schedule_does(tmp_path: Path, code: str, ending: str) -> None:
+@pytest.mark.parametrize(("code", "stop_reason"), [*SCHEDULES.items(), *STATES.items()])
+async def test_episode_is_graded_whatever_its_schedule_does(tmp_path: Path, code: str, stop_reason: str) -> None:
     play = {"state": "turn"} if code in STATES else {"fn": "odd.py:play"}
     black = {"prompt": {"system": "You answer.", "user": "Well?"}}
     spec = spec_of(
@@ -92,9 +92,9 @@ async def test_episode_is_graded_whatever_its_schedule_does(tmp_path: Path, code
     async with open_env(spec) as env:
         group = await env.play_group(next(iter(env.rows())), 1)
     seats = group.rollouts[0].seats
-    assert (group.dropped, str(seats[0].ending)) == (None, ending)
+    assert (group.dropped, str(seats[0].stop_reason)) == (None, stop_reason)
     assert all(seat.score is not None for seat in seats)
-    assert certify(group).exact
+    assert attach_provenance(group).exact
 
 
 WIN = {"fn": "code.py:win"}

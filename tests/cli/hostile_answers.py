@@ -146,7 +146,7 @@ async def played(name: str, every: int = 1) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = {each: [] for each in answers}
         async for group in play(probe, rows, split, answers, SECONDS):
             for each, rollout in zip(answers, group.rollouts, strict=True):
-                found[each].append([group.row.key, rollout.score, str(rollout.ending), rollout.error])
+                found[each].append([group.row.key, rollout.score, str(rollout.stop_reason), rollout.error])
     return found
 
 

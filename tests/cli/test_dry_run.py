@@ -100,7 +100,7 @@ def test_another_spec_is_said_to_be_another_run(capsys: pytest.CaptureFixture[st
 def test_failures_of_infrastructure_are_played_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", "terminal-files", "evaluate", "--out", "run", "--quiet"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    lines[0] |= {"state": "failed", "score": None, "ending": "sandbox_failure", "error": "lost"}
+    lines[0] |= {"state": "failed", "score": None, "stop_reason": "sandbox_failure", "error": "lost"}
     (tmp_path / "run" / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = foretold(capsys, "evaluate", "--out", "run")
     assert "played again, because infrastructure failed: 1 rollout" in out

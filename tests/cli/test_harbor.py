@@ -354,7 +354,7 @@ NUMBERS = {"one": 42, "two": 2, "three": 3}
 
 
 @pytest.mark.parametrize(
-    ("answers", "score", "ending", "played_steps"),
+    ("answers", "score", "stop_reason", "played_steps"),
     [
         (None, 1.0, "finished", 3),
         (("true",) * 3, 0.0, "step_failed", 1),
@@ -365,7 +365,7 @@ NUMBERS = {"one": 42, "two": 2, "three": 3}
     ids=["oracle", "nothing", "third", "second", "order"],
 )
 async def test_steps_are_played_one_after_the_other(
-    tmp_path: Path, answers: tuple[str, ...] | None, score: float, ending: str, played_steps: int
+    tmp_path: Path, answers: tuple[str, ...] | None, score: float, stop_reason: str, played_steps: int
 ) -> None:
     sets = []
     if answers is not None:
@@ -373,7 +373,7 @@ async def test_steps_are_played_one_after_the_other(
         turns = [turn for call in calls for turn in (call, {"say": "Done."})]
         sets = [f"solution={json.dumps({'turns': turns})}"]
     line = await played(steps(tmp_path / "task"), tmp_path / "run", None, *sets)
-    assert (line["score"], line["ending"], line["error"]) == (pytest.approx(score), ending, None)
+    assert (line["score"], line["stop_reason"], line["error"]) == (pytest.approx(score), stop_reason, None)
     values = [name for name in line["rewards"]["verified"].get("metrics", {}) if name.startswith("step_")]
     assert len(values) == (played_steps if played_steps > 1 else 0)
     heard = [message["content"] for message in line["messages"] if message["role"] == "user"]
@@ -520,10 +520,10 @@ async def test_the_health_check_of_a_step_comes_behind_its_setup(tmp_path: Path)
     check = "healthcheck = {{ command = '{}', interval_sec = 0.1, retries = 2 }}\n"
     toml = TOML + STEPS.replace('name = "two"\n', 'name = "two"\n' + check.format("test -e begun.txt"))
     line = await played(steps(tmp_path / "task", toml), tmp_path / "run")
-    assert (line["score"], line["ending"]) == (1.0, "finished")
+    assert (line["score"], line["stop_reason"]) == (1.0, "finished")
     toml = TOML + STEPS.replace('name = "two"\n', 'name = "two"\n' + check.format("test -e nowhere.txt"))
     line = await played(steps(tmp_path / "ill", toml), tmp_path / "run-ill")
-    assert (line["score"], line["ending"]) == (0.5, "world_failed")
+    assert (line["score"], line["stop_reason"]) == (0.5, "world_failed")
 
 
 SERVER = (Path(__file__).parents[2] / "specs" / "servers" / "inventory.py").read_text()

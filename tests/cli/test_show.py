@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.cli.main import status
-from tests.commands import Command, environment, hermes
 from tests.analysis.recorded import programmed, recorded, write_run
+from tests.commands import Command, environment, hermes
 
 GRADING = {"rewards": {"right": "a"}, "scoring": {"weightings": [{"name": "right", "weight": 1.0, "gate": False}]}}
 
@@ -263,7 +263,7 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("calls", "ending", "first"),
+    ("calls", "stop_reason", "first"),
     [
         (
             [],
@@ -276,9 +276,9 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
     ],
 )
 def test_why_a_program_did_not_get_further(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Any], ending: str, first: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Any], stop_reason: str, first: str
 ) -> None:
-    line = {**programmed("a", calls), "score": 0.5, "rewards": {}, "ending": ending}
+    line = {**programmed("a", calls), "score": 0.5, "rewards": {}, "stop_reason": stop_reason}
     out = shown(capsys, str(write_run(tmp_path / "run", [line], grading=GRADING)), "1")
     assert f"why: {first}" in " ".join(out.split()), out
-    assert ("`agent.timeout`" in out) == (ending == "timeout")
+    assert ("`agent.timeout`" in out) == (stop_reason == "timeout")

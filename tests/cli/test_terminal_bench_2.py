@@ -110,7 +110,7 @@ async def test_tests_that_cannot_run_are_a_failure_and_no_score(tmp_path: Path) 
     assert found.ungraded == 2
     assert by_task.pop("fine")["score"] == 0.0
     for one in by_task.values():
-        assert one["score"] is None and one["ending"] == "reward_failure"
+        assert one["score"] is None and one["stop_reason"] == "reward_failure"
         assert "the tests cannot run in this sandbox" in one["error"]
 
 

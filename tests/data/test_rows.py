@@ -123,17 +123,17 @@ def test_json_lines_lists_and_single_objects(tmp_path: Path) -> None:
     assert [row.columns["q"] for row in load(spec_of("  path: f.jsonl.xz\n", tmp_path))] == ["h"]
 
 
-@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+@pytest.mark.parametrize(("stop_reason", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
 def test_file_that_unpacks_to_many_times_its_size_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, pack: Callable[[bytes], bytes]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_reason: str, pack: Callable[[bytes], bytes]
 ) -> None:
     monkeypatch.setattr(files, "LEAST_UNPACKED", 1 << 20)
-    (tmp_path / f"a.jsonl.{ending}").write_bytes(pack(b" " * (3 << 20)))
+    (tmp_path / f"a.jsonl.{stop_reason}").write_bytes(pack(b" " * (3 << 20)))
     with pytest.raises(UserError, match=r"a\.jsonl\.\w+: unpacks to more than 1 MiB, 100 times its size"):
-        load(spec_of(f"  path: a.jsonl.{ending}\n", tmp_path))
-    (tmp_path / f"a.jsonl.{ending}").write_bytes(b"no archive")
+        load(spec_of(f"  path: a.jsonl.{stop_reason}\n", tmp_path))
+    (tmp_path / f"a.jsonl.{stop_reason}").write_bytes(b"no archive")
     with pytest.raises(UserError, match=r"a\.jsonl\.\w+: cannot be read"):
-        load(spec_of(f"  path: a.jsonl.{ending}\n", tmp_path))
+        load(spec_of(f"  path: a.jsonl.{stop_reason}\n", tmp_path))
 
 
 def test_pattern_that_looks_at_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

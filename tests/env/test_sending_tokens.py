@@ -76,7 +76,7 @@ async def test_hand_written_environments_are_token_exact_on_token_level_servers(
         policy.log.clear()
         scored, _ = await env.collect_trajectories("hi")
         await env.shut_down()
-    assert scored["certificate"]["exact"]
+    assert scored["provenance"]["exact"]
     sent = sorted([v for v in line if v != 1.0] for line in scored["inference_logprobs"])
     assert sent == sorted(one.logprobs for one in policy.log)
 

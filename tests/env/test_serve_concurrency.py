@@ -80,5 +80,5 @@ async def test_as_many_as_are_carried_or_as_the_spec_says(tmp_path: Path, more: 
                 assert slow.most == most
             training.cancel()
             await asyncio.gather(training, return_exceptions=True)
-    ended = [json.loads(line)["ending"] for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    ended = [json.loads(line)["stop_reason"] for line in (out / "rollouts.jsonl").read_text().splitlines()]
     assert set(ended) <= {"finished"}

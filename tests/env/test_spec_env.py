@@ -32,7 +32,7 @@ async def test_groups_have_sequences_endings_and_reward_parts() -> None:
         assert len(group.rollouts) == 4
         assert not group.uniform
         for rollout in group.rollouts:
-            assert rollout.ending == "finished"
+            assert rollout.stop_reason == "finished"
             assert set(rollout.rewards) == {"file_matches", "concise"}
             assert rollout.sequence is not None
             assert rollout.sequence.trained

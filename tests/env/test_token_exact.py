@@ -157,8 +157,8 @@ async def test_every_sampled_token_of_100_groups_arrives_once_in_order_and_nothi
     )
     assert rollouts > 0.3
     lines = [json.loads(line) for line in (tmp_path / "run" / "groups.jsonl").read_text().splitlines()]
-    assert all(line["certificate"]["exact"] for line in lines)
-    assert {line["certificate"]["oldest"] for line in lines} <= {0, 1}
+    assert all(line["provenance"]["exact"] for line in lines)
+    assert {line["provenance"]["oldest"] for line in lines} <= {0, 1}
 
 
 @pytest.mark.slow

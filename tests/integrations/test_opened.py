@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, Example, open_env
+from hermes_rl import Example, StopReason, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.integrations.base import TrainerAdapter
 from hermes_rl.integrations.common import (
@@ -70,7 +70,7 @@ async def test_an_endpoint_that_is_down_is_no_score_and_is_not_waited_for(tmp_pa
     started = time.monotonic()
     async with model.running() as url:
         rollout = await play_at_endpoint(spec, key, base_url=url, model="m", api_key=None, trainer="it")
-    assert (rollout.score, rollout.ending) == (None, Ending.SERVER_FAILURE)
+    assert (rollout.score, rollout.stop_reason) == (None, StopReason.SERVER_FAILURE)
     assert len(model.asked) == 3
     assert time.monotonic() - started < 30
 
@@ -82,7 +82,7 @@ async def test_settings_of_the_agent_hold_for_the_play(tmp_path: Path) -> None:
         rollout = await play_at_endpoint(
             spec, key, base_url=url, model="m", api_key=None, trainer="it", sampling={"max_turns": 1}
         )
-    assert rollout.ending == Ending.MAX_TURNS
+    assert rollout.stop_reason == StopReason.MAX_TURNS
 
 
 async def test_rewards_that_compare_are_refused_by_name(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_client_hears_what_is_new_and_at_the_end_the_score(door: ModuleType, t
         second = one.step(said(door, a=3, b=4))
         assert [message["content"] for message in second.messages] == ["7"]
         last = one.step(said(door, "The sum is 7."))
-        assert (last.done, last.reward, last.ending, last.error) == (True, 1.0, "finished", None)
+        assert (last.done, last.reward, last.stop_reason, last.error) == (True, 1.0, "finished", None)
         assert (last.rewards, last.trainable) == ({"right": 1.0}, True)
         assert (one.state.episode_id, one.state.step_count) == ("mine", 2)
         with pytest.raises(UserError, match="no turn waits for an answer"):
@@ -96,7 +96,7 @@ def test_what_the_spec_masks_is_scored_and_not_trained_on(door: ModuleType, tmp_
         one = door.HermesEnvironment(env, opened, count().__next__)
         one.reset()
         last = one.step(said(door, a=1, b=2))
-    assert (last.ending, last.reward, last.trainable) == ("max_turns", 0.0, False)
+    assert (last.stop_reason, last.reward, last.trainable) == ("max_turns", 0.0, False)
 
 
 async def test_rewards_that_compare_are_refused_by_name(door: ModuleType, tmp_path: Path) -> None:

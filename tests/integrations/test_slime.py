@@ -135,7 +135,7 @@ async def test_a_failure_is_aborted_removed_and_has_no_reward(tmp_path: Path) ->
         (listed,) = await slime.generate(args, given[2], dict(SAMPLING))
     for one in (failed, again, listed):
         assert (one.status, one.remove_sample, one.reward) == (Sample.Status.ABORTED, True, None)
-        assert one.metadata["ending"] == "reward_failure"
+        assert one.metadata["stop_reason"] == "reward_failure"
     assert not slime.whole(args, [failed])
     assert not slime.whole(args, [[listed]])
 

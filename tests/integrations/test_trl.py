@@ -110,7 +110,7 @@ def test_a_policy_in_place_of_the_trainers_model_is_warned_of_and_counted(
     logged: dict[str, float] = {}
 
     def score(columns: dict[str, Any]) -> None:
-        given = {name: columns[name] for name in ("score", "rewards", "ending", "turns", "other_policy")}
+        given = {name: columns[name] for name in ("score", "rewards", "stop_reason", "turns", "other_policy")}
         trl.hermes_rl_score(None, None, **given, log_metric=logged.__setitem__)
 
     with HermesRollouts(spec_in(tmp_path), policy=Sampler().policy()) as rollouts:
@@ -150,7 +150,7 @@ def test_every_sampled_token_is_trained_on_with_its_log_probability_and_nothing_
     assert all(columns["prompt_ids"])
     assert set(columns["score"]) == {0.0, 1.0}
     assert [values["right"] for values in columns["rewards"]] == columns["score"]
-    assert set(columns["ending"]) == {"finished"}
+    assert set(columns["stop_reason"]) == {"finished"}
     assert set(columns["turns"]) == {2}
     assert {sampling.temperature for _, sampling in sampler.asked} == {1.0}
 
@@ -161,7 +161,7 @@ def test_failures_have_no_score_and_nothing_that_is_trained_on(tmp_path: Path) -
         columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
         (score,) = rollouts.reward_funcs
     scores = score(prompts=[], completions=[], log_metric=logged.__setitem__, trainer_state=None, **columns)
-    failed = [ending == "server_failure" for ending in columns["ending"]]
+    failed = [stop_reason == "server_failure" for stop_reason in columns["stop_reason"]]
     assert 0 < sum(failed) < len(failed)
     assert [one is None for one in scores] == failed
     for one, mask, ids in zip(failed, columns["env_mask"], columns["completion_ids"], strict=True):

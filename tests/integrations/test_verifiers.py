@@ -96,7 +96,7 @@ async def test_rows_are_tasks_and_the_score_is_the_reward(door: ModuleType, tmp_
     async with model.running() as url:
         harness, trace = await launched(door, spec, url)
     assert (trace.rewards, trace.metrics) == ({"score": 1.0}, {"right": 1.0})
-    assert trace.info == {"hermes_rl": {"ending": "finished", "masked": False}}
+    assert trace.info == {"hermes_rl": {"stop_reason": "finished", "masked": False}}
     assert trace.agent.trainable
     assert model.keys == {"Bearer secret"}
     await harness.score(trace, None)

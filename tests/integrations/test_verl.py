@@ -160,7 +160,7 @@ async def test_a_response_never_exceeds_what_the_trainer_takes(tmp_path: Path) -
     for response_length in (len(mask), second + 2, second, first - 1):
         await VerlAgentLoop.close()
         cut = await loop(tmp_path, Manager(), response_length=response_length).run(dict(PARAMETERS), **sample(key))
-        ended.append((len(cut.response_ids), cut.extra_fields["ending"]))
+        ended.append((len(cut.response_ids), cut.extra_fields["stop_reason"]))
     assert ended == [(len(mask), "finished"), (second + 2, "length"), (first, "token_budget"), (first - 1, "length")]
     await VerlAgentLoop.close()
     with pytest.raises(UserError, match=r"a prompt has \d+ tokens: set data.max_prompt_length"):

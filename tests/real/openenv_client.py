@@ -47,7 +47,7 @@ def rollout(number: int) -> dict[str, Any]:
             "sum": heard["messages"][0]["content"] == str(a + b),
             "done": ended.done,
             "reward": ended.reward,
-            "ending": ended.observation["ending"],
+            "stop_reason": ended.observation["stop_reason"],
             "rewards": ended.observation["rewards"],
         }
 

@@ -519,7 +519,7 @@ async def main(name: str) -> None:
         async def score(row: Row, script: Script) -> float | str:
             async with free:
                 rollout = await played(env, row, script)
-            return f"{rollout.ending}: {rollout.error}" if rollout.score is None else rollout.score
+            return f"{rollout.stop_reason}: {rollout.error}" if rollout.score is None else rollout.score
 
         scores = await asyncio.gather(*(score(row, script) for row, _, script in made))
         tasks = env.spec.dataset.limit

@@ -34,7 +34,7 @@ def main() -> None:
         group = json.loads(line)
         allowed = models
         if len(models) > 1:
-            oldest, newest = (int(group["certificate"][key]) for key in ("oldest", "newest"))
+            oldest, newest = (int(group["provenance"][key]) for key in ("oldest", "newest"))
             allowed = [models[version - 1] for version in range(oldest, newest + 1)]
         for ids, mask, logprobs in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
             if not len(ids) == len(mask) == len(logprobs):

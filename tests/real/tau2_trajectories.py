@@ -140,7 +140,7 @@ async def ours(domain: str, rows: list[dict[str, Any]]) -> list[float | str]:
         async def score(row: Any) -> float | str:
             async with free:
                 rollout = await env.play(row)
-            return f"{rollout.ending}: {rollout.error}" if rollout.score is None else rollout.score
+            return f"{rollout.stop_reason}: {rollout.error}" if rollout.score is None else rollout.score
 
         return await asyncio.gather(*map(score, env.rows()))
 

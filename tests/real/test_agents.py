@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import Ending, Group, Rollout, Spec, certify, open_env
+from hermes_rl import Group, Rollout, Spec, StopReason, attach_provenance, open_env
 from hermes_rl.agent.conversations import Conversations
 from hermes_rl.agent.result import Message
 from hermes_rl.sandbox.packages import npm_folder, package_folder
@@ -286,7 +286,7 @@ async def test_a_sub_agent_of_its_own_is_trained_in_its_own_context(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
     rollout, figures = await recorded_of(name, monkeypatch, partial(delegating, name))
-    assert (rollout.ending, rollout.score, figures.trained) == (Ending.FINISHED, 1.0, figures.sampled)
+    assert (rollout.stop_reason, rollout.score, figures.trained) == (StopReason.FINISHED, 1.0, figures.sampled)
     (main, kinds), (asked, inner) = both = conversations_of(rollout)
     assert (set(kinds), inner) == ({"main"}, ["subagents"] * 3), both
     assert ("MAINTASK" in main, "MAINTASK" in asked, "SUBTASK" in asked) == (True, False, True)
@@ -317,7 +317,7 @@ async def test_a_long_run_goes_on_from_its_summaries(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
     rollout, figures = await recorded_of(name, monkeypatch, partial(lasting, name), context=LONG[name])
-    assert (rollout.ending, rollout.score, set(figures.left_out)) == (Ending.FINISHED, 1.0, {"summaries"})
+    assert (rollout.stop_reason, rollout.score, set(figures.left_out)) == (StopReason.FINISHED, 1.0, {"summaries"})
     assert figures.trained + figures.left_out["summaries"] == figures.sampled
     conversations = conversations_of(rollout)
     assert [set(kinds) for _, kinds in conversations] == [{"main"}] * figures.ours, conversations
@@ -419,7 +419,7 @@ def figures_of(rollout: Rollout, sampler: Sampler, recording: Sequence[Any], ren
     """Check what was recorded of a rollout, and count it."""
     assert rollout.score is not None, rollout.error
     assert rollout.result is not None and rollout.result.transcript is not None
-    proof = certify(Group("g", rollout.key.row, [rollout]))
+    proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
     assert proof.exact, proof.problems
     assert Counter(trained([rollout])) <= Counter(sampled(sampler.answers))
     transcript, left_out = rollout.result.transcript, Counter(rollout.left_out)
@@ -471,13 +471,13 @@ async def row_of_playing(name: str, monkeypatch: pytest.MonkeyPatch, *sets: str)
     program = rollout.result.program
     assert program is not None
     turns = 4 if name == "terminus-2" else 3  # it asks once more whether all is done
-    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, turns), program
+    assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, turns), program
     assert (program.exit_code, program.refused, program.left_out) == (0, 0, {}), program
     links = [(call["kind"], call["continues"]) for call in program.calls]
     assert links == [("main", None), *(("main", turn) for turn in range(turns - 1))]
     assert len(rollout.sequences or ()) == 1
     assert trained([rollout]) == sampled(sampler.answers)
-    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
     said, share = about(shipped_recipes()[name]), len(trained([rollout])) / len(sampled(sampler.answers))
     cells = (name, said["version"], said["dialect"], said["licence"], program.requests, len(rollout.sequences or ()))
     used = (f"{share:.0%}", f"{usage.seconds:.1f} s", f"{usage.memory / 1e6:,.0f} MB")

@@ -25,7 +25,7 @@ from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.base import SandboxFile, SandboxService
 from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.search import Query, search
 from tests.agent.test_program import played
 from tests.api.summing import Sampler, sampled, trained
@@ -78,7 +78,7 @@ globals().update(conformance())
 async def test_an_agent_program_finds_the_model_in_a_container(tmp_path: Path, mode: str) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, mode, sampler, sandbox="backend: docker, ")
-    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 2)
+    assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, 2)
     assert trained([rollout]) == sampled(sampler.answers)
 
 
@@ -365,7 +365,7 @@ async def test_a_kill_from_outside_is_not_the_agents_whatever_its_memory_did_bef
         engine.ask("POST", f"/containers/{name_of(sandbox)}/kill")
         with pytest.raises(SandboxFailure) as caught:
             await sandbox.run("true")
-        assert caught.value.ending is Ending.SANDBOX_FAILURE
+        assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
 async def test_a_sandbox_that_ends_for_want_of_memory_is_the_agents() -> None:
@@ -374,7 +374,7 @@ async def test_a_sandbox_that_ends_for_want_of_memory_is_the_agents() -> None:
         # A file in memory belongs to no process, so the kernel takes the largest one, which is the sandbox's own.
         with pytest.raises(SandboxFailure, match="memory was used up") as caught:
             await sandbox.run("while :; do dd if=/dev/zero of=/dev/shm/full bs=64k; done", timeout=30)
-        assert caught.value.ending is Ending.SANDBOX_KILLED
+        assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
 
 
 async def test_a_frozen_container_ends_within_its_bounds(engine: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +384,7 @@ async def test_a_frozen_container_ends_within_its_bounds(engine: DockerDaemon, m
             engine.ask("POST", f"/containers/{name_of(sandbox)}/pause")
             with pytest.raises(SandboxFailure, match="did not answer") as caught:
                 await sandbox.run("true", timeout=1)
-            assert caught.value.ending is Ending.SANDBOX_FAILURE
+            assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
 # -------------------------------------------------------------------------------- runs
@@ -545,7 +545,7 @@ def test_every_known_attack_is_graded_as_it_deserves(engine: DockerDaemon) -> No
 def require_all_played(folder: Path, count: int, said: str) -> None:
     """The groups of all rows are there, and no rollout ended by what the engine did."""
     assert groups(folder) == count, said
-    assert {(one["ending"], one["error"]) for one in rollouts(folder)} == {("finished", None)}, said
+    assert {(one["stop_reason"], one["error"]) for one in rollouts(folder)} == {("finished", None)}, said
     assert " dropped (" not in said
     assert "set aside" not in said
 

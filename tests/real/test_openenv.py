@@ -82,7 +82,7 @@ def test_eight_clients_play_at_the_same_time(tmp_path: Path) -> None:
     for one in found:
         assert (one["prompt"], one["tools"]) == (["system", "user"], ["add"])
         assert one["answers"] == [["tool"], ["tool"]]
-        assert (one["sum"], one["done"], one["ending"]) == (True, True, "finished")
+        assert (one["sum"], one["done"], one["stop_reason"]) == (True, True, "finished")
 
 
 def test_rows_are_found_by_key_index_and_seed_and_come_in_turn(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_failure_is_no_reward_and_says_why(tmp_path: Path) -> None:
     text = TEXT.replace("rewards: {", 'rewards: {steady: {fn: "grading.py:steady", weight: 1}, ')
     with served(tmp_path, text=text) as url:
         found = seen(url, "broken")
-    assert (found["done"], found["reward"], found["ending"]) == (True, None, "reward_failure")
+    assert (found["done"], found["reward"], found["stop_reason"]) == (True, None, "reward_failure")
     assert found["error"]
     assert not found["trainable"]
     assert "no turn waits for an answer" in found["again"]

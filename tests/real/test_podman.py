@@ -102,5 +102,5 @@ def test_rollouts_are_played_and_leave_nothing(engine: PodmanService, tmp_path: 
     (tmp_path / "podded.yaml").write_text(SPEC)
     hermes("run", "podded.yaml", "process", "--out", "run", folder=tmp_path)
     assert groups(tmp_path) == 12
-    assert {(one["ending"], one["error"], one["score"]) for one in rollouts(tmp_path)} == {("finished", None, 1.0)}
+    assert {(one["stop_reason"], one["error"], one["score"]) for one in rollouts(tmp_path)} == {("finished", None, 1.0)}
     assert engine.containers() == []

@@ -28,7 +28,7 @@ def test_a_batch_of_verl_has_every_sampled_token_once(tmp_path: Path) -> None:
     assert found["scores"] == found["right"]
     assert set(found["scores"]) <= {0.0, 1.0}
     assert set(found["steps"]) == {3}
-    assert "finished" in found["endings"]
+    assert "finished" in found["stop_reasons"]
 
 
 def test_the_newer_trainer_gets_every_sequence_of_a_rollout(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_ten_thousand_tokens_of_three_agent_programs_are_exact(
         spec.write_text(re.sub(r"(?m)^agent: .*\n", "", text) + ASKING.replace("WAY", way))
         hermes("run", spec, "process", *policy(vllm, model), "--set", "process.groups=8", "--out", way, folder=folder)
         # A group has as many lines as its longest rollout has sequences.
-        proofs = list({line["group"]: line["certificate"] for line in groups_of(folder / way)}.values())
+        proofs = list({line["group"]: line["provenance"] for line in groups_of(folder / way)}.values())
         assert [proof["problems"] for proof in proofs if not proof["exact"]] == []
         figures = {
             name: sum(proof[name] for proof in proofs) for name in ("sampled", "trained", "left_out", "sequences")
@@ -249,7 +249,7 @@ def test_every_token_is_explained_by_weights_within_its_versions(
         take(vllm, model, 4)
     assert running.returncode == 0, said
     require_exact(recomputed(versions, sums.parent / "run" / "groups.jsonl"))
-    spans = {(one["certificate"]["oldest"], one["certificate"]["newest"]) for one in groups_of(sums.parent / "run")}
+    spans = {(one["provenance"]["oldest"], one["provenance"]["newest"]) for one in groups_of(sums.parent / "run")}
     record_property("figure", f"versions of groups, oldest and newest: {sorted(spans)}")
     assert {(1, 1), (3, 3)} <= spans
     assert len(spans) > 2

@@ -217,13 +217,13 @@ def asynchronous(folder: Path, spec: Path) -> dict[str, Any]:
     packed = row.pack()
     return {
         "steps": trainer.state.global_step,
-        "exact": [group.certificate.exact for group in groups],
+        "exact": [group.provenance.exact for group in groups],
         "sequences": max(len(rollout.sequences) for rollout in rollouts),
         "staleness": [one["sample/staleness_max"] for one in log if "sample/staleness_max" in one],
         "log": {key: [one.get(key) for one in log] for key in log[-2]},
         "rows": [len(rollouts), sum(map(len, samples))],
         "loss terms": len(packed["token_index"]),
-        "sampled": sum(group.certificate.sampled for group in groups[:4]),
+        "sampled": sum(group.provenance.sampled for group in groups[:4]),
         "forwarded": len(packed["input_ids"]),
         "tokens": sum(len(one.input_ids) for one in few),
     }

@@ -112,7 +112,7 @@ def older(folder: Path) -> dict[str, Any]:
         "scores": out.batch["rm_scores"].sum(1).tolist(),
         "right": out.non_tensor_batch["right"].tolist(),
         "steps": out.non_tensor_batch["min_global_steps"].tolist(),
-        "endings": out.non_tensor_batch["ending"].tolist(),
+        "stop_reasons": out.non_tensor_batch["stop_reason"].tolist(),
     }
 
 

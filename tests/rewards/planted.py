@@ -112,8 +112,8 @@ def beside() -> Iterator[Case]:  # noqa: C901 - a list
         yield from both(made("a package of the test's name", "plain", runner, {f"{name}/__init__.py": runner.passing}))
         told = f"__file__ = '/home/user/{name}.py'\n{runner.passing}"
         yield made("a package of the test's name", "with its file", runner, {f"{name}/__init__.py": told})
-        for ending in (".so", ".abi3.so", ".cpython-311-x86_64-linux-gnu.so"):
-            yield made("a compiled test", ending, runner, {name + ending: "x"})
+        for stop_reason in (".so", ".abi3.so", ".cpython-311-x86_64-linux-gnu.so"):
+            yield made("a compiled test", stop_reason, runner, {name + stop_reason: "x"})
         cached = importlib.util.cache_from_source(f"{name}.py")
         code = bytes(pyc._code_to_hash_pyc(compile(runner.passing, "test_hidden.py", "exec"), b"x" * 8, False))
         yield made("a compiled test", "cached", runner, {cached: code})

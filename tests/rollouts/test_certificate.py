@@ -9,12 +9,12 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, attach_provenance
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.process import ProcessSummary
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import SampledSpan, Step, TokenSequence, Transcript, WeightVersions, ids, numbers
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
@@ -32,7 +32,7 @@ def rollout(index: int, score: float, *, sequences: int = 1, versions: tuple[int
         messages.append(message)
         prompt = [1, 2, 10, 9, 5] if sequences == 1 else [1, 7]
     result = AgentResult(messages=messages, prompt_length=1, replies=replies, transcript=transcript, turns_used=2)
-    made = Rollout(RolloutKey(ROW, "row:0", index, 2), 1, Ending.FINISHED, result, score=score)
+    made = Rollout(RolloutKey(ROW, "row:0", index, 2), 1, StopReason.FINISHED, result, score=score)
     made.sequences = transcript.sequences()
     return made
 
@@ -42,7 +42,7 @@ def group(*rollouts: Rollout) -> Group:
 
 
 def test_what_was_sampled_is_certified() -> None:
-    proof = certify(group(rollout(0, 1.0), rollout(1, 0.0, sequences=2, versions=(2, 2))))
+    proof = attach_provenance(group(rollout(0, 1.0), rollout(1, 0.0, sequences=2, versions=(2, 2))))
     assert proof.exact, proof.problems
     assert (proof.sampled, proof.trained, proof.turns, proof.sequences) == (8, 8, 4, 3)
     assert (proof.oldest, proof.newest) == (2, 4)
@@ -117,7 +117,7 @@ def _no_tokens(one: Rollout) -> None:
 def test_whatever_was_changed_is_named(change: Any, problem: str) -> None:
     changed = rollout(1, 0.0)
     change(changed)
-    proof = certify(group(rollout(0, 1.0), changed))
+    proof = attach_provenance(group(rollout(0, 1.0), changed))
     assert not proof.exact
     assert problem in proof.problems[0]
     assert proof.problems[0].startswith("row:0-1: ")
@@ -126,7 +126,7 @@ def test_whatever_was_changed_is_named(change: Any, problem: str) -> None:
 def test_a_group_that_was_kept_in_a_file_is_certified_again() -> None:
     kept = [rollout(0, 1.0), rollout(1, 0.0, sequences=2)]
     back = [rollout_of(rollout_record(one), one.key) for one in kept]
-    assert certify(group(*back)) == certify(group(*kept))
+    assert attach_provenance(group(*back)) == attach_provenance(group(*kept))
     assert [one.sequences for one in back] == [one.sequences for one in kept]
 
 
@@ -141,13 +141,13 @@ def _sampled_with(one: Rollout, *temperatures: float) -> Rollout:
 
 def test_each_way_in_which_turns_were_sampled_is_in_the_certificate_and_stays_in_a_file() -> None:
     alike = group(_sampled_with(rollout(0, 1.0), 1.0, 1.0), _sampled_with(rollout(1, 0.0), 1.0, 1.0))
-    assert certify(alike).record()["sampling"] == ({"temperature": 1.0},)
+    assert attach_provenance(alike).record()["sampling"] == ({"temperature": 1.0},)
     assert alike.rollouts[0].policy["sampling"] == {"temperature": 1.0}
     mixed = [_sampled_with(rollout(0, 1.0), 1.0, 1.0), _sampled_with(rollout(1, 0.0), 0.5, 1.0)]
-    assert certify(group(*mixed)).sampling == ({"temperature": 1.0}, {"temperature": 0.5})
+    assert attach_provenance(group(*mixed)).sampling == ({"temperature": 1.0}, {"temperature": 0.5})
     back = [rollout_of(rollout_record(one), one.key) for one in mixed]
-    assert certify(group(*back)) == certify(group(*mixed))
-    assert certify(group(rollout(0, 1.0))).sampling == ()
+    assert attach_provenance(group(*back)) == attach_provenance(group(*mixed))
+    assert attach_provenance(group(rollout(0, 1.0))).sampling == ()
 
 
 def test_several_sequences_go_as_layers_of_exactly_the_group() -> None:
@@ -171,7 +171,7 @@ def test_advantages_of_turns_are_bounded_however_close_the_scores_are() -> None:
 
 def test_masked_tokens_are_not_told_as_trained_on() -> None:
     of = group(rollout(0, 1.0), rollout(1, 0.0))
-    of.rollouts[1].masked, of.certificate = True, certify(of)
+    of.rollouts[1].masked, of.provenance = True, attach_provenance(of)
     summary = ProcessSummary()
     summary.count(of)
     assert (summary.sampled, summary.trained) == (8, 4)
@@ -199,7 +199,7 @@ def test_sequences_take_few_bytes() -> None:
     line = TokenSequence(ids(range(1000)), (SampledSpan(0, 0, 1000),), numbers([-0.123456789] * 1000))
     assert line.sampled is not None
     assert line.ids.itemsize * len(line.ids) + line.sampled.itemsize * len(line.sampled) <= 16 * len(line)
-    assert certify(group()).exact
+    assert attach_provenance(group()).exact
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hermes_rl.rollouts.runner import NullRolloutLog, RolloutRunner, WorkerLostE
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import ContextLengthExceeded
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import TokenSequence, ids
 from tests.panics import panic
 from tests.rollouts.worlds import Policy, World, row
@@ -51,7 +51,7 @@ async def test_a_failed_member_is_played_anew_on_a_fresh_machine() -> None:
     assert group.rollouts[1].id == "g-1r1"
     assert world.opened == world.closed == 3
     failed = next(rollout for rollout in heard if rollout.error)
-    assert (failed.id, failed.score, failed.ending) == ("g-1", None, Ending.REWARD_FAILURE)
+    assert (failed.id, failed.score, failed.stop_reason) == ("g-1", None, StopReason.REWARD_FAILURE)
 
 
 async def test_a_member_that_fails_for_good_drops_the_group_and_ends_the_others() -> None:
@@ -63,7 +63,7 @@ async def test_a_member_that_fails_for_good_drops_the_group_and_ends_the_others(
     world = World(on_grade=grade)
     slow = Policy(delay=0.0)
     group = await RolloutRunner(world, policy=slow).start(row(), "g", 4)
-    assert group.dropped == Ending.SANDBOX_FAILURE
+    assert group.dropped == StopReason.SANDBOX_FAILURE
     assert group.detail == "no space"
     assert world.opened == world.closed
 
@@ -75,7 +75,7 @@ async def test_a_failure_is_never_a_score() -> None:
     heard: list[Rollout] = []
     await RolloutRunner(World(on_grade=grade), on_played=heard.append).start(row(), "g", 1)
     assert Counter(rollout.score for rollout in heard) == {None: 3}
-    assert all(not rollout.ending.graded for rollout in heard)
+    assert all(not rollout.stop_reason.graded for rollout in heard)
 
 
 async def test_evaluation_plays_every_member_also_where_one_fails() -> None:
@@ -101,7 +101,7 @@ async def test_an_unexpected_error_ends_its_rollout_alone(
     group = await RolloutRunner(world).start(row(), "g", 3, whole=False)
     assert [rollout.score for rollout in group.rollouts] == [None, 1.0, 1.0]
     assert type(error).__name__ in str(group.rollouts[0].error)
-    assert not group.rollouts[0].ending.graded
+    assert not group.rollouts[0].stop_reason.graded
     assert world.opened == world.closed
     reported = [record for record in caplog.records if record.exc_info]
     assert [record.exc_info is not None and record.exc_info[1] is not None for record in reported] == [True]
@@ -137,12 +137,12 @@ async def test_no_more_rollouts_than_allowed_are_in_flight() -> None:
 
 async def test_an_ending_can_be_masked_dropped_or_given_a_score() -> None:
     cut = Policy(finish_reason="length")
-    masked = await RolloutRunner(World(policy=cut, ending_policies={Ending.LENGTH: "mask"})).start(row(), "a", 1)
+    masked = await RolloutRunner(World(policy=cut, on_stop_policies={StopReason.LENGTH: "mask"})).start(row(), "a", 1)
     assert (masked.rollouts[0].masked, masked.scores) == (True, [1.0])
-    fixed = await RolloutRunner(World(policy=cut, ending_policies={Ending.LENGTH: 0})).start(row(), "b", 1)
+    fixed = await RolloutRunner(World(policy=cut, on_stop_policies={StopReason.LENGTH: 0})).start(row(), "b", 1)
     assert (fixed.rollouts[0].masked, fixed.scores) == (False, [0.0])
-    dropped = await RolloutRunner(World(policy=cut, ending_policies={Ending.LENGTH: "drop"})).start(row(), "c", 1)
-    assert dropped.dropped == Ending.LENGTH
+    dropped = await RolloutRunner(World(policy=cut, on_stop_policies={StopReason.LENGTH: "drop"})).start(row(), "c", 1)
+    assert dropped.dropped == StopReason.LENGTH
     assert dropped.scores == []
 
 
@@ -163,7 +163,7 @@ async def test_a_failed_group_level_reward_drops_the_group() -> None:
         raise RewardFailure("cannot compare")
 
     group = await RolloutRunner(World(on_group=fail)).start(row(), "g", 2)
-    assert group.dropped == Ending.REWARD_FAILURE
+    assert group.dropped == StopReason.REWARD_FAILURE
     assert group.scores == []
 
 
@@ -200,18 +200,18 @@ async def test_a_member_that_was_lost_counts_as_the_worst_and_has_no_score() -> 
 async def test_a_group_in_which_fewer_than_two_have_a_score_is_dropped() -> None:
     store = Written()
     group = await RolloutRunner(never(0, 2), store=store).start(row(), "g", 3, keep_lost=True)
-    assert (group.dropped, group.detail) == (Ending.SANDBOX_FAILURE, "no space")
+    assert (group.dropped, group.detail) == (StopReason.SANDBOX_FAILURE, "no space")
     assert [str(rollout.state) for rollout in group.rollouts] == ["failed", "scored", "failed"]
     assert len(store.states) == 2 * 3 + 1
     alone = await RolloutRunner(never(0)).start(row(), "g", 1, keep_lost=True)
-    assert alone.dropped is Ending.SANDBOX_FAILURE
+    assert alone.dropped is StopReason.SANDBOX_FAILURE
 
 
 async def test_an_ending_that_is_dropped_drops_the_group_also_where_lost_members_stay() -> None:
     world = never(0)
-    world.ending_policies, world.policy = {Ending.LENGTH: "drop"}, Policy(finish_reason="length")
+    world.on_stop_policies, world.policy = {StopReason.LENGTH: "drop"}, Policy(finish_reason="length")
     group = await RolloutRunner(world).start(row(), "g", 3, keep_lost=True)
-    assert group.dropped is Ending.LENGTH
+    assert group.dropped is StopReason.LENGTH
 
 
 async def test_members_are_compared_without_those_that_were_lost() -> None:
@@ -240,7 +240,7 @@ async def test_what_the_user_did_wrong_ends_a_run_before_a_rollout_was_graded_an
         await runner.start(row("wrong"), "g", 2)
     assert (await runner.start(row(), "h", 2)).dropped is None
     group = await runner.start(row("wrong"), "i", 2)
-    assert (group.dropped, group.detail) == (Ending.REWARD_FAILURE, "the row has no such column")
+    assert (group.dropped, group.detail) == (StopReason.REWARD_FAILURE, "the row has no such column")
 
 
 async def test_what_is_equal_for_every_rollout_ends_the_run_whenever_it_comes() -> None:
@@ -315,4 +315,7 @@ async def test_a_rollout_that_is_too_long_for_the_teacher_is_not_drawn_again(kee
     if keep_lost:
         assert (group.dropped, group.scores) == (None, [1.0, 1.0, 2.0])
     else:
-        assert (group.dropped, "does not fit the teacher's context" in str(group.detail)) == (Ending.TOKEN_BUDGET, True)
+        assert (group.dropped, "does not fit the teacher's context" in str(group.detail)) == (
+            StopReason.TOKEN_BUDGET,
+            True,
+        )

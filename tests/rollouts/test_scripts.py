@@ -10,7 +10,7 @@ from hermes_rl import open_env
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import gold_turns
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 SPEC = """
 dataset: {items: [{n: 0}]}
@@ -67,7 +67,7 @@ async def test_a_scripted_user_calls_its_tools_before_it_speaks(state: str, tmp_
     text = TOGETHER.replace("state: door.py:Door", f"state: {state}")
     async with open_env(parse_spec(text, folder=tmp_path)) as env:
         rollout = await env.play(env.rows()[0])
-    assert (rollout.score, rollout.ending) == (1.0, Ending.USER_STOP)
+    assert (rollout.score, rollout.stop_reason) == (1.0, StopReason.USER_STOP)
     assert rollout.result is not None
     said = [(message["role"], message["content"]) for message in rollout.result.messages]
     assert [text for role, text in said if role == "user"] == ["The door is locked.", "Done.", "Thanks."]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hermes_rl import Ending, Group, Policy, UserError, open_env
+from hermes_rl import Group, Policy, StopReason, UserError, open_env
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.analysis.rollout_view import Screen, shown_rollout
 from hermes_rl.cli.main import status
 from hermes_rl.cli.run import evaluation_lines
 from hermes_rl.errors import SpecError
-from hermes_rl.rollouts.rollout import certify
+from hermes_rl.rollouts.rollout import attach_provenance
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.process import run_process
@@ -192,8 +192,8 @@ async def test_seats_that_alternate_hear_each_other_in_their_own_words(tmp_path:
     assert said(group, "white") == ["1", "2", "3"]
     assert said(group, "black") == ["white: 1", "2", "white: 3", "4"]
     first = group.rollouts[0]
-    assert [(seat.seat.name, seat.ending) for seat in first.seats] == [
-        ("white", Ending.WORLD_OVER), ("black", Ending.WORLD_OVER),
+    assert [(seat.seat.name, seat.stop_reason) for seat in first.seats] == [
+        ("white", StopReason.WORLD_OVER), ("black", StopReason.WORLD_OVER),
     ]  # fmt: skip
     assert [seat.score for seat in first.seats] == [0.4, -0.4]
     assert first.seats[1].id == f"{first.id}@black" and first.seats[0].seed != first.seats[1].seed
@@ -226,7 +226,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
     assert schemas == {"ann": "Ann adds.", "bob": "Asks bob."}
     assert [message["content"] for message in boss.messages if message["role"] == "tool"] == ["ann 1", "bob 1", "ann 2"]
     assert said(group, "ann") == ["do it, ann", "ann 1", "more", "ann 2"]
-    assert [(seat.seat.name, seat.turns, str(seat.ending)) for seat in boss.seats] == [
+    assert [(seat.seat.name, seat.turns, str(seat.stop_reason)) for seat in boss.seats] == [
         ("boss", 3, "world_over"), ("ann", 2, "world_over"), ("bob", 1, "world_over"),
     ]  # fmt: skip
 
@@ -256,7 +256,9 @@ async def test_a_function_that_names_the_state_runs_where_the_state_is(tmp_path:
     group = await played(tmp_path, state={"python": "code.py:Board", "isolate": "none"}, **parts)
     assert [seat.score for seat in group.rollouts[0].seats] == [1.0, 1.0]
     assert [seat.turns for seat in group.rollouts[0].seats] == [1, 0]
-    assert certify(group).exact and all(certify(part).exact for part in group.compared()), "its turn never came"
+    assert attach_provenance(group).exact and all(attach_provenance(part).exact for part in group.compared()), (
+        "its turn never came"
+    )
     with pytest.raises(UserError, match=r"which is in a process; .* `isolate: none`"):
         await played(tmp_path, state={"python": "code.py:Board", "isolate": "process"}, **parts)
 
@@ -332,7 +334,7 @@ async def test_groups_are_compared_by_seat_by_row_or_within_an_episode(tmp_path:
         compared = group.compared()
         assert [len(part.rollouts) for part in compared] == sizes
         assert sum(sizes) == len({rollout.id for part in compared for rollout in part.rollouts})
-        assert certify(group).exact and all(certify(part).exact for part in compared)
+        assert attach_provenance(group).exact and all(attach_provenance(part).exact for part in compared)
         assert group.uniform is (baseline == "seat")
 
 
@@ -374,11 +376,14 @@ async def test_a_seat_that_no_reward_pays_is_not_trained(tmp_path: Path) -> None
 async def test_a_seat_that_is_cut_is_out_and_ends_the_episode(tmp_path: Path) -> None:
     agents = {"white": {"agent": {"max_turns": 1}}, "black": {"prompt": {"system": "You answer."}}}
     group = await played(tmp_path, agents=agents, schedule="alternate")
-    assert [(seat.turns, str(seat.ending)) for seat in group.rollouts[0].seats] == [(1, "max_turns"), (1, "world_over")]
+    assert [(seat.turns, str(seat.stop_reason)) for seat in group.rollouts[0].seats] == [
+        (1, "max_turns"),
+        (1, "world_over"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("how", "endings", "words"),
+    ("how", "stop_reasons", "words"),
     [
         ("raises", ["world_failed", "world_over"], "ValueError: at 1"),
         ("exits", ["world_failed", "world_over"], "ended its process with status 3"),
@@ -392,7 +397,7 @@ async def test_a_seat_that_is_cut_is_out_and_ends_the_episode(tmp_path: Path) ->
     ],
 )
 async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
-    tmp_path: Path, how: str, endings: list[str], words: str | None
+    tmp_path: Path, how: str, stop_reasons: list[str], words: str | None
 ) -> None:
     parts = {
         "dataset": {"items": [{"how": how}]},
@@ -402,8 +407,8 @@ async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
     }
     group = await played(tmp_path, size=1, **parts)
     rollout = group.rollouts[0]
-    assert [str(seat.ending) for seat in rollout.seats] == endings and rollout.score is not None
-    assert certify(group).exact
+    assert [str(seat.stop_reason) for seat in rollout.seats] == stop_reasons and rollout.score is not None
+    assert attach_provenance(group).exact
     errors = [error.error for seat in rollout.seats if seat.result is not None for error in seat.result.tool_errors]
     assert (words is None and not errors) or (words is not None and words in errors[0])
 
@@ -419,7 +424,7 @@ async def test_schedule_that_fails_for_one_row_costs_that_row(tmp_path: Path, ho
     spec = spec_of(tmp_path, dataset={"items": rows}, rewards=rewards, **parts)
     async with open_env(spec) as env:
         groups = [await env.play_group(row, 1) for row in sorted(env.rows(), key=lambda row: str(row.columns["how"]))]
-    assert [group.dropped for group in groups] == [Ending.SANDBOX_FAILURE, None]
+    assert [group.dropped for group in groups] == [StopReason.SANDBOX_FAILURE, None]
     assert f"the schedule {words}" in str(groups[0].detail)
 
 
@@ -429,7 +434,7 @@ async def test_schedule_in_the_runner_ends_nothing_but_its_episode(tmp_path: Pat
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     group = await played(tmp_path, 1, dataset={"items": [{"how": how}]}, rewards=rewards, **parts)
     seats = group.rollouts[0].seats
-    assert (group.dropped, [str(seat.ending) for seat in seats]) == (None, ["world_failed", "world_over"])
+    assert (group.dropped, [str(seat.stop_reason) for seat in seats]) == (None, ["world_failed", "world_over"])
     assert seats[0].score == 1.0
 
 
@@ -454,8 +459,8 @@ async def test_seat_that_stalls_uses_up_no_deadline_but_its_own(tmp_path: Path) 
     turns = [{"say": "1"}, {"seat": "black", **stall}, {"seat": "black", "say": "2"}, {"say": "3"}]
     parts = {"toolsets": ["terminal"], "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}}}
     group = await played(tmp_path, size=1, agent={"deadline": 4}, solution={"turns": turns}, **parts)
-    endings = [str(seat.ending) for seat in group.rollouts[0].seats]
-    assert (group.dropped, endings) == (None, ["world_over", "timeout"])
+    stop_reasons = [str(seat.stop_reason) for seat in group.rollouts[0].seats]
+    assert (group.dropped, stop_reasons) == (None, ["world_over", "timeout"])
 
 
 async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
@@ -464,11 +469,11 @@ async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_the
     parts = {"agents": {"white": {}, "black": black}, "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}}}
     turns = [{"say": 400 * "many words "}, {"say": "2"}]
     group = await played(tmp_path, size=1, solution={"turns": turns}, **parts)
-    endings = [(str(seat.ending), seat.score) for seat in group.rollouts[0].seats]
-    assert (group.dropped, endings) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
+    stop_reasons = [(str(seat.stop_reason), seat.score) for seat in group.rollouts[0].seats]
+    assert (group.dropped, stop_reasons) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
     black["prompt"] = {"system": 400 * "many words ", "user": "Hello."}
     group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, schedule="simultaneous", **parts)
-    assert group.dropped is Ending.ROW_FAILURE and "first request does not fit" in str(group.detail)
+    assert group.dropped is StopReason.ROW_FAILURE and "first request does not fit" in str(group.detail)
 
 
 async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_hears_them(tmp_path: Path) -> None:
@@ -483,13 +488,16 @@ async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_h
     finally:
         await stop()
     assert chat.sent == [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Hello."}]
-    assert [str(seat.ending) for seat in group.rollouts[0].seats] == ["world_over", "refused"] and group.dropped is None
+    assert [str(seat.stop_reason) for seat in group.rollouts[0].seats] == [
+        "world_over",
+        "refused",
+    ] and group.dropped is None
 
 
 async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_run(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"message_template": "{{ [0][text | int] }}"}}
     group = await played(tmp_path, agents=agents)
-    assert [str(seat.ending) for seat in group.rollouts[0].seats] == ["world_failed", "world_over"]
+    assert [str(seat.stop_reason) for seat in group.rollouts[0].seats] == ["world_failed", "world_over"]
     assert group.rollouts[0].score is not None
 
 
@@ -533,7 +541,7 @@ async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_a
 async def test_an_episode_is_left_out_as_a_whole_where_the_spec_drops_an_ending(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"agent": {"max_turns": 1}}}
     group = await played(tmp_path, agents=agents, schedule="alternate", on_stop={"max_turns": "drop"})
-    assert group.dropped is Ending.WORLD_OVER or group.dropped is Ending.MAX_TURNS
+    assert group.dropped is StopReason.WORLD_OVER or group.dropped is StopReason.MAX_TURNS
     assert all(seat.score is None and seat.error for rollout in group.rollouts for seat in rollout.seats)
 
 
@@ -554,7 +562,7 @@ async def test_a_run_writes_a_line_for_each_seat_and_goes_on_from_whole_episodes
     assert [line["seat"]["name"] for line in written] == ["black", "white"] * 6
     assert len({line["id"] for line in written}) == 12
     assert {tuple(line["seats"]) for line in groups} == {("white", "white"), ("black", "black")}
-    assert all(line["certificate"]["exact"] and line["certificate"]["trained"] for line in groups)
+    assert all(line["provenance"]["exact"] and line["provenance"]["trained"] for line in groups)
     # Killed between the lines of an episode: the half is taken out, and the episode is played again.
     text = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
     for torn in ("", text[-1][:40]):
@@ -563,7 +571,7 @@ async def test_a_run_writes_a_line_for_each_seat_and_goes_on_from_whole_episodes
         summary, _ = await run_process(spec, launch)
         again = lines(run / "rollouts.jsonl")
         assert summary.attempts == 1 and sorted(line["id"] for line in again) == sorted(line["id"] for line in written)
-        assert lines(run / "groups.jsonl") and all(line["certificate"]["exact"] for line in lines(run / "groups.jsonl"))
+        assert lines(run / "groups.jsonl") and all(line["provenance"]["exact"] for line in lines(run / "groups.jsonl"))
 
 
 @pytest.mark.parametrize("baseline", ["seat", "row", "episode"])
@@ -617,7 +625,7 @@ async def test_workers_play_whole_episodes(tmp_path: Path, workers: int) -> None
         parse_spec(path.read_text(), folder=tmp_path), RunOptions("process", out=run, progress=Progress(quiet=True))
     )
     assert [line["score"] for line in lines(run / "rollouts.jsonl")] == [-0.4, 0.4] * 2
-    assert all(line["certificate"]["exact"] for line in lines(run / "groups.jsonl"))
+    assert all(line["provenance"]["exact"] for line in lines(run / "groups.jsonl"))
 
 
 async def test_an_evaluation_tells_the_scores_of_each_seat_and_show_who_said_what(tmp_path: Path) -> None:
@@ -687,7 +695,7 @@ async def test_other_weights_grade_recorded_episodes_anew_and_rewards_over_seats
         spec = parse_spec(path.read_text(), folder=tmp_path)
         summary, _ = await run_process(spec, RunOptions("process", out=run, progress=Progress(quiet=True)))
         assert summary.attempts == (0 if again else 2)
-        assert all(line["certificate"]["exact"] for line in lines(run / "groups.jsonl"))
+        assert all(line["provenance"]["exact"] for line in lines(run / "groups.jsonl"))
         assert len(lines(run / "groups.jsonl")) == 2
         return {line["seat"]["name"]: line["score"] for line in lines(run / "rollouts.jsonl")}
 
@@ -750,8 +758,8 @@ async def test_two_policies_with_versions_of_their_own_are_told_apart_token_by_t
     assert len(white.log) == len(black.log) == 6
     for line in lines(run / "groups.jsonl"):
         (seat,) = set(line["seats"])
-        assert line["certificate"]["exact"]
-        assert {line["certificate"]["oldest"], line["certificate"]["newest"]} == {3 if seat == "white" else 8}
+        assert line["provenance"]["exact"]
+        assert {line["provenance"]["oldest"], line["provenance"]["newest"]} == {3 if seat == "white" else 8}
         for tokens, masks in zip(line["tokens"], line["masks"], strict=True):
             starts = [place for place, mask in enumerate(masks) if mask != -100 and masks[place - 1] == -100]
             for start in starts:
@@ -906,11 +914,11 @@ async def test_the_first_seat_talks_to_a_user_and_calls_the_others(tmp_path: Pat
         "expert 1", "first answer", "and another", "expert 2", "second answer",
     ]  # fmt: skip
     assert said(group, "ann") == ["question 1", "expert 1", "question 2", "expert 2"]
-    endings = {"words": Ending.FINISHED, "model": Ending.USER_STOP, "code": Ending.WORLD_OVER}
-    assert (clerk.ending, clerk.turns, ann.ending) == (endings[kind], 4, Ending.WORLD_OVER)
+    stop_reasons = {"words": StopReason.FINISHED, "model": StopReason.USER_STOP, "code": StopReason.WORLD_OVER}
+    assert (clerk.stop_reason, clerk.turns, ann.stop_reason) == (stop_reasons[kind], 4, StopReason.WORLD_OVER)
     if kind == "code":
         assert clerk.result is not None and clerk.result.world_rewards == [(2, 0.5)]
-    assert all(certify(part).exact for part in group.compared())
+    assert all(attach_provenance(part).exact for part in group.compared())
 
 
 async def test_a_user_that_opens_is_heard_before_the_first_seat_speaks(tmp_path: Path) -> None:
@@ -926,7 +934,7 @@ async def test_only_the_seat_that_talks_to_the_user_has_to_answer_it_in_time(tmp
     user = {"turns": ["thanks"], "max_agent_turns": 2}
     group = await played(tmp_path, size=1, **with_user(user, solution={"turns": turns}, toolsets=["terminal"]))
     clerk, ann = group.rollouts[0].seats
-    assert (clerk.ending, ann.ending, ann.turns) == (Ending.FINISHED, Ending.WORLD_OVER, 4)
+    assert (clerk.stop_reason, ann.stop_reason, ann.turns) == (StopReason.FINISHED, StopReason.WORLD_OVER, 4)
 
 
 async def test_a_users_server_that_fails_fails_the_episode(tmp_path: Path) -> None:
@@ -938,7 +946,7 @@ async def test_a_users_server_that_fails_fails_the_episode(tmp_path: Path) -> No
         group = await played(tmp_path, size=1, **with_user({"system": "You ask."}, servers=servers))
     finally:
         await stop()
-    assert group.dropped is Ending.SERVER_FAILURE
+    assert group.dropped is StopReason.SERVER_FAILURE
     assert all(seat.score is None for rollout in group.rollouts for seat in rollout.seats)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hermes_rl import Ending, Group, Policy, UserError, certify, open_env
+from hermes_rl import Group, Policy, StopReason, UserError, attach_provenance, open_env
 from hermes_rl.agent.recorder import PolicyRecorder
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.analysis.rollout_view import Screen, shown_rollout
@@ -150,12 +150,12 @@ async def test_a_program_is_run_for_each_turn_of_its_seat(tmp_path: Path) -> Non
         ("assistant", "2"), ("user", "white: 3"), ("assistant", "4"),
     ]  # fmt: skip
     black = seat_of(group, "black")
-    assert (black.ending, black.turns, black.score) == (Ending.WORLD_OVER, 3, 3.0)
+    assert (black.stop_reason, black.turns, black.score) == (StopReason.WORLD_OVER, 3, 3.0)
     assert [(call.name, call.result, call.turn) for call in black.result.tool_calls] == [("bash", "3\n", 1)]
     run = black.result.program
     assert (run.requests, run.exit_code) == (3, 0)
     assert [(call["kind"], call["continues"]) for call in run.calls] == [("main", None), ("main", 0), ("main", None)]
-    assert certify(group).exact and all(certify(part).exact for part in group.compared())
+    assert attach_provenance(group).exact and all(attach_provenance(part).exact for part in group.compared())
 
 
 @pytest.mark.parametrize(("mode", "sequences"), [("plain", 2), ("remembers", 1)])
@@ -181,7 +181,7 @@ async def test_what_is_trained_is_what_was_sampled_over_all_runs(tmp_path: Path,
     assert len(black.sequences) == sequences
     said = [content for role, content in conversation(group, "black") if role == "assistant"]
     assert said == ["The sum is 3."] * 2
-    assert all(certify(part).exact for part in group.compared())
+    assert all(attach_provenance(part).exact for part in group.compared())
 
 
 async def test_a_manager_calls_programs_in_parallel_which_share_its_sandbox(tmp_path: Path) -> None:
@@ -202,10 +202,10 @@ async def test_a_manager_calls_programs_in_parallel_which_share_its_sandbox(tmp_
     answers = [content for role, content in conversation(group, "boss") if role == "tool"]
     assert answers[:3] == ["ann 1", "bob 1", "ann 2"] and "ann\\nbob" in answers[3]
     assert [content for role, content in conversation(group, "ann") if role == "user"] == ["do it, ann", "more"]
-    assert [(seat.turns, seat.ending) for seat in group.rollouts[0].seats] == [
-        (3, Ending.WORLD_OVER), (3, Ending.WORLD_OVER), (2, Ending.WORLD_OVER),
+    assert [(seat.turns, seat.stop_reason) for seat in group.rollouts[0].seats] == [
+        (3, StopReason.WORLD_OVER), (3, StopReason.WORLD_OVER), (2, StopReason.WORLD_OVER),
     ]  # fmt: skip
-    assert all(certify(part).exact for part in group.compared())
+    assert all(attach_provenance(part).exact for part in group.compared())
 
 
 async def test_a_program_may_be_the_manager_by_its_tool_server(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_a_program_may_be_the_manager_by_its_tool_server(tmp_path: Path) -
         ("ann", {"task": "do it"}, "did it"),
     ]  # fmt: skip
     assert [content for role, content in conversation(group, "ann") if role == "user"] == ["do it"]
-    assert all(certify(part).exact for part in group.compared())
+    assert all(attach_provenance(part).exact for part in group.compared())
 
 
 async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -> None:
@@ -230,22 +230,27 @@ async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -
     group = await played(tmp_path, schedule={"fn": "code.py:twice"}, **parts)
     assert [content for role, content in conversation(group, "black")] == ["You answer.", "two", "2", "three", "4"]
     assert group.rollouts[0].result is not None and group.rollouts[0].result.outcome == ["1", "2", "4"]
-    assert all(certify(part).exact for part in group.compared())
+    assert all(attach_provenance(part).exact for part in group.compared())
 
 
 # ------------------------------------------------------------------------------------ whose doing an end is
 
 
 @pytest.mark.parametrize(
-    ("mode", "agent", "ending", "turns"),
+    ("mode", "agent", "stop_reason", "turns"),
     [
-        ("crashes", {}, Ending.GAVE_UP, 1),
-        ("plain", {"max_turns": 2}, Ending.MAX_TURNS, 2),
-        ("sleeps", {"timeout": 60}, Ending.TIMEOUT, 1),
+        ("crashes", {}, StopReason.GAVE_UP, 1),
+        ("plain", {"max_turns": 2}, StopReason.MAX_TURNS, 2),
+        ("sleeps", {"timeout": 60}, StopReason.TIMEOUT, 1),
     ],
 )
 async def test_a_program_that_ends_otherwise_is_out_by_its_own_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, agent: dict[str, Any], ending: Ending, turns: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    agent: dict[str, Any],
+    stop_reason: StopReason,
+    turns: int,
 ) -> None:
     if "timeout" in agent:
         # Its time is over once its first call, and the one of the other seat before, have been answered.
@@ -259,8 +264,11 @@ async def test_a_program_that_ends_otherwise_is_out_by_its_own_doing(
         monkeypatch.setattr("hermes_rl.agent.program.clock", lambda: time.monotonic() + 1000 * (len(answered) >= 2))
     black = {"prompt": {"user": "You answer."}, "agent": {"program": program(mode), **agent}}
     group = await played(tmp_path, agents={"white": {}, "black": black})
-    ended = {seat.seat.name: (seat.ending, seat.turns) for seat in group.rollouts[0].seats}
-    assert ended == {"white": (Ending.WORLD_OVER, 2 if ending is Ending.MAX_TURNS else 1), "black": (ending, turns)}
+    ended = {seat.seat.name: (seat.stop_reason, seat.turns) for seat in group.rollouts[0].seats}
+    assert ended == {
+        "white": (StopReason.WORLD_OVER, 2 if stop_reason is StopReason.MAX_TURNS else 1),
+        "black": (stop_reason, turns),
+    }
     assert group.dropped is None and group.rollouts[0].key.attempt == 0
 
 
@@ -287,7 +295,7 @@ async def test_what_another_seat_has_made_of_the_sandbox_is_no_mistake_of_the_sp
     parts = {"agents": {"white": {}, "black": black}, "toolsets": ["terminal"], "solution": {"turns": turns}}
     group = await played(tmp_path, **parts)
     black_seat = seat_of(group, "black")
-    assert (black_seat.ending, black_seat.turns, black_seat.score) == (Ending.GAVE_UP, 0, 0.0)
+    assert (black_seat.stop_reason, black_seat.turns, black_seat.score) == (StopReason.GAVE_UP, 0, 0.0)
     assert any("agents.black.agent.program" in error.error for error in black_seat.result.tool_errors)
 
 
@@ -301,7 +309,7 @@ async def test_process_of_another_seat_ends_with_its_turn_unless_kept(keep: bool
     parts: dict[str, Any] = {"sandbox": {"keep_processes": True}} if keep else {}
     group = await played(tmp_path, agents=agents, solution={"turns": turns}, **parts)
     black = seat_of(group, "black")
-    assert black.ending is (Ending.GAVE_UP if keep else Ending.WORLD_OVER)
+    assert black.stop_reason is (StopReason.GAVE_UP if keep else StopReason.WORLD_OVER)
     assert [("port 8182 of the sandbox" in error.error) for error in black.result.tool_errors] == [True] * keep
 
 
@@ -311,7 +319,7 @@ async def test_a_function_that_fails_over_what_it_hears_has_given_up(tmp_path: P
     }  # fmt: skip
     group = await played(tmp_path, agents=agents, solution={"turns": [{"say": "fail"}]})
     black = seat_of(group, "black")
-    assert black.ending is Ending.GAVE_UP and "it will not" in black.result.program.output
+    assert black.stop_reason is StopReason.GAVE_UP and "it will not" in black.result.program.output
 
 
 @pytest.mark.parametrize("words", ["nul \0 byte", "half \ud83d of one", "x" * 200_000])
@@ -323,14 +331,14 @@ async def test_words_that_no_command_line_can_carry_end_the_program_and_not_the_
     group = await played(tmp_path, policy=policy)
     black = seat_of(group, "black")
     assert group.dropped is None and group.rollouts[0].key.attempt == 0
-    assert black.ending in (Ending.GAVE_UP, Ending.WORLD_OVER)
+    assert black.stop_reason in (StopReason.GAVE_UP, StopReason.WORLD_OVER)
 
 
 async def test_a_template_that_what_it_hears_does_not_fit_ends_the_seat(tmp_path: Path) -> None:
     command = ["echo", "{{ [0][prompt | int] }}"]
     agents = {"white": {}, "black": {"prompt": {"system": "You."}, "agent": {"program": {"command": command}}}}
     group = await played(tmp_path, agents=agents)
-    assert seat_of(group, "black").ending is Ending.WORLD_FAILED and group.rollouts[0].score is not None
+    assert seat_of(group, "black").stop_reason is StopReason.WORLD_FAILED and group.rollouts[0].score is not None
 
 
 async def test_a_server_that_fails_a_programs_seat_fails_the_episode(tmp_path: Path) -> None:
@@ -368,7 +376,7 @@ async def test_a_run_keeps_and_goes_on_with_episodes_of_programs_and_shows_them(
     assert [(line["seat"]["name"], "program" in line) for line in written] == [("black", True), ("white", False)] * 2
     groups = [json.loads(line) for line in (run / "groups.jsonl").read_text().splitlines()]
     assert len(groups) == 6, "of each of the two groups one for white, and one for each of black's sequences"
-    assert all(line["certificate"]["exact"] for line in groups)
+    assert all(line["provenance"]["exact"] for line in groups)
     (run / "rollouts.jsonl").write_text("".join(text[:-1]))
     (run / "groups.jsonl").write_text("")
     summary, _ = await run_process(spec, launch)
@@ -393,7 +401,7 @@ def test_the_manager_and_the_program_of_the_documentation_play(tmp_path: Path) -
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["seat"]["name"], line["score"]) for line in lines] == [("coder", 1.0), ("manager", 1.0)] * 4
     groups = [json.loads(line) for line in (tmp_path / "run" / "groups.jsonl").read_text().splitlines()]
-    assert groups and all(line["certificate"]["exact"] for line in groups)
+    assert groups and all(line["provenance"]["exact"] for line in groups)
 
 
 async def test_a_seat_that_changes_the_program_of_another_one_cannot_make_a_failure_of_ours_of_it(
@@ -418,4 +426,4 @@ urllib.request.urlopen(urllib.request.Request(address, data, {"Content-Type": "a
         "solution": {"turns": [{"tools": [change]}, {"say": "1"}, {"seat": "black", "say": "2"}]},
     }
     group = await played(tmp_path, **parts)
-    assert (group.dropped, seat_of(group, "black").ending) == (None, Ending.TOKEN_BUDGET), group.detail
+    assert (group.dropped, seat_of(group, "black").stop_reason) == (None, StopReason.TOKEN_BUDGET), group.detail

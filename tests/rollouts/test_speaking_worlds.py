@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
+from hermes_rl import Group, Rollout, StopReason, UserError, attach_provenance, open_env
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import SpecError
 from hermes_rl.runs.metrics import Played
@@ -128,7 +128,7 @@ async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "close": "finish"}
     turns = says("5", "8", "7", "never said")
     rollout = await play(spec_of(tmp_path, turns, state=state, user={"state": method, "speaks_first": True}))
-    assert (rollout.ending, rollout.turns) == (Ending.WORLD_OVER, 3)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.WORLD_OVER, 3)
     assert heard(rollout) == ["Guess a number from 1 to 9.", "Higher.", "Lower.", "Right!"]
     assert rollout.rewards["guesses"].value == 3
     assert rollout.rewards["world_rewards"].per_turn == (-0.1, -0.1, 1.0)
@@ -154,7 +154,7 @@ async def test_what_the_agent_makes_the_code_raise_is_its_doing(
 ) -> None:
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none"}
     rollout = await play(spec_of(tmp_path, says("5", words), state=state, tools=[{"state": "look"}]))
-    assert (rollout.ending, rollout.turns) == (Ending.WORLD_FAILED, 2)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.WORLD_FAILED, 2)
     assert rollout.score is not None
     assert rollout.result is not None
     (error,) = rollout.result.tool_errors
@@ -178,7 +178,7 @@ async def test_its_turns_are_bounded(tmp_path: Path) -> None:
     rollout = await play(
         spec_of(tmp_path, says("1", "2", "3"), user={"state": "answer", "speaks_first": True, "max_turns": 3})
     )
-    assert (rollout.ending, rollout.turns) == (Ending.USER_TURNS, 2)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.USER_TURNS, 2)
 
 
 async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) -> None:
@@ -189,49 +189,49 @@ async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) ->
 
 @APART
 @pytest.mark.parametrize(
-    ("sections", "turns", "ending", "played"),
+    ("sections", "turns", "stop_reason", "played"),
     [
         (
             {"tools": [{"state": "commit", "ends_rollout": ["commit"]}]},
             [calls("commit", value=3)],
-            Ending.WORLD_OVER,
+            StopReason.WORLD_OVER,
             1,
         ),
         (  # a call that is an error ends nothing
             {"tools": [{"state": "commit", "ends_rollout": ["commit"]}]},
             [calls("commit", value=33), calls("commit"), calls("commit", value=3)],
-            Ending.WORLD_OVER,
+            StopReason.WORLD_OVER,
             3,
         ),
         (
             {"tools": [{"state": "commit"}], "over": "over"},
             [calls("commit", value=3), calls("commit", value=7)],
-            Ending.WORLD_OVER,
+            StopReason.WORLD_OVER,
             2,
         ),
-        ({"tools": [{"state": "look"}], "over": "broken"}, [calls("look")], Ending.WORLD_FAILED, 1),
+        ({"tools": [{"state": "look"}], "over": "broken"}, [calls("look")], StopReason.WORLD_FAILED, 1),
         (
             {"tools": [{"state": "look"}], "agent": {"max_tool_errors": 3}},
             [calls("look"), calls("none"), {"tools": [{"name": "none", "args": {}}] * 2}],
-            Ending.TOOL_ERRORS,
+            StopReason.TOOL_ERRORS,
             3,
         ),
         (
             {"tools": [{"state": "look"}], "user": {"state": "answer", "speaks_first": True, "max_agent_turns": 2}},
             [calls("look"), {"say": "5"}, calls("look"), calls("look"), calls("look")],
-            Ending.MAX_TURNS,
+            StopReason.MAX_TURNS,
             4,
         ),
     ],
 )
 async def test_tools_and_the_state_end_a_rollout(
-    tmp_path: Path, apart: bool, sections: dict[str, Any], turns: list[Any], ending: Ending, played: int
+    tmp_path: Path, apart: bool, sections: dict[str, Any], turns: list[Any], stop_reason: StopReason, played: int
 ) -> None:
     sections = dict(sections)
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "done": sections.pop("over", None)}
     state = {key: value for key, value in state.items() if value is not None}
     rollout = await play(spec_of(tmp_path, [*turns, calls("look"), calls("look")], state=state, **sections))
-    assert (rollout.ending, rollout.turns) == (ending, played)
+    assert (rollout.stop_reason, rollout.turns) == (stop_reason, played)
 
 
 async def test_fixed_words_bring_tools_and_take_them_away(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_fixed_words_bring_tools_and_take_them_away(tmp_path: Path) -> Non
         rewards={"commits": {"fn": "world.py:commits"}},
     )
     rollout = await play(spec)
-    assert (rollout.ending, rollout.turns) == (Ending.FINISHED, 4)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.FINISHED, 4)
     assert heard(rollout) == ["Commit.", "And now commit."]
     assert rollout.result is not None
     assert [call.error is None for call in rollout.result.tool_calls] == [False, True]
@@ -273,10 +273,10 @@ async def test_other_tools_begin_another_sequence_and_all_that_was_sampled_is_tr
     sampler = summing.Sampler()
     async with open_env(spec) as env:
         rollout = await env.play(env.rows()[0], sampler.policy())
-    assert (rollout.ending, rollout.turns) == (Ending.FINISHED, 3), rollout.error
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.FINISHED, 3), rollout.error
     assert len(rollout.sequences or ()) == 2
     assert summing.trained([rollout]) == summing.sampled(sampler.answers)
-    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
 
 
 async def test_the_row_has_the_words(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_the_row_has_the_words(tmp_path: Path) -> None:
         user={"turns": "{{ words }}"},
     )
     rollout = await play(spec)
-    assert (rollout.ending, heard(rollout)) == (Ending.FINISHED, ["Begin.", "First.", "Second."])
+    assert (rollout.stop_reason, heard(rollout)) == (StopReason.FINISHED, ["Begin.", "First.", "Second."])
 
 
 async def test_what_the_world_gave_is_recorded_and_graded_anew(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: boo
     await run_process(spec, RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True)))
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(lines) == 36
-    assert {line["ending"] for line in lines} == {"world_over"}
+    assert {line["stop_reason"] for line in lines} == {"world_over"}
     for line in lines:
         right = line["row"]["number"] if "row" in line else None
         assert right is None or line["rewards"]["guesses"]["value"] == (1 if right == 5 else 2)
@@ -630,18 +630,18 @@ MODEL = {"transform": "edit", "stop": ["END"]}
 
 @APART
 @pytest.mark.parametrize(
-    ("words", "told", "ending"),
+    ("words", "told", "stop_reason"),
     [
-        (["so", "and"], ["SO", "AND", "END"], Ending.USER_STOP),
-        (["so", "bye now", "never"], ["SO", "Goodbye."], Ending.WORLD_OVER),
+        (["so", "and"], ["SO", "AND", "END"], StopReason.USER_STOP),
+        (["so", "bye now", "never"], ["SO", "Goodbye."], StopReason.WORLD_OVER),
     ],
 )
 async def test_code_has_the_last_word_on_what_a_model_says_as_the_user(
-    tmp_path: Path, apart: bool, words: list[str], told: list[str], ending: Ending
+    tmp_path: Path, apart: bool, words: list[str], told: list[str], stop_reason: StopReason
 ) -> None:
     turns = [{"say": "Yes.", "user": each} for each in words] + says("Done.")
     rollout = await play(in_hall(tmp_path, turns, apart, MODEL))
-    assert (rollout.error, rollout.ending, heard(rollout)[1:]) == (None, ending, told)
+    assert (rollout.error, rollout.stop_reason, heard(rollout)[1:]) == (None, stop_reason, told)
     assert rollout.rewards["heard"].value == len(told)
 
 
@@ -650,7 +650,7 @@ async def test_code_that_fails_over_a_model_s_words_loses_no_rollout(tmp_path: P
     """The agent could ask its user for such words."""
     turns = [{"say": "Yes.", "user": "crash"}, *says("Done.")]
     rollout = await play(in_hall(tmp_path, turns, apart, MODEL))
-    assert (rollout.error, rollout.ending) == (None, Ending.WORLD_FAILED)
+    assert (rollout.error, rollout.stop_reason) == (None, StopReason.WORLD_FAILED)
     assert rollout.result is not None
     assert "user.transform" in rollout.result.tool_errors[-1].error
 
@@ -676,7 +676,7 @@ async def test_a_hook_is_called_between_the_user_s_turns(
     rollout = await play(in_hall(tmp_path, turns, apart, user, before_user_turn="count"))
     assert (rollout.error, rollout.rewards["answered"].value) == (None, count)
     rollout = await play(in_hall(tmp_path, turns, apart, user, fails=2, before_user_turn="count"))
-    assert (rollout.error, rollout.ending, rollout.rewards["answered"].value) == (None, Ending.WORLD_FAILED, 2)
+    assert (rollout.error, rollout.stop_reason, rollout.rewards["answered"].value) == (None, StopReason.WORLD_FAILED, 2)
 
 
 async def test_the_example_of_the_docs_offers_what_is_marked_and_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
+from hermes_rl import Group, Rollout, StopReason, UserError, attach_provenance, open_env
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
@@ -93,7 +93,7 @@ async def test_a_reward_looks_at_each_step(
 ) -> None:
     rewards = {"said": {"fn": "rewards.py:said", "per_step": how, "args": {"number": "{{ step }}"}}}
     rollout = await play(spec_of(tmp_path, says(*words), rewards=rewards))
-    assert (rollout.ending, rollout.score) == (Ending.FINISHED, pytest.approx(score)), rollout.error
+    assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, pytest.approx(score)), rollout.error
     assert rollout.result is not None
     assert [step.turns for step in rollout.result.steps] == [1, 2]
     said = rollout.rewards["said"]
@@ -102,22 +102,22 @@ async def test_a_reward_looks_at_each_step(
 
 
 @pytest.mark.parametrize(
-    ("least", "words", "ending", "score"),
+    ("least", "words", "stop_reason", "score"),
     [
-        (1, ("0", "1", "2"), Ending.FINISHED, 1.0),
-        (1, ("0", "?", "2"), Ending.STEP_FAILED, 0.5),
-        (1, ("?", "1", "2"), Ending.STEP_FAILED, 0.0),
-        ({"said": 0.5, "length": 1}, ("0", "1", "2"), Ending.FINISHED, 1.0),
-        ({"length": 2}, ("0", "11", "2"), Ending.STEP_FAILED, 1.0),
-        ({"nothing of that name": -5}, ("0", "1", "2"), Ending.STEP_FAILED, 1.0),
+        (1, ("0", "1", "2"), StopReason.FINISHED, 1.0),
+        (1, ("0", "?", "2"), StopReason.STEP_FAILED, 0.5),
+        (1, ("?", "1", "2"), StopReason.STEP_FAILED, 0.0),
+        ({"said": 0.5, "length": 1}, ("0", "1", "2"), StopReason.FINISHED, 1.0),
+        ({"length": 2}, ("0", "11", "2"), StopReason.STEP_FAILED, 1.0),
+        ({"nothing of that name": -5}, ("0", "1", "2"), StopReason.STEP_FAILED, 1.0),
     ],
 )
 async def test_the_next_words_may_ask_for_a_least_reward(
-    tmp_path: Path, least: Any, words: tuple[str, ...], ending: Ending, score: float
+    tmp_path: Path, least: Any, words: tuple[str, ...], stop_reason: StopReason, score: float
 ) -> None:
     user = {"turns": [{"say": "1?", "min_reward": least}, {"say": "2?", "min_reward": least}]}
     rollout = await play(spec_of(tmp_path, says(*words), user=user))
-    assert (rollout.ending, rollout.score) == (ending, score), rollout.error
+    assert (rollout.stop_reason, rollout.score) == (stop_reason, score), rollout.error
 
 
 async def test_a_step_brings_files_and_commands_and_a_reward_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_step_brings_files_and_commands_and_a_reward_leaves_nothing_behi
         rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
-    assert (rollout.ending, rollout.score, rollout.error) == (Ending.FINISHED, 1.0, None)
+    assert (rollout.stop_reason, rollout.score, rollout.error) == (StopReason.FINISHED, 1.0, None)
     assert rollout.result is not None
     assert rollout.result.tool_errors == []
 
@@ -163,7 +163,7 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
         rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
-    assert (rollout.ending, rollout.score) == (Ending.WORLD_FAILED, 0.0), rollout.error
+    assert (rollout.stop_reason, rollout.score) == (StopReason.WORLD_FAILED, 0.0), rollout.error
     assert rollout.result is not None
     assert told in rollout.result.tool_errors[-1].error
     assert set(rollout.rewards["written"].metrics) == {"step_1", "step_2"}, "the step that could not begin counts"
@@ -175,7 +175,7 @@ async def test_a_sandbox_that_cannot_be_copied_has_no_rewards_behind_steps(tmp_p
     with pytest.raises(UserError, match=r"rewards\.written\.per_step: .*processes cannot be copied; leave sandbox"):
         await play(spec_of(tmp_path, says("0", "1", "2"), rewards=rewards, **kept))
     alone = spec_of(tmp_path, says("0"), rewards=rewards, user={"turns": []}, **kept)
-    assert (await play(alone)).ending is Ending.FINISHED, "the only step is graded where the agent was"
+    assert (await play(alone)).stop_reason is StopReason.FINISHED, "the only step is graded where the agent was"
 
 
 async def test_what_the_agent_leaves_that_cannot_be_copied_is_the_lowest_value(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_what_the_agent_leaves_that_cannot_be_copied_is_the_lowest_value(t
             rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "one"}}},
         )
     )
-    assert (rollout.ending, rollout.error) == (Ending.FINISHED, None)
+    assert (rollout.stop_reason, rollout.error) == (StopReason.FINISHED, None)
     assert rollout.rewards["written"].metrics == {"step_1": 0.0, "step_2": 0.0, "step_3": 1.0}
 
 
@@ -202,7 +202,7 @@ async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) 
         rewards={"written": {"fn": "rewards.py:written", "per_step": "last", "args": {"name": "one"}}},
     )
     rollout = await play(spec)
-    assert (rollout.ending, rollout.score, rollout.error) == (Ending.FINISHED, 1.0, None)
+    assert (rollout.stop_reason, rollout.score, rollout.error) == (StopReason.FINISHED, 1.0, None)
     broken = spec_of(
         tmp_path, says("0"), prompt={}, user={"turns": [{"say": "0?", "setup": ["false"]}], "speaks_first": True}
     )
@@ -213,7 +213,7 @@ async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) 
 async def test_a_reward_that_fails_behind_a_step_fails_the_rollout(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, says("0", "1"), rewards={"fails": {"fn": "rewards.py:fails", "per_step": "mean"}})
     rollout = await play(spec)
-    assert (rollout.ending, rollout.score) == (Ending.REWARD_FAILURE, None)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.REWARD_FAILURE, None)
     assert "nobody is there" in str(rollout.error)
 
 
@@ -225,9 +225,9 @@ async def test_its_tokens_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     user = {"turns": [{"say": "1?", "min_reward": 1}, {"say": "2?", "min_reward": 1}]}
     async with open_env(spec_of(tmp_path, [], solution=None, user=user)) as env:
         rollout = await env.play(env.rows()[0], sampler.policy())
-    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 3), rollout.error
+    assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, 3), rollout.error
     assert summing.trained([rollout]) == summing.sampled(sampler.answers)
-    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
 
 
 async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import POLICY, ChatReply, ChatRequest
 from hermes_rl.servers.usage import Usage, begin_call, end_call
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import ToolRuntime
 
 Act = Callable[[RolloutKey], Any]
@@ -70,7 +70,7 @@ class World:
 
     on_grade: Act = lambda key: 1.0
     on_group: Callable[[list[Rollout]], Any] | None = None
-    ending_policies: dict[Ending, EndingPolicy] = field(default_factory=dict)
+    on_stop_policies: dict[StopReason, EndingPolicy] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     teacher: Any = None
     name: str = "world"
@@ -116,5 +116,5 @@ class World:
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return None
 
-    def ending_policy(self, ending: Ending) -> EndingPolicy:
-        return self.ending_policies.get(ending, "grade")
+    def on_stop_policy(self, stop_reason: StopReason) -> EndingPolicy:
+        return self.on_stop_policies.get(stop_reason, "grade")

@@ -18,7 +18,7 @@ from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import write_evaluation
 from hermes_rl.runs.run import RunBudget
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.rollouts.worlds import Policy, World, rows
 from tests.runs.playing import EvaluatePlan, lines, play_evaluate, rollouts_of
 
@@ -125,7 +125,7 @@ async def test_endings_are_shares_of_all_rollouts() -> None:
 
 
 async def test_an_ending_with_a_score_of_its_own_is_graded_so() -> None:
-    world = World(policy=Policy(finish_reason="length"), ending_policies={Ending.LENGTH: 0})
+    world = World(policy=Policy(finish_reason="length"), on_stop_policies={StopReason.LENGTH: 0})
     assert (await play_evaluate(world)).metrics["eval/mean_reward"] == 0.0
 
 
@@ -199,7 +199,7 @@ async def test_the_mates_of_a_rollout_that_the_spec_drops_are_left_out_with_it()
             self.finish_reason = "length" if self.calls == 0 else "stop"
             return await super().chat(request)
 
-    world = World(policy=CutOnce(), ending_policies={Ending.LENGTH: "drop"}, on_group=lambda rollouts: None)
+    world = World(policy=CutOnce(), on_stop_policies={StopReason.LENGTH: "drop"}, on_group=lambda rollouts: None)
     found = await play_evaluate(world, EvaluatePlan(rollouts=2, concurrency=1))
     assert (found.ungraded, found.metrics["eval/dropped"], found.metrics["eval/rollouts"]) == (0, 2, 6)
     assert found.metrics["eval/mean_reward_lower"] == found.metrics["eval/mean_reward_upper"] == 1.0

@@ -42,7 +42,7 @@ async def test_each_layer_is_a_line_and_a_group_is_all_of_its_lines(tmp_path: Pa
     summary, lines = await play(tmp_path / "run", tokenizer)
     assert (summary.written, len(lines)) == (2, 4)
     assert [(line["layer"], line["layers"]) for line in lines] == [(0, 2), (1, 2)] * 2
-    assert all(line["certificate"]["exact"] and len(line["tokens"]) == 2 for line in lines)
+    assert all(line["provenance"]["exact"] and len(line["tokens"]) == 2 for line in lines)
     again, same = await play(tmp_path / "run", tokenizer)
     assert (again.there, again.written, again.attempts, same) == (2, 0, 0, lines)
     path = tmp_path / "run" / "groups.jsonl"
@@ -72,7 +72,7 @@ async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(
     assert [line["scores"] for line in regraded] != [line["scores"] for line in sorted(played, key=order)]
     for old, new in zip(sorted(played, key=order), regraded, strict=True):
         assert {**new, "scores": None, "advantages": None} == {**old, "scores": None, "advantages": None}
-        assert new["certificate"]["exact"]
+        assert new["provenance"]["exact"]
         assert new["advantages"] is not None
         assert [len(line) for line in new["advantages"]] == [len(line) for line in new["tokens"]]
 

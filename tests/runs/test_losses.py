@@ -13,7 +13,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 SPEC = """
 dataset: {items: [{n: 1}, {n: 2}, {n: 3}, {n: 4}], key: n}
@@ -30,8 +30,8 @@ def picky(result, n):
 """
 
 
-def attempt(row: str, ending: Ending) -> Rollout:
-    return Rollout(RolloutKey(Row(row, {}, 0, ""), "g", 0, 1), 0, ending=ending)
+def attempt(row: str, stop_reason: StopReason) -> Rollout:
+    return Rollout(RolloutKey(Row(row, {}, 0, ""), "g", 0, 1), 0, stop_reason=stop_reason)
 
 
 async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_p
 
 def test_a_failure_that_all_rows_share_blames_none() -> None:
     losses = FailureRates()
-    words = [losses.count(attempt(row, Ending.SERVER_FAILURE)) for _ in range(ENOUGH) for row in "abc"]
+    words = [losses.count(attempt(row, StopReason.SERVER_FAILURE)) for _ in range(ENOUGH) for row in "abc"]
     assert words == [None] * 3 * ENOUGH
     assert losses.all.rate == 1.0
 
@@ -60,8 +60,8 @@ def test_a_failure_that_all_rows_share_blames_none() -> None:
 def test_a_row_that_is_told_of_is_told_of_once() -> None:
     losses = FailureRates()
     for _ in range(20):
-        assert losses.count(attempt("good", Ending.FINISHED)) is None
-    told = [losses.count(attempt("bad", Ending.SANDBOX_FAILURE)) for _ in range(3 * ENOUGH)]
+        assert losses.count(attempt("good", StopReason.FINISHED)) is None
+    told = [losses.count(attempt("bad", StopReason.SANDBOX_FAILURE)) for _ in range(3 * ENOUGH)]
     assert len([word for word in told if word]) == 1
     assert losses.by_row["bad"].played == 3 * ENOUGH
     assert "good" not in losses.by_row
@@ -70,10 +70,10 @@ def test_a_row_that_is_told_of_is_told_of_once() -> None:
 def test_workers_that_died_are_not_blamed_on_the_agent() -> None:
     losses = FailureRates()
     for _ in range(20):
-        losses.count(attempt("good", Ending.FINISHED))
+        losses.count(attempt("good", StopReason.FINISHED))
     told = list[str | None]()
     for _ in range(ENOUGH):
-        lost = attempt("bad", Ending.SANDBOX_FAILURE)
+        lost = attempt("bad", StopReason.SANDBOX_FAILURE)
         lost.worker_died = True
         told.append(losses.count(lost))
     (word,) = filter(None, told)
@@ -84,6 +84,12 @@ def test_workers_that_died_are_not_blamed_on_the_agent() -> None:
 
 def test_attempts_before_the_first_loss_count_too() -> None:
     losses = FailureRates()
-    for ending in (Ending.FINISHED, Ending.SANDBOX_KILLED, Ending.CANCELLED, Ending.STALE, Ending.JUDGE_FAILURE):
-        losses.count(attempt("a", ending))
+    for stop_reason in (
+        StopReason.FINISHED,
+        StopReason.SANDBOX_KILLED,
+        StopReason.CANCELLED,
+        StopReason.STALE,
+        StopReason.JUDGE_FAILURE,
+    ):
+        losses.count(attempt("a", stop_reason))
     assert losses.by_row["a"].record() == {"played": 3, "rate": 0.3333, "causes": {"judge_failure": 1}}

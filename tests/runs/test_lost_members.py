@@ -72,13 +72,13 @@ async def test_a_lost_member_is_masked_and_has_the_score_of_the_worst_in_every_l
         [[0.0, 0.0, 2.0]] * 2,
     )
     for line in lines:
-        assert line["certificate"]["exact"]
+        assert line["provenance"]["exact"]
         assert set(line["masks"][1]) == {-100}
         assert len(line["tokens"][1]) == 1
         assert line["overrides"][1] == {"set_advantage_to_zero": True}
     recorded = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     lost = [line for line in recorded if line["state"] == "lost"]
-    assert [(line["score"], line["attempt"], line["ending"]) for line in lost] == [(None, 2, "judge_failure")] * 2
+    assert [(line["score"], line["attempt"], line["stop_reason"]) for line in lost] == [(None, 2, "judge_failure")] * 2
     assert all("it cannot be graded" in line["error"] for line in lost)
     told = json.loads((tmp_path / "run/run.json").read_text())["lost"]
     assert told["members"] == {"ended": 6, "given_up": 2, "kept_as_worst": 2}
@@ -124,7 +124,7 @@ async def test_groups_of_the_python_api_count_lost_members(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("endings", "problem"),
+    ("stop_reasons", "problem"),
     [
         ("{retries_exhausted: mask}", "a member that was given up has no score of its own: expected drop or worst"),
         ("{retries_exhausted: 0}", "expected drop or worst"),
@@ -133,7 +133,7 @@ async def test_groups_of_the_python_api_count_lost_members(tmp_path: Path) -> No
         ("{retry_exhausted: drop}", "did you mean `retries_exhausted`"),
     ],
 )
-def test_what_a_spec_may_say_of_lost_members(endings: str, problem: str) -> None:
+def test_what_a_spec_may_say_of_lost_members(stop_reasons: str, problem: str) -> None:
     with pytest.raises(SpecError) as raised:
-        parse_spec(f"{{dataset: {{items: [{{q: 1}}]}}, prompt: {{user: x}}, on_stop: {endings}}}")
+        parse_spec(f"{{dataset: {{items: [{{q: 1}}]}}, prompt: {{user: x}}, on_stop: {stop_reasons}}}")
     assert problem in str(raised.value)

@@ -55,9 +55,9 @@ async def test_means_and_passes_of_each_value_add_up_to_those_of_all_rows(tmp_pa
 
 
 def test_a_value_without_a_grade_has_counts_alone() -> None:
-    line = {"score": None, "ending": "server_failure", "error": "down", "state": "failed", "usage": {}, "turns": 0}
+    line = {"score": None, "stop_reason": "server_failure", "error": "down", "state": "failed", "usage": {}, "turns": 0}
     line |= {"rewards": {}, "tool_calls": [], "tool_errors": [], "policy": None}
-    graded = row_of([line | {"score": 1.0, "ending": "finished", "state": "scored"}])
+    graded = row_of([line | {"score": 1.0, "stop_reason": "finished", "state": "scored"}])
     told = metrics_by([graded, row_of([line])], "category", ["easy", "hard"], 1, 1.0)
     assert {name: value for name, value in told.items() if "/hard/" in name} == {
         "eval/by/category/hard/rows": 1.0,

@@ -52,7 +52,7 @@ def check_records(figures: Figures, lines: list[Line], server: CountingServer, s
         for name, count in server.used("policy", line["id"], since).items():
             if name != "unanswered":  # requests that were sent again are counted for the run
                 figures.same(f"{line['id']} {name}", line["usage"][name], count)
-        words = line["messages"][-1]["content"].split(" ")[0] if line["ending"] == "finished" else ""
+        words = line["messages"][-1]["content"].split(" ")[0] if line["stop_reason"] == "finished" else ""
         if line["score"] is not None:
             figures.same(f"{line['id']} word", line["rewards"]["word"]["value"], WORDS.get(words, 0.0))
             figures.same(f"{line['id']} score", line["score"], sum(each["value"] for each in line["rewards"].values()))
@@ -132,10 +132,14 @@ def check_pages(figures: Figures, folder: Path, counting: list[Line], lines: lis
         ("compare change", same_run.score.difference, 0.0),
     ):
         figures.same(name, reported, expected)
-    for ending in {line["ending"] for line in counting}:
-        shown = sum(each["count"] for each in page["endings"] if each["name"] == ending)
-        figures.same(f"page {ending}", shown, sum(line["ending"] == ending for line in counting))
-        figures.same(f"show {ending}", summary.endings[ending], sum(line["ending"] == ending for line in counting))
+    for stop_reason in {line["stop_reason"] for line in counting}:
+        shown = sum(each["count"] for each in page["stop_reasons"] if each["name"] == stop_reason)
+        figures.same(f"page {stop_reason}", shown, sum(line["stop_reason"] == stop_reason for line in counting))
+        figures.same(
+            f"show {stop_reason}",
+            summary.stop_reasons[stop_reason],
+            sum(line["stop_reason"] == stop_reason for line in counting),
+        )
 
 
 def fmean_by_row(lines: list[Line]) -> list[float]:
@@ -197,7 +201,7 @@ async def test_groups_that_were_dropped_masked_and_retried(tmp_path: Path, worke
             assert len(members) == 4 and {line["state"] for line in members} == {"scored"}
             figures.same(f"{group['group']} scores", group["scores"], [line["score"] for line in members])
             masked = [override.get("set_advantage_to_zero", False) for override in group["overrides"] or [{}] * 4]
-            figures.same(f"{group['group']} masked", masked, [line["ending"] == "max_turns" for line in members])
+            figures.same(f"{group['group']} masked", masked, [line["stop_reason"] == "max_turns" for line in members])
     record = RunRecord(out)
     record.refresh()
     page = overview(record, "run")

@@ -17,7 +17,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec import Spec, load_spec
-from hermes_rl.stop_reasons import OURS, Ending
+from hermes_rl.stop_reasons import OURS, StopReason
 from hermes_rl.values import read_own_json, write_json
 from tests.commands import hermes
 from tests.thorough import THOROUGH
@@ -293,8 +293,8 @@ async def refusal(spec: Spec) -> str | None:
             async for group in run.groups():
                 for rollout in group.rollouts:
                     read_own_json(write_json(rollout_record(rollout)))
-                    if rollout.ending in OURS or rollout.ending is Ending.WORLD_FAILED:
-                        return f"(row {rollout.key.row.key}) {rollout.ending}: {rollout.error}"
+                    if rollout.stop_reason in OURS or rollout.stop_reason is StopReason.WORLD_FAILED:
+                        return f"(row {rollout.key.row.key}) {rollout.stop_reason}: {rollout.error}"
     except HermesRLError as error:
         return str(error)
     return None

@@ -73,9 +73,9 @@ async def test_row_with_picture_costs_that_row_alone(tmp_path: Path) -> None:
     assert "vllm: message 1" in problem and "(row row-0)" in problem and "image_url" in problem
     assert summary.written == 2
     records = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
-    ends = {(each["row_key"], each["ending"]) for each in records}
-    assert {"row-0", "row-1"} == {key for key, ending in ends if ending == "row_failure"}
-    assert {"row-2", "row-3"} == {key for key, ending in ends if ending == "finished"}
-    assert all("only text can be sent" in each["error"] for each in records if each["ending"] == "row_failure")
+    ends = {(each["row_key"], each["stop_reason"]) for each in records}
+    assert {"row-0", "row-1"} == {key for key, stop_reason in ends if stop_reason == "row_failure"}
+    assert {"row-2", "row-3"} == {key for key, stop_reason in ends if stop_reason == "finished"}
+    assert all("only text can be sent" in each["error"] for each in records if each["stop_reason"] == "row_failure")
     # A member whose prompt is refused asks once whether another prompt is answered, if its group still waits for it.
     assert "/picture" not in policy.told and 4 + 2 <= len(policy.asked) <= 4 + 4

@@ -14,7 +14,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.scoring.reward_value import RewardValue
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import TokenSequence
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
@@ -22,7 +22,7 @@ ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 
 def rollout(index: int, score: float, sequence: TokenSequence | None, *, masked: bool = False) -> Rollout:
     result = AgentResult(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}])
-    made = Rollout(RolloutKey(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
+    made = Rollout(RolloutKey(ROW, "row:0", index, 2), seed=1, stop_reason=StopReason.FINISHED, result=result)
     made.score, made.masked = score, masked
     made.sequences = None if sequence is None else [sequence]
     made.rewards = {"r": RewardValue(score, reason="because", metrics={"m": 1.0})}
@@ -75,7 +75,7 @@ def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
     record = rollout_record(rollout(0, 0.5, None))
     assert record["id"] == "row:0-0"
     assert record["rewards"] == {"r": {"value": 0.5, "reason": "because", "metrics": {"m": 1.0}}}
-    assert record["ending"] == "finished"
+    assert record["stop_reason"] == "finished"
     assert record["error"] is None
 
 
@@ -88,11 +88,11 @@ def test_a_rollout_that_never_began_has_every_key(key: str) -> None:
 def test_a_rollout_that_a_reward_failed_is_read_with_the_ending_that_its_rewards_saw() -> None:
     played = rollout(0, 0.0, tokens())
     assert played.result is not None
-    played.result.ending, played.result.finished_naturally = Ending.FINISHED, True
+    played.result.stop_reason, played.result.finished_naturally = StopReason.FINISHED, True
     played.fail(RewardFailure("it raised"))
     read = rollout_of(rollout_record(played), played.key)
-    assert read.ending is Ending.REWARD_FAILURE and read.result is not None
-    assert read.result.ending is Ending.FINISHED and read.result.finished_naturally
+    assert read.stop_reason is StopReason.REWARD_FAILURE and read.result is not None
+    assert read.result.stop_reason is StopReason.FINISHED and read.result.finished_naturally
     assert rollout_record(read) == rollout_record(played)
 
 

@@ -22,11 +22,11 @@ OLD = Grading(REWARDS, [Weighting("a"), Weighting("b")])
 
 
 def rollout(
-    index: int, score: float | None, ending: str = "finished", attempt: int = 0, **values: Any
+    index: int, score: float | None, stop_reason: str = "finished", attempt: int = 0, **values: Any
 ) -> dict[str, Any]:
     rewards = {name: {"value": value} for name, value in values.items()}
     error = None if score is not None else "failed"
-    shared = {"row_key": "row-1", "group": "row-1:0", "epoch": 0, "ending": ending, "error": error}
+    shared = {"row_key": "row-1", "group": "row-1:0", "epoch": 0, "stop_reason": stop_reason, "error": error}
     place = {"index": index, "attempt": attempt, "state": "failed" if score is None else "scored"}
     return {"id": f"row-1:0-{index}r{attempt}", "rewards": rewards, "score": score, **place, **shared}
 
@@ -81,15 +81,15 @@ def test_the_same_scoring_changes_nothing(files: Files) -> None:
 
 
 def test_an_ending_may_have_a_score_be_masked_or_dropped_and_back(files: Files) -> None:
-    files.regrade(grading(endings={"max_turns": 0.0}))
+    files.regrade(grading(stop_reasons={"max_turns": 0.0}))
     assert files.scores() == [None, 0.0, 1.0]
-    files.regrade(grading(endings={"max_turns": "mask"}), grading(endings={"max_turns": 0.0}))
+    files.regrade(grading(stop_reasons={"max_turns": "mask"}), grading(stop_reasons={"max_turns": 0.0}))
     assert files.scores() == [None, 3.0, 1.0]
-    files.regrade(grading(), grading(endings={"max_turns": "mask"}))
+    files.regrade(grading(), grading(stop_reasons={"max_turns": "mask"}))
     assert (files.scores(), files.changed) == ([None, 3.0, 1.0], {"row-1:0"}), "another mask is another line"
-    files.regrade(grading(endings={"max_turns": "drop"}))
+    files.regrade(grading(stop_reasons={"max_turns": "drop"}))
     assert (files.scores(), files.states()) == ([None, None, 1.0], ["failed", "left_out", "scored"])
-    files.regrade(grading(), grading(endings={"max_turns": "drop"}))
+    files.regrade(grading(), grading(stop_reasons={"max_turns": "drop"}))
     assert files.scores() == [None, 3.0, 1.0]
 
 

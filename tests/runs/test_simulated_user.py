@@ -69,7 +69,7 @@ async def test_the_user_speaks_and_is_never_trained_on(tmp_path: Path) -> None:
     for record in lines(directory.path / "rollouts.jsonl"):
         told = [message["content"] for message in record["messages"] if message["role"] == "user"]
         assert told == ["One pear please.", "And an apple?", "###STOP###"]
-        assert (record["score"], record["rewards"]["told"]["value"], record["ending"]) == (1.0, 1.0, "user_stop")
+        assert (record["score"], record["rewards"]["told"]["value"], record["stop_reason"]) == (1.0, 1.0, "user_stop")
         assert record["turns"] == 3
     (group,) = lines(directory.path / "groups.jsonl")
     tokenizer = load_tokenizer(None)

@@ -59,7 +59,7 @@ async def test_only_what_the_policy_sampled_is_trained_on(tmp_path: Path, kind: 
     tokenizer = HubTokenizer(str(folder))
     policy, run = await played(tmp_path, kind, tokenizer, str(folder))
     (record,) = lines(run / "rollouts.jsonl")
-    assert (record["ending"], record["turns"], record["score"]) == ("user_stop", 4, 1.0)
+    assert (record["stop_reason"], record["turns"], record["score"]) == ("user_stop", 4, 1.0)
     sequences = [unpacked(one) for one in record["sequences"]]
     assert len(sequences) == (1 if keeps_thinking else 4), "thinking that is dropped begins another, visibly"
     trained = [token for line in sequences for token in line.trained]
@@ -69,7 +69,7 @@ async def test_only_what_the_policy_sampled_is_trained_on(tmp_path: Path, kind: 
     assert "noted thrift" not in seen, "the user's tools are its own"
     groups = lines(run / "groups.jsonl")
     assert len(groups) == len(sequences), "a layer for each"
-    assert all(group["certificate"]["exact"] for group in groups)
+    assert all(group["provenance"]["exact"] for group in groups)
 
 
 async def played(folder: Path, kind: str, tokenizer: HubTokenizer, name: str) -> tuple[TokenPolicy, Path]:

@@ -19,7 +19,7 @@ from hermes_rl.runs.store import RolloutStore, rollout_of, rollout_record
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import ChatReply
 from hermes_rl.servers.usage import Usage
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.transcript import TokenSequence
 from tests.rollouts.worlds import Policy, World, row, rows
 from tests.runs.playing import EvaluatePlan, ProcessPlan, lines, play_evaluate, play_process, rollouts_of
@@ -179,15 +179,15 @@ jsons = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | t
 
 @given(
     turns=st.lists(st.tuples(st.dictionaries(texts, jsons, max_size=2), texts, st.booleans()), max_size=3),
-    ending=st.sampled_from(Ending),
+    stop_reason=st.sampled_from(StopReason),
     score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     attempt=st.integers(0, 12),
     group=st.from_regex(r"[\w:-]{1,9}", fullmatch=True),
 )
 def test_a_record_gives_the_rollout_back(
-    turns: Any, ending: Ending, score: float | None, attempt: int, group: str
+    turns: Any, stop_reason: StopReason, score: float | None, attempt: int, group: str
 ) -> None:
-    result = AgentResult(messages=[{"role": "user", "content": "go"}], prompt_length=1, ending=ending)
+    result = AgentResult(messages=[{"role": "user", "content": "go"}], prompt_length=1, stop_reason=stop_reason)
     for number, (arguments, told, coerced) in enumerate(turns, 1):
         written = json.dumps(arguments)
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": written}}
@@ -198,12 +198,12 @@ def test_a_record_gives_the_rollout_back(
         result.tool_calls.append(ToolCall(number, "c", "f", ran, told, seconds=0.5))
         result.tool_errors.append(ToolError(number, "f", written, "no", told))
     result.turns_used, result.usage = len(turns), Usage(3, 4)
-    result.finished_naturally = ending.finished_naturally
+    result.finished_naturally = stop_reason.finished_naturally
     result.replies.append(ChatReply({}, None, {}, "m", "stub"))
     key = RolloutKey(row("r"), group, 1, 2, attempt)
     rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,))}
     sequence = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
-    rollout = Rollout(key, 0, ending, result, rewards, score, None if score is not None else "e")
+    rollout = Rollout(key, 0, stop_reason, result, rewards, score, None if score is not None else "e")
     rollout.state = RolloutState.FAILED if score is None else RolloutState.SCORED
     rollout.sequences = [sequence]
     line = json.loads(json.dumps(rollout_record(rollout)))

@@ -25,7 +25,7 @@ from hermes_rl.runs.setup import RunOptions
 from hermes_rl.servers.scripted import ScriptedServer
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
@@ -129,7 +129,7 @@ async def test_groups_carry_what_the_teacher_says_of_each_token(teacher: Teachin
     assert (summary.written, summary.attempts, len(server.asked)) == (2, 4, 4)
     for line in groups:
         check(line, 3)
-        assert line["certificate"]["exact"]
+        assert line["provenance"]["exact"]
     assert sorted(server.asked) == sorted(tokens for line in groups for tokens in line["tokens"])
     assert all(len(line["teacher"]) == 1 for line in lines(tmp_path / "run" / "rollouts.jsonl"))
     assert all(line["timings"]["teacher"] > 0 for line in lines(tmp_path / "run" / "rollouts.jsonl"))
@@ -183,7 +183,9 @@ async def test_a_failure_of_the_teacher_is_played_again_and_never_scored(teacher
     assert summary.failed == {"server_failure": 1}
     assert all("Say one" not in str(line["messages"]) for line in groups), "the group gave way to another"
     failed = [line for line in lines(tmp_path / "run" / "rollouts.jsonl") if "Say one" in str(line["messages"])]
-    assert {(line["ending"], line["score"], line["state"]) for line in failed} == {("server_failure", None, "failed")}
+    assert {(line["stop_reason"], line["score"], line["state"]) for line in failed} == {
+        ("server_failure", None, "failed")
+    }
     assert max(line["attempt"] for line in failed) == 2
     assert all("server 'teacher' gave no usable answer" in line["error"] for line in failed)
 
@@ -227,7 +229,7 @@ async def test_the_teacher_is_asked_only_where_something_is_trained() -> None:
                 raise self.failure
 
     asked = Asked()
-    drops = World(teacher=asked, ending_policies={Ending.FINISHED: "drop"})
+    drops = World(teacher=asked, on_stop_policies={StopReason.FINISHED: "drop"})
     await RolloutRunner(drops).start(row(), "g", 2)
     await RolloutRunner(World(teacher=asked), split="eval").start(row(), "g", 2)
     assert asked.rollouts == []
@@ -235,7 +237,7 @@ async def test_the_teacher_is_asked_only_where_something_is_trained() -> None:
     assert sorted(asked.rollouts) == ["g-0", "g-1"]
     world = World(teacher=Asked(ServerFailure("the teacher is gone")))
     group = await RolloutRunner(world, replays=0).start(row(), "g", 2)
-    assert (group.dropped, group.detail, group.scores) == (Ending.SERVER_FAILURE, "the teacher is gone", [])
+    assert (group.dropped, group.detail, group.scores) == (StopReason.SERVER_FAILURE, "the teacher is gone", [])
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

@@ -31,7 +31,7 @@ from hermes_rl.sandbox.cgroup import (
     total_memory,
 )
 from hermes_rl.sandbox.helper_system import children
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until, until_blocking
 
 HERE = find_layout()
@@ -55,7 +55,7 @@ async def test_many_processes_together_are_held_to_the_memory_of_one() -> None:
             survived = await sandbox.run("grep -c . /proc/self/status")
             assert survived.exit_code == 0
         except SandboxFailure as failure:  # the kernel chose the helper
-            assert failure.ending is Ending.SANDBOX_KILLED
+            assert failure.stop_reason is StopReason.SANDBOX_KILLED
         assert sandbox.killed_by_agent or sandbox.isolation.group.killed_for_memory()  # type: ignore[attr-defined]
     assert folders() == set()
 
@@ -174,9 +174,9 @@ def test_sandboxes_together_leave_the_runner_its_memory(way: str) -> None:
     found = json.loads(done.stdout)
     assert found["total"] == total
     assert total // 2 <= found["limit"] <= total - RESERVE + (1 << 20)
-    lost = [each for each in found["found"] if each[1] == Ending.SANDBOX_FAILURE.value]
+    lost = [each for each in found["found"] if each[1] == StopReason.SANDBOX_FAILURE.value]
     assert lost, found["found"]
-    assert all(each[1] in (Ending.SANDBOX_FAILURE.value, False) for each in found["found"])
+    assert all(each[1] in (StopReason.SANDBOX_FAILURE.value, False) for each in found["found"])
 
 
 @needs_groups
@@ -187,7 +187,7 @@ async def test_its_own_limit_is_its_own_doing() -> None:
         try:
             await sandbox.run(["python3", "-c", code], timeout=4)
         except SandboxFailure as failure:
-            assert failure.ending is Ending.SANDBOX_KILLED
+            assert failure.stop_reason is StopReason.SANDBOX_KILLED
         group = sandbox.isolation.group  # type: ignore[attr-defined]
         assert sandbox.killed_by_agent or (group.killed_for_memory() and not group.killed_by_others())
 

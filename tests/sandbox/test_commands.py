@@ -9,7 +9,7 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, create_sandbox
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 
 
@@ -162,7 +162,7 @@ async def test_failing_setup_is_our_failure(backend: str) -> None:
     sandbox = create_sandbox(SandboxConfig(backend=backend, setup=("echo why; false",)))
     with pytest.raises(SandboxFailure, match="why") as caught:
         await sandbox.start()
-    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
     assert not sandbox.alive
 
 
@@ -186,7 +186,7 @@ async def test_lifetime_while_a_command_runs_is_the_agents(backend: str) -> None
     async with create_sandbox(SandboxConfig(backend=backend, lifetime=1)) as sandbox:
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("sleep 20")
-        assert caught.value.ending is Ending.SANDBOX_KILLED
+        assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
         assert sandbox.killed_by_agent
 
 
@@ -195,4 +195,4 @@ async def test_lifetime_of_an_idle_sandbox_is_ours(backend: str) -> None:
         await until(lambda: not sandbox.alive)
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("true")
-        assert caught.value.ending is Ending.SANDBOX_FAILURE
+        assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE

@@ -28,7 +28,7 @@ from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.sandbox.conftest import fake_engine, remove_leftovers
 from tests.sandbox.test_release import marked
 from tests.waiting import until
@@ -233,7 +233,7 @@ async def test_an_image_that_cannot_be_had(
     await plan(without=["task"], pulls=failures)
     with pytest.raises(SandboxFailure, match="the image task cannot be pulled") as caught:
         await create_sandbox(SandboxConfig(backend="docker", image="task")).start()
-    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
     assert (await state(docker_host))["calls"].count("POST /images/create") == tries
 
 
@@ -516,29 +516,29 @@ async def test_a_container_that_ends_at_once(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "ending"),
+    ("how", "stop_reason"),
     [
-        ("oom=0", Ending.SANDBOX_KILLED),
-        ("", Ending.SANDBOX_FAILURE),
-        ("oom=60", Ending.SANDBOX_FAILURE),
-        ("oom=0&kill=0", Ending.SANDBOX_FAILURE),
+        ("oom=0", StopReason.SANDBOX_KILLED),
+        ("", StopReason.SANDBOX_FAILURE),
+        ("oom=60", StopReason.SANDBOX_FAILURE),
+        ("oom=0&kill=0", StopReason.SANDBOX_FAILURE),
     ],
 )
-async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
-    await require_blamed(plan, docker_host, how, ending)
+async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, stop_reason: StopReason) -> None:
+    await require_blamed(plan, docker_host, how, stop_reason)
 
 
 @pytest.mark.parametrize("held_up", [False, True])
 @pytest.mark.parametrize(
-    ("how", "ending"), [("oom=0", Ending.SANDBOX_KILLED), ("oom=0&kill=0", Ending.SANDBOX_FAILURE)]
+    ("how", "stop_reason"), [("oom=0", StopReason.SANDBOX_KILLED), ("oom=0&kill=0", StopReason.SANDBOX_FAILURE)]
 )
 async def test_memory_that_was_used_up_is_the_agents_doing_however_slowly_its_container_ends(
-    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, how: str, ending: Ending, held_up: bool
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, how: str, stop_reason: StopReason, held_up: bool
 ) -> None:
     monkeypatch.setattr(docker, "END_SECONDS", 0.2 if held_up else 60)
     monkeypatch.setattr(docker, "OOM_SECONDS", 0)  # any end comes late
     await plan(held_up=held_up)
-    await require_blamed(plan, docker_host, how, ending)
+    await require_blamed(plan, docker_host, how, stop_reason)
 
 
 async def test_container_that_does_not_end_proves_no_infrastructure_failure(
@@ -546,10 +546,10 @@ async def test_container_that_does_not_end_proves_no_infrastructure_failure(
 ) -> None:
     monkeypatch.setattr(docker, "END_SECONDS", 0.2)
     await plan(held_up=True)
-    await require_blamed(plan, docker_host, "", Ending.SANDBOX_KILLED)
+    await require_blamed(plan, docker_host, "", StopReason.SANDBOX_KILLED)
 
 
-async def require_blamed(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
+async def require_blamed(plan: Plan, docker_host: str, how: str, stop_reason: StopReason) -> None:
     """Kill a container in a way of the engine's double while a command runs; its loss counts as `ending`."""
     async with create_sandbox(CONFIG) as sandbox:
         running = asyncio.create_task(sandbox.run("sleep 30"))
@@ -558,13 +558,15 @@ async def require_blamed(plan: Plan, docker_host: str, how: str, ending: Ending)
         for asked in (running, sandbox.run("true"), sandbox.spawn("true"), sandbox.read_file("x")):
             with pytest.raises(SandboxFailure) as caught:
                 await asked
-            assert caught.value.ending is ending
+            assert caught.value.stop_reason is stop_reason
         await plan()
 
 
-@pytest.mark.parametrize(("paused", "ending"), [(True, Ending.SANDBOX_FAILURE), (False, Ending.SANDBOX_KILLED)])
+@pytest.mark.parametrize(
+    ("paused", "stop_reason"), [(True, StopReason.SANDBOX_FAILURE), (False, StopReason.SANDBOX_KILLED)]
+)
 async def test_a_container_that_does_not_answer(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, paused: bool, ending: Ending
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, paused: bool, stop_reason: StopReason
 ) -> None:
     monkeypatch.setattr(channel, "ANSWER_SECONDS", 0.3)
     async with asyncio.timeout(20):
@@ -573,7 +575,7 @@ async def test_a_container_that_does_not_answer(
             os.kill(isolation_of(sandbox).pid, signal.SIGSTOP)
             with pytest.raises(SandboxFailure, match="did not answer") as caught:
                 await sandbox.run("true", timeout=2)
-            assert caught.value.ending is ending
+            assert caught.value.stop_reason is stop_reason
 
 
 async def test_a_removal_that_the_engine_refuses_is_tried_again(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from hermes_rl.sandbox import Sandbox, SandboxConfig, channel, create_sandbox, l
 from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
 from tests.sandbox.test_release import ended
@@ -228,7 +228,7 @@ async def test_no_wait_on_a_sandbox_that_is_stopped_is_without_end(fenced: Sandb
             async with asyncio.timeout(30):
                 with pytest.raises(SandboxFailure, match="did not answer") as caught:
                     await asked()
-            assert caught.value.ending is Ending.SANDBOX_FAILURE
+            assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
         assert ended(first(sandbox))
 
 
@@ -242,7 +242,7 @@ async def test_a_helper_that_is_silent_while_it_runs_is_the_agents_doing(
     os.kill(first(fenced), signal.SIGSTOP)
     with pytest.raises(SandboxFailure, match="by the doing of the agent") as caught:
         await fenced.stat("/")
-    assert caught.value.ending is Ending.SANDBOX_KILLED
+    assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
 
 
 async def test_a_sandbox_of_which_something_lives_on_says_so_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,14 +285,14 @@ async def test_a_helper_that_ends_by_itself_is_the_agents_doing(fenced: Sandbox)
     end_itself(fenced)
     with pytest.raises(SandboxFailure) as caught:
         await fenced.run("sleep 30")
-    assert caught.value.ending is Ending.SANDBOX_KILLED
+    assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
 
 
 async def test_a_killed_helper_is_ours_as_no_agent_can_kill_it(fenced: Sandbox) -> None:
     os.kill(first(fenced), signal.SIGKILL)
     with pytest.raises(SandboxFailure) as caught:
         await fenced.run("sleep 30")
-    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
 async def test_a_sandbox_in_which_nothing_of_the_agent_ran_is_lost_by_us() -> None:
@@ -302,7 +302,7 @@ async def test_a_sandbox_in_which_nothing_of_the_agent_ran_is_lost_by_us() -> No
     end_itself(sandbox)
     with pytest.raises(SandboxFailure) as caught:
         await sandbox.stat("/")
-    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
     await sandbox.close()
 
 
@@ -330,7 +330,7 @@ async def test_a_start_without_descriptors_is_our_failure_and_leaves_none(left: 
         try:
             await sandbox.start()
         except SandboxFailure as failure:
-            assert failure.ending is Ending.SANDBOX_FAILURE
+            assert failure.stop_reason is StopReason.SANDBOX_FAILURE
         await sandbox.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -350,7 +350,7 @@ async def test_a_command_or_file_without_descriptors_is_our_failure(fenced: Sand
             try:
                 answer = await one()
             except SandboxFailure as failure:
-                assert failure.ending is Ending.SANDBOX_FAILURE, name
+                assert failure.stop_reason is StopReason.SANDBOX_FAILURE, name
                 continue
         assert answer is None or answer == b"x" * 100_000 or answer.exit_code == 3, name  # type: ignore[attr-defined]
     await fenced.close()

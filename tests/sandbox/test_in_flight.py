@@ -14,7 +14,7 @@ from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.launcher import socket_pair
 from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 
 FLOOD = """
@@ -132,7 +132,7 @@ async def test_what_the_machine_lacks_is_no_answer_to_the_agent(code: int, monke
         for asking in (sandbox.read_file("x"), sandbox.list_dir("."), sandbox.run("true"), sandbox.spawn("true")):
             with pytest.raises(SandboxFailure) as caught:
                 await asking
-            assert caught.value.ending is Ending.SANDBOX_FAILURE
+            assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
 async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ async def test_a_runner_that_is_killed_while_it_starts_one_leaves_no_folder(mome
 
 async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:
     from hermes_rl.errors import SandboxFailure
-    from hermes_rl.stop_reasons import Ending
+    from hermes_rl.stop_reasons import StopReason
 
     assert isinstance(fenced, HelperSandbox)
     running = asyncio.create_task(fenced.run("sleep 30"))
@@ -229,18 +229,18 @@ async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:
     os.kill(fenced.pid, signal.SIGKILL)
     with pytest.raises(SandboxFailure) as caught:
         await running
-    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
     assert not fenced.alive
 
 
 async def test_killed_by_the_agent_is_the_agents() -> None:
     from hermes_rl.errors import SandboxFailure
-    from hermes_rl.stop_reasons import Ending
+    from hermes_rl.stop_reasons import StopReason
 
     async with create_sandbox(SandboxConfig(backend="none")) as sandbox:
         with pytest.raises(SandboxFailure) as caught:
             await sandbox.run("kill -9 $PPID; sleep 30")
-        assert caught.value.ending is Ending.SANDBOX_KILLED
+        assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
         assert sandbox.killed_by_agent
         home = sandbox.home
     assert not exists(home)

@@ -19,7 +19,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.sandbox import test_background, test_commands, test_sandbox_files
 from tests.waiting import until, until_blocking
 
@@ -84,7 +84,7 @@ async def test_lifetime_while_a_command_runs_is_the_agents_over_ssh(ssh: Sandbox
     async with create_sandbox(replace(ssh, lifetime=2)) as sandbox:
         with pytest.raises(SandboxFailure, match=r"lifetime of 2 s is over") as caught:
             await sandbox.run(f"echo $$ > /tmp/{sandbox.id}; exec sleep 600")
-        assert caught.value.ending is Ending.SANDBOX_KILLED
+        assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
         assert not sandbox.alive
         with pytest.raises(SandboxFailure, match="lifetime"):
             await sandbox.read_file("anything")
@@ -100,13 +100,13 @@ async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
         await until(lambda: not sandbox.alive)
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("true")
-        assert caught.value.ending is Ending.SANDBOX_FAILURE
+        assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
-@pytest.mark.parametrize(("shared", "blamed"), [(False, Ending.SANDBOX_KILLED), (True, Ending.SANDBOX_FAILURE)])
+@pytest.mark.parametrize(("shared", "blamed"), [(False, StopReason.SANDBOX_KILLED), (True, StopReason.SANDBOX_FAILURE)])
 @pytest.mark.parametrize("answered", ["command not found", "MARK(!4711 x)MARK", "MARK(nonsense)MARK"])
 async def test_missing_answer_is_caused_by_the_agent_unless_others_share_the_account(
-    answered: str, shared: bool, blamed: Ending
+    answered: str, shared: bool, blamed: StopReason
 ) -> None:
     class Answers:
         """A link to a machine whose programs say something of their own."""
@@ -122,11 +122,14 @@ async def test_missing_answer_is_caused_by_the_agent_unless_others_share_the_acc
     sandbox = RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address))
     sandbox._link = Answers()  # type: ignore[assignment]
     sandbox.machine = replace(sandbox.machine, shared=shared)
-    for exposed, ending in ((False, Ending.SANDBOX_FAILURE), (True, blamed)):
+    for exposed, stop_reason in ((False, StopReason.SANDBOX_FAILURE), (True, blamed)):
         sandbox._exposed = exposed
         with pytest.raises(SandboxFailure, match="answer") as caught:
             await sandbox.stat("file")
-        assert (caught.value.ending, sandbox.killed_by_agent) == (ending, ending is Ending.SANDBOX_KILLED)
+        assert (caught.value.stop_reason, sandbox.killed_by_agent) == (
+            stop_reason,
+            stop_reason is StopReason.SANDBOX_KILLED,
+        )
 
 
 def mark_of(asked: str) -> str:

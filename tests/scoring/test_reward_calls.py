@@ -15,7 +15,7 @@ import pytest
 
 from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ async def test_whatever_it_raises_is_a_failure_with_the_place_in_its_own_code(
     place = str(caught.value).rpartition(f"{HERE}:")[2]
     assert f"reward 'mine' raised {kind}" in str(caught.value)
     assert code.co_firstlineno < int(place) <= code.co_firstlineno + 3
-    assert caught.value.ending is Ending.REWARD_FAILURE
+    assert caught.value.stop_reason is StopReason.REWARD_FAILURE
 
 
 @pytest.mark.parametrize("failure", [JudgeFailure("no verdict"), SandboxFailure("gone")])
@@ -274,7 +274,7 @@ async def test_a_failure_from_inside_keeps_its_cause(failure: Any) -> None:
 
 async def test_a_sandbox_that_the_agent_killed_is_a_fault_of_the_agent() -> None:
     def mine() -> float:
-        raise SandboxFailure("the agent's commands killed the sandbox", ending=Ending.SANDBOX_KILLED)
+        raise SandboxFailure("the agent's commands killed the sandbox", stop_reason=StopReason.SANDBOX_KILLED)
 
     with pytest.raises(AgentFault, match="killed the sandbox"):
         await result_of(mine)

@@ -22,7 +22,7 @@ from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.user_code.proxies import lives_in_runner
 
 CODE = """
@@ -85,7 +85,7 @@ def closed_port() -> int:
 
 def answered(text: str) -> AgentResult:
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": text}]
-    return AgentResult(messages=messages, turns_used=1, prompt_length=1, ending=Ending.FINISHED)
+    return AgentResult(messages=messages, turns_used=1, prompt_length=1, stop_reason=StopReason.FINISHED)
 
 
 class Graded:

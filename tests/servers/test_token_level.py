@@ -24,7 +24,7 @@ from hermes_rl.servers.base import (
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import Transcript, WeightVersions
@@ -71,7 +71,7 @@ async def test_ids_go_in_and_ids_and_logprobs_come_out(kind: str) -> None:
     policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
     async with policy.running() as url:
         result = await play(role_of(kind, url), max_tokens=50, seed=3, temperature=0.7, top_p=0.9)
-    assert (result.ending, result.final_response) == (Ending.FINISHED, "The sum is 5.")
+    assert (result.stop_reason, result.final_response) == (StopReason.FINISHED, "The sum is 5.")
     (sequence,) = result.transcript.sequences()
     assert sequence.trained == [token for one in policy.log for token in one.ids]
     assert list(sequence.sampled) == [value for one in policy.log for value in one.logprobs]
@@ -117,7 +117,7 @@ async def test_a_cut_turn_is_text_and_calls_nothing() -> None:
     policy = TokenPolicy(SMALL, adds)
     async with policy.running() as url:
         result = await play(role_of("vllm", url), max_tokens=4)
-    assert (result.ending, result.tool_calls) == (Ending.LENGTH, [])
+    assert (result.stop_reason, result.tool_calls) == (StopReason.LENGTH, [])
     assert len(result.transcript.sequences()[0].trained) == 4
 
 
@@ -166,7 +166,7 @@ async def test_a_wrong_answer_is_asked_for_again_and_never_trained_on(what: str)
     policy.faults = [WRONG[what]]
     async with policy.running() as url:
         result = await play(role_of("vllm", url))
-    assert result.ending is Ending.FINISHED
+    assert result.stop_reason is StopReason.FINISHED
     (sequence,) = result.transcript.sequences()
     assert sequence.trained == [token for one in policy.log[1:] for token in one.ids]
 
@@ -196,7 +196,7 @@ async def test_a_token_of_the_padding_of_a_vocabulary_is_trained() -> None:
     async with policy.running() as url:
         result = await play(role_of("vllm", url))
     (sequence,) = result.transcript.sequences()
-    assert (result.ending, sequence.trained[0]) == (Ending.FINISHED, padding)
+    assert (result.stop_reason, sequence.trained[0]) == (StopReason.FINISHED, padding)
 
 
 def test_numbers_of_a_server_are_read_with_care() -> None:
@@ -271,7 +271,7 @@ async def test_an_aborted_generation_goes_on_from_its_partial_ids(kind: str) -> 
     policy.cut_at = 5
     async with policy.running() as url:
         result = await play(role_of(kind, url), max_tokens=60)
-    assert result.ending is Ending.FINISHED
+    assert result.stop_reason is StopReason.FINISHED
     first, rest = policy.log[:2]
     assert rest.prompt == first.prompt + first.ids
     (sequence,) = result.transcript.sequences()
@@ -344,7 +344,7 @@ async def test_a_pause_for_new_weights_is_neither_a_failure_nor_working_time() -
         policy.pause()
         asyncio.get_running_loop().call_later(3.0, policy.resume)
         result = await play(role, timeout=2.5)
-    assert result.ending is Ending.FINISHED
+    assert result.stop_reason is StopReason.FINISHED
     assert result.timings.generation < 2.0 < result.timings.queue
 
 
@@ -355,7 +355,7 @@ async def test_a_server_that_refuses_while_it_is_paused_is_waited_for() -> None:
         policy.mode = "refuse"
         asyncio.get_running_loop().call_later(1.0, policy.resume)
         result = await play(role)
-    assert result.ending is Ending.FINISHED
+    assert result.stop_reason is StopReason.FINISHED
     assert [reply.attempts for reply in result.replies] == [1, 1]
 
 
@@ -392,13 +392,13 @@ async def test_the_bound_of_a_trajectory_holds_to_the_token() -> None:
             await play(role_of("vllm", url), max_trajectory_tokens=20)
         assert len(policy.log) == asked
         # The tool's result leaves no room; then room for a part of the last turn, and for all of it.
-        for bound, turns, ending in (
-            (second.prompt, 1, Ending.TOKEN_BUDGET),
-            (second.prompt + 1, 2, Ending.TOKEN_BUDGET),
-            (second.prompt + second.count, 2, Ending.FINISHED),
+        for bound, turns, stop_reason in (
+            (second.prompt, 1, StopReason.TOKEN_BUDGET),
+            (second.prompt + 1, 2, StopReason.TOKEN_BUDGET),
+            (second.prompt + second.count, 2, StopReason.FINISHED),
         ):
             result = await play(role_of("vllm", url), max_trajectory_tokens=bound)
-            assert (result.ending, result.turns_used) == (ending, turns)
+            assert (result.stop_reason, result.turns_used) == (stop_reason, turns)
             assert max(map(len, result.transcript.sequences())) <= bound
 
 

@@ -66,7 +66,7 @@ async def test_a_line_holds_what_the_model_sampled_and_nothing_else_is_trained_o
         trained = []
         for line in lines:
             assert line["dropped"] is None
-            assert line["certificate"]["exact"]
+            assert line["provenance"]["exact"]
             assert line["weights"] == [4, 4]
             for rollout in line["rollouts"]:
                 assert rollout["trainable"]
@@ -262,7 +262,7 @@ async def test_inexact_tokens_are_handed_out_only_where_the_spec_says_so(tmp_pat
             lines, end = await asyncio.to_thread(lambda: service.batch(rows=keys, n=1, policy=chat))
             assert end["dropped"] == 0
             for line in lines:
-                assert not line["certificate"]["exact"]
+                assert not line["provenance"]["exact"]
                 assert line["rollouts"][0]["sequences"]
         finally:
             await asyncio.to_thread(service.__exit__)
@@ -343,7 +343,7 @@ async def test_two_trainers_that_train_two_policies_at_once_each_get_their_own_t
         for step in range(6):
             rows = keys[2 * step : 2 * step + 2]
             lines, _ = await asyncio.to_thread(service.batch, rows=rows, n=3, batch=f"step-{step}")
-            assert all(line["dropped"] is None and line["certificate"]["exact"] for line in lines)
+            assert all(line["dropped"] is None and line["provenance"]["exact"] for line in lines)
             role = {"white": "policy", "black": "other"}[name]
             own = [one for line in lines for one in line["rollouts"] if one["server"] == role]
             assert len(own) == 6 and {one["seat"] for one in own} == {name}

@@ -149,7 +149,7 @@ def require_whole(trainer: Trainer, keys: list[str]) -> None:
     assert len(keys) == len(trainer.got) == GROUPS
     assert {line["row_key"] for line in trainer.got.values()} == set(keys)
     for line in trainer.got.values():
-        assert line["certificate"]["exact"]
+        assert line["provenance"]["exact"]
         assert [one["error"] for one in line["rollouts"]] == [None] * MEMBERS
         assert {one["score"] for one in line["rollouts"]} <= {0.5, 1.5}
     versions = {tuple(line["weights"]) for line in trainer.got.values()}

@@ -60,7 +60,7 @@ def test_a_session_is_stepped_by_messages_to_its_score(served: Served) -> None:
     assert turn["messages"][-1] == {"role": "tool", "tool_call_id": "1", "content": "3"}
     assert served.get(path) == turn, "what was answered may be asked for again"
     ended = served.post(f"{path}/step", {"message": "The sum is 3."})
-    assert (ended["done"], ended["score"], ended["ending"], ended["error"]) == (True, 1.0, "finished", None)
+    assert (ended["done"], ended["score"], ended["stop_reason"], ended["error"]) == (True, 1.0, "finished", None)
     assert served.ask("POST", f"{path}/step", {"message": "more"}).json["error"] == "ended"
     assert served.get("/v1/metrics")["in_flight"]["rollouts"] == 0
     assert served.ask("DELETE", path).status == 204
@@ -191,7 +191,7 @@ def test_a_session_of_several_agents_says_whose_turn_it_is_and_how_it_has_ended_
         for told in (turn, ended):
             jsonschema.Draft202012Validator(schema).validate(told)
     assert (ended["done"], ended["score"]) == (True, 1.0)
-    assert {name: (seat["score"], seat["ending"]) for name, seat in ended["seats"].items()} == {
+    assert {name: (seat["score"], seat["stop_reason"]) for name, seat in ended["seats"].items()} == {
         "white": (1.0, "world_over"), "black": (0.0, "world_over"),
     }  # fmt: skip
     assert [message["content"] for message in ended["seats"]["black"]["messages"]] == ["You answer.", "1", "2"]

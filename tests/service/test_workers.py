@@ -80,7 +80,7 @@ async def test_a_worker_that_is_killed_in_a_batch_costs_only_what_it_had(tmp_pat
         model.resume()
         lines, end = await answering
         assert end == {"end": True, "groups": 8, "dropped": 0}
-        assert all(line["certificate"]["exact"] and line["weights"] == [1, 1] for line in lines)
+        assert all(line["provenance"]["exact"] and line["weights"] == [1, 1] for line in lines)
         assert {one["score"] for line in lines for one in line["rollouts"]} == {1.0}
         metrics = await asyncio.to_thread(service.get, "/v1/metrics")
         assert 0 < metrics["workers"]["rollouts_lost"] < 16

@@ -111,7 +111,7 @@ class Played:
         ids = self.renderer.tokenizer.encode(text)
         if turn.cut:
             return ids[: max(1, len(ids) // 2)] or [self.renderer.tokenizer.encode("x")[0]], message
-        return ids + self.renderer.tokenizer.encode(self.family.ending(bool(calls))), message
+        return ids + self.renderer.tokenizer.encode(self.family.stop_reason(bool(calls))), message
 
     def _differs(self, turn: Turn, text: str, message: dict[str, Any]) -> bool:
         """Whether the model writes otherwise than the template would."""
@@ -122,7 +122,7 @@ class Played:
             _, ids = turn_ids(tokenizer, [{"role": "user", "content": "u"}], adder(), message)
         except TemplateRefused:
             return True
-        return ids != tokenizer.encode(text + self.family.ending(bool(message.get("tool_calls"))))
+        return ids != tokenizer.encode(text + self.family.stop_reason(bool(message.get("tool_calls"))))
 
     def _call(self, turn: int, place: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
         function = {"name": name, "arguments": json.dumps(args)}

@@ -342,7 +342,7 @@ class Family:
     keeps: frozenset[str] = frozenset({"thinking", "text_with_calls"})
     """What the template renders of an assistant message."""
 
-    def ending(self, called: bool) -> str:
+    def stop_reason(self, called: bool) -> str:
         return self.call_stop if called and self.call_stop else self.stop
 
 

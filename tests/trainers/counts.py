@@ -25,7 +25,7 @@ class Counts:
         return TrainerState(step, wants=2, finished=step >= self.steps, version=step)
 
     async def send(self, group, lines):
-        proof = group.certificate
+        proof = group.provenance
         line = {"group": group.id, "scores": group.scores, "exact": proof.exact, "weights": proof.oldest}
         GOT.open("a").write(json.dumps(line) + "\n")  # noqa: ASYNC230
         self.groups.append(group.id)

@@ -97,14 +97,14 @@ def test_a_group_without_tokens_is_refused() -> None:
 def test_a_group_without_a_proof_is_refused_where_exactness_is_asked_for() -> None:
     assert refused(group(0.0, 1.0), exact=True) == ("uncertified", "it has no certificate")
     assert (
-        refused(group(0.0, 1.0, certificate={"problems": ["a turn is missing"]}), exact=True)[1] == "a turn is missing"
+        refused(group(0.0, 1.0, provenance={"problems": ["a turn is missing"]}), exact=True)[1] == "a turn is missing"
     )
-    assert usable(group(0.0, 1.0, certificate=EXACT), exact=True)
+    assert usable(group(0.0, 1.0, provenance=EXACT), exact=True)
 
 
 @pytest.mark.parametrize(("version", "fresh"), [(5, True), (6, False), (None, False)])
 def test_weights_are_compared_with_those_of_the_moment_of_sending(version: int | None, fresh: bool) -> None:
-    line = group(0.0, 1.0, certificate=EXACT)
+    line = group(0.0, 1.0, provenance=EXACT)
     if fresh:
         assert usable(line, version=version, max_staleness=2)
     else:

@@ -97,7 +97,7 @@ async def test_a_trainer_gets_whole_groups_with_their_tokens_until_it_has_its_st
     for group, (line,) in trainer.groups:
         assert line["scores"] == group.scores == [0.0, 1.0]
         assert [len(tokens) for tokens in line["tokens"]] == [len(mask) for mask in line["masks"]]
-        assert group.certificate is not None
+        assert group.provenance is not None
     assert world.opened == world.closed
 
 
@@ -208,7 +208,7 @@ async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is
         async def _prepare(self, group: Any) -> None:
             await super()._prepare(group)
             for line in self._lines[group.id]:
-                line["certificate"] = {"exact": True, "problems": [], "oldest": self.state.version}
+                line["provenance"] = {"exact": True, "problems": [], "oldest": self.state.version}
 
     class Noting(Hooks):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ import pytest
 
 from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, RewardFailure, SandboxFailure, UserError
 from hermes_rl.plugins import Code, load_object
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import wait_for_loop
 from hermes_rl.user_code import pool as code_pool
 from hermes_rl.user_code import process as code_process
@@ -279,7 +279,7 @@ def test_exception_of_ours_that_only_user_code_vouches_for_is_a_claim(
         call("of_ours", which=which)
     assert type(caught.value.claimed) is kind
     if isinstance(caught.value.claimed, SandboxFailure):
-        assert caught.value.claimed.ending is Ending.SANDBOX_KILLED
+        assert caught.value.claimed.stop_reason is StopReason.SANDBOX_KILLED
 
 
 def test_fault_of_the_agent_is_raised_as_it_was(call: Caller) -> None:
@@ -391,7 +391,8 @@ def odd_values(random: random.Random, depth: int = 3) -> Any:
     if kind == "list":
         return values
     keys = ("ask", "of", "method", "args", "kwargs", "log", "returned", "raised", "call", "secret", "not_carried",
-            "ours", "text", "kinds", "errno", "ending", "type", "value", "reason", "metrics", "overrides", "\0bytes",
+            "ours", "text", "kinds", "errno", "stop_reason", "type", "value", "reason", "metrics", "overrides",
+            "\0bytes",
             )  # fmt: skip
     return {random.choice(keys): value for value in values}
 
@@ -407,7 +408,7 @@ def odd_message(random: random.Random) -> dict[str, Any]:
         {"ask": value, "of": value, "method": value, "args": value, "kwargs": value},
     ]  # fmt: skip
     content, genuine = random.choice(contents), False
-    raised = {"text": "x", "ours": ["SandboxFailure"], "ending": value}
+    raised = {"text": "x", "ours": ["SandboxFailure"], "stop_reason": value}
     if random.random() < 0.25:  # it has found the secret, and sends a second reply
         content, genuine = random.choice(({"returned": value}, {"raised": value}, {"raised": raised})), True
     data = json.dumps(content).encode() if genuine else framed(content)

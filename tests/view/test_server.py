@@ -13,9 +13,9 @@ from urllib.parse import quote
 import pytest
 
 from hermes_rl.view.server import SAFE
-from tests.commands import hermes
 from tests.analysis.hostile import HOSTILE, UNSEEN, hostile_line, strings
 from tests.analysis.recorded import recorded, write_run
+from tests.commands import hermes
 from tests.view.viewed import Viewed
 
 
@@ -143,7 +143,7 @@ def test_pages_follow_each_other_without_gap(viewed: Viewed) -> None:
     ("query", "count"),
     [
         ({"state": "failed"}, 1),
-        ({"ending": "sandbox_failure"}, 1),
+        ({"stop_reason": "sandbox_failure"}, 1),
         ({"row": "row 3"}, 4),
         ({"group": "row 3:0"}, 4),
         ({"tool": "terminal"}, 120),

@@ -169,8 +169,8 @@ def measure(
             if command.record:
                 shutil.rmtree(work / command.record, ignore_errors=True)
             paths = [str(checkout), *([str(torch)] if with_torch else [])]
-            left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
-            variables = {key: value for key, value in os.environ.items() if key not in left_out}
+            excluded = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+            variables = {key: value for key, value in os.environ.items() if key not in excluded}
             variables |= {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
             used = usage([sys.executable, *command.words], work, variables, command.ready, ends=command.ends)
             if repetition >= 0:

@@ -277,8 +277,8 @@ class _Coercion:
         coerced: dict[str, Any] = {}
         for key, item in value.items():
             inner = self._compiled.schemas_of_property(parts, key)
-            left_out = inner and self._repair and item is None and key not in required
-            if left_out and "null" not in self._compiled.types({"allOf": inner}):
+            excluded = inner and self._repair and item is None and key not in required
+            if excluded and "null" not in self._compiled.types({"allOf": inner}):
                 self.repaired += 1
                 continue
             coerced[key] = self.value(item, {"allOf": inner}) if inner else item

@@ -19,11 +19,15 @@ KEYS: Mapping[str, str] = {
     "env": "atropos",
     "evaluate.by": "group_by",
     "evaluate.success": "success_threshold",
+    "on_stop.gave_up": "program_aborted",
     "on_stop.lost": "retries_exhausted",
+    "on_stop.world_failed": "environment_error",
+    "on_stop.world_over": "environment_done",
     "play": "schedule",
     "process.best": "keep_best",
     "rewards.*.process": "isolate",
     "rewards.*.steps": "per_step",
+    "rewards.world_rewards": "environment_rewards",
     "servers.*.*.deviate": "error_rate",
     "servers.*.deviate": "error_rate",
     "state.between": "before_user_turn",
@@ -46,12 +50,32 @@ KEYS: Mapping[str, str] = {
 _ISOLATE: Mapping[Any, str] = {False: "none", True: "process", "reused": "reuse"}
 VALUES: Mapping[str, Mapping[Any, str]] = {
     "dataset.row_selection": {"differing": "skip_uniform"},
+    "rewards.*.fn": {"world_rewards": "environment_rewards"},
     "rewards.*.isolate": _ISOLATE,
     "state.isolate": _ISOLATE,
     "tools.*.isolate": _ISOLATE,
     "user.tools.*.isolate": _ISOLATE,
 }
 """New key → the new names of its values."""
+
+STOP_REASONS: Mapping[str, str] = {
+    key.removeprefix("on_stop."): name for key, name in KEYS.items() if key.startswith("on_stop.")
+}
+"""Old stop reason → its new name."""
+RECORD: Mapping[str, str] = {
+    "certificate": "provenance",
+    "compared": "comparison",
+    "ending": "stop_reason",
+    "played": "first_stop_reason",
+    "world_rewards": "environment_rewards",
+}
+"""Old field of a record in `rollouts.jsonl` or `groups.jsonl` → its new name."""
+STATES: Mapping[str, str] = {"left_out": "excluded", "lost": "retries_exhausted"}
+"""Old state of a rollout → its new name."""
+FIELDS: Mapping[str, str] = {"begins": "preview", "left_out": "excluded", "world_rewards": "environment_rewards"}
+"""Old name of a part of a field, such as a reward by its shipped name → its new name."""
+DESCRIPTION: Mapping[str, str] = {"endings": "stop_reasons", "lost": "failure_rates"}
+"""Old field of `run.json` → its new name."""
 
 COMMANDS: Mapping[str, str] = {"openenv": "serve-openenv", "rollouts": "serve-http"}
 """Old command → its new name."""

@@ -117,7 +117,7 @@ def is_file(path: Path, top: Path | None = None) -> bool:
     return True
 
 
-def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] | None = None) -> dict[Path, int]:
+def list_below(directory: Path, top: Path, is_excluded: Callable[[Path], bool] | None = None) -> dict[Path, int]:
     """Return the paths below a directory in order, with `st_mode` of each, without following a link.
 
     Paths for which `is_left_out` returns True are omitted and do not count, but paths below them may be included.
@@ -136,7 +136,7 @@ def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] |
             for entry in entries:
                 path, status = Path(entry.path), entry.stat(follow_symlinks=False)
                 pending += [path] if stat.S_ISDIR(status.st_mode) else []
-                if is_left_out is not None and is_left_out(path):
+                if is_excluded is not None and is_excluded(path):
                     continue
                 modes[path] = status.st_mode
                 size += status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -25,11 +25,11 @@ class StopReason(StrEnum):
     SANDBOX_KILLED = "sandbox_killed"
     USER_STOP = "user_stop"
     USER_TURNS = "user_turns"
-    WORLD_OVER = "world_over"
-    WORLD_FAILED = "world_failed"
+    ENVIRONMENT_DONE = "environment_done"
+    ENVIRONMENT_ERROR = "environment_error"
     STEP_FAILED = "step_failed"
     TOOL_ERRORS = "tool_errors"
-    GAVE_UP = "gave_up"
+    PROGRAM_ABORTED = "program_aborted"
     UNTRAINED = "untrained"
     SERVER_FAILURE = "server_failure"
     SANDBOX_FAILURE = "sandbox_failure"
@@ -53,7 +53,7 @@ class StopReason(StrEnum):
     @property
     def finished_naturally(self) -> bool:
         """True if the model itself, or its environment, ended the conversation."""
-        return self in {StopReason.FINISHED, StopReason.USER_STOP, StopReason.WORLD_OVER}
+        return self in {StopReason.FINISHED, StopReason.USER_STOP, StopReason.ENVIRONMENT_DONE}
 
 
 class Rule(NamedTuple):
@@ -101,10 +101,10 @@ RULES: Mapping[StopReason, Rule] = {
     StopReason.USER_TURNS: _policy_caused(
         "`user.max_turns` turns of the simulated user were used up without a stop phrase"
     ),
-    StopReason.WORLD_OVER: _policy_caused(
+    StopReason.ENVIRONMENT_DONE: _policy_caused(
         "a tool, the state, the user by code, or the schedule of several agents said that it is over"
     ),
-    StopReason.WORLD_FAILED: _policy_caused(
+    StopReason.ENVIRONMENT_ERROR: _policy_caused(
         "the spec's code that speaks for the user, says who of several agents speaks, or whether it is over, raised, "
         "or what comes with the user's words could not be laid down"
     ),
@@ -112,7 +112,7 @@ RULES: Mapping[StopReason, Rule] = {
         "the rewards of a step were below the `min_reward` of the words that follow it"
     ),
     StopReason.TOOL_ERRORS: _policy_caused("`agent.max_tool_errors` tool calls were errors"),
-    StopReason.GAVE_UP: _policy_caused(
+    StopReason.PROGRAM_ABORTED: _policy_caused(
         "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
         "with another status than 0"
     ),

@@ -481,12 +481,12 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
     # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
     known = {line.removesuffix(".py") for line in there}
     new = [path for path in changed if path not in there]
-    left_out = {path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})}
-    left_out |= {path for path in new if not steering.may_add(path)} | away
-    left_out |= set(filter(steering.holds, DELETED.findall(summary["output"])))
-    left_out |= set(_in_front(ctx, steering, [path for path in new if path not in left_out], command))
-    out += sorted(left_out)
-    excluded = [f"--exclude={_literal(path)}" for path in (*sorted(left_out), *provided)]
+    excluded = {path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})}
+    excluded |= {path for path in new if not steering.may_add(path)} | away
+    excluded |= set(filter(steering.holds, DELETED.findall(summary["output"])))
+    excluded |= set(_in_front(ctx, steering, [path for path in new if path not in excluded], command))
+    out += sorted(excluded)
+    excluded = [f"--exclude={_literal(path)}" for path in (*sorted(excluded), *provided)]
     links = (_there(ctx, changed, test="-h") or set()) if b"120000" in patch else set()
     answer = ctx.terminal(shlex.join(["git", "apply", "--whitespace=nowarn", *excluded, path]))
     if "error" in written or answer["exit_code"] != 0:

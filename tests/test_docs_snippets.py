@@ -133,7 +133,14 @@ def test_there_is_an_example_of_each_word_of_worlds() -> None:
         "names:",
         "arguments: strict",
     )
-    words += ("arguments: repair", "max_tool_errors:", "combine:", "world_rewards:", "user_turns:", "tool_errors:")
+    words += (
+        "arguments: repair",
+        "max_tool_errors:",
+        "combine:",
+        "environment_rewards:",
+        "user_turns:",
+        "tool_errors:",
+    )
     assert [word for word in words if word not in text] == []
 
 

@@ -71,7 +71,7 @@ class ProgramCall:
     """True if a later request contained other tool calls instead of the reply's, or with the same ids."""
 
     @property
-    def begins(self) -> str:
+    def preview(self) -> str:
         """Preview of the reply for display: its text, or the tools that it calls."""
         return " ".join((self.text or ", ".join(self.said))[: 2 * SHOWN].split())[:SHOWN]
 

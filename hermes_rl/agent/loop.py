@@ -173,7 +173,7 @@ class HermesAgentLoop:
         if answer.tools is not None:
             self._offered = self.toolkit.only(answer.tools)
         if answer.reward is not None:
-            result.world_rewards.append((result.turns_used, answer.reward))
+            result.environment_rewards.append((result.turns_used, answer.reward))
         return answer.stop_reason
 
     async def _stop_reason_of_calls(self, result: AgentResult, runtime: ToolRuntime) -> StopReason | None:
@@ -184,13 +184,13 @@ class HermesAgentLoop:
         if options.ending_tools:
             calls = takewhile(lambda call: call.turn == result.turns_used, reversed(result.tool_calls))
             if any(call.name in options.ending_tools and call.error is None for call in calls):
-                return StopReason.WORLD_OVER
+                return StopReason.ENVIRONMENT_DONE
         try:
             if runtime.is_over is not None and await runtime.is_over():
-                return StopReason.WORLD_OVER
+                return StopReason.ENVIRONMENT_DONE
         except ToolFailedError as error:
             result.tool_errors.append(ToolError(result.turns_used, "state", "", error.detail, ""))
-            return StopReason.WORLD_FAILED
+            return StopReason.ENVIRONMENT_ERROR
         if options.max_tool_errors is not None and errors >= options.max_tool_errors:
             return StopReason.TOOL_ERRORS
         bound = options.max_turns_per_answer

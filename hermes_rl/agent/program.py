@@ -216,7 +216,7 @@ class ProgramDriver:
                     raise
                 # Caused by the message of another seat, so it stops this seat only.
                 result.tool_errors.append(ToolError(result.turns_used, "user", "", str(error), ""))
-                return StopReason.WORLD_FAILED
+                return StopReason.ENVIRONMENT_ERROR
             if stop_reason is not StopReason.FINISHED:
                 return stop_reason
             last_answer = result.final_response
@@ -239,7 +239,7 @@ class ProgramDriver:
             if not touched and not of_words:
                 raise UserError(str(error)) from error
             recorder.result.tool_errors.append(ToolError(recorder.result.turns_used, "", "", str(error), ""))
-            return StopReason.GAVE_UP
+            return StopReason.PROGRAM_ABORTED
 
     async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> StopReason:
         from hermes_rl.agent.endpoint import Endpoint  # loads an HTTP server, which other rollouts do not need
@@ -363,11 +363,11 @@ class ProgramDriver:
                 shown = f"`{program.command[0]}` cannot be started (status {ended.exit_code})"
                 problem = f"{program.place}: {shown}: {run.output.strip()}"
                 raise _NotBegunError(problem)
-            return StopReason.GAVE_UP
+            return StopReason.PROGRAM_ABORTED
         stop_reason = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
         if stop_reason is None and run.exit_code == 0 and endpoint.answered:
             return StopReason.FINISHED  # the program finishes with a tool call, or with the effect of the call
-        return stop_reason or StopReason.GAVE_UP
+        return stop_reason or StopReason.PROGRAM_ABORTED
 
 
 class _NotBegunError(Exception):
@@ -404,10 +404,10 @@ def record_run(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -
         tokens, trained = tokens_of(reply.usage, "completion_tokens"), exact and kind in train
         continues = None if each.continues is None else before + each.continues
         record = {"kind": kind, "continues": continues, "tokens": tokens, "trained": trained}
-        run.calls.append({**record, "begins": each.begins})
+        run.calls.append({**record, "preview": each.preview})
         if exact and not trained:
             assert result.transcript is not None
-            result.transcript.left_out[turn] = kind
-            run.left_out[kind] = run.left_out.get(kind, 0) + tokens
+            result.transcript.excluded[turn] = kind
+            run.excluded[kind] = run.excluded.get(kind, 0) + tokens
     run.sampling |= endpoint.sampling
     take_evidence(result, endpoint)

@@ -96,9 +96,9 @@ class ProgramRun:
     """Number of requests rejected because of their form or path."""
     calls: list[dict[str, Any]] = field(default_factory=list)
     """One record per model reply, in order of arrival: its `kind`, the index of the call that it `continues` or None,
-    its sampled `tokens`, True for `trained` if they are trained on, and a preview of the reply (`begins`).
+    its sampled `tokens`, True for `trained` if they are trained on, and a preview of the reply (`preview`).
     """
-    left_out: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, int] = field(default_factory=dict)
     """Sampled tokens that are not trained on, by kind of call."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Most recent sampling options that it requested, by name; the spec's options were used instead."""
@@ -146,7 +146,7 @@ class AgentResult:
     prompt_length: int = 0
     max_trajectory_tokens: int | None = None
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    world_rewards: list[tuple[int, float]] = field(default_factory=list)
+    environment_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Rewards given by a user implemented in code: the turn that it responded to, from 1, and the amount."""
     steps: list[GradedStep] = field(default_factory=list)
     """Steps after which the user continued, or ended the rollout; the last step of other rollouts is not included."""
@@ -161,8 +161,8 @@ class AgentResult:
     def trained_share(self) -> float | None:
         """Fraction of the sampled tokens that is trained on; None if tokens are unknown or none was sampled."""
         sampled = sum(reply.sampled.count for reply in self.replies if reply.sampled is not None)
-        left_out = sum(self.program.left_out.values()) if self.program is not None else 0
-        return 1 - left_out / sampled if sampled else None
+        excluded = sum(self.program.excluded.values()) if self.program is not None else 0
+        return 1 - excluded / sampled if sampled else None
 
     def for_rewards(self) -> AgentResult:
         """Return the result without the fields that no reward sees: raw replies, the transcript, and the tools
@@ -178,7 +178,7 @@ class AgentResult:
             reasoning_per_turn=list(self.reasoning_per_turn),
             tool_errors=list(self.tool_errors),
             tool_calls=list(self.tool_calls),
-            world_rewards=list(self.world_rewards),
+            environment_rewards=list(self.environment_rewards),
             steps=list(self.steps),
             usage=replace(self.usage),
             timings=replace(self.timings),

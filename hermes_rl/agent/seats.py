@@ -156,7 +156,7 @@ class SeatRunner:
                 messages=[dict(message) for message in self._messages],
                 prompt_length=len(self._messages),
                 tool_schemas=self.toolkit.schemas,
-                stop_reason=StopReason.WORLD_OVER,
+                stop_reason=StopReason.ENVIRONMENT_DONE,
                 finished_naturally=True,
                 max_trajectory_tokens=self.options.max_trajectory_tokens,
             )
@@ -277,7 +277,7 @@ class SeatRunner:
             if now:
                 playing.cancel()
             else:
-                stop_reason = StopReason.WORLD_OVER if problem is None else StopReason.WORLD_FAILED
+                stop_reason = StopReason.ENVIRONMENT_DONE if problem is None else StopReason.ENVIRONMENT_ERROR
                 self._heard.put_nowait(UserAnswer(None, stop_reason, error=problem))
         if playing is not None:
             await asyncio.gather(playing, return_exceptions=True)

@@ -156,7 +156,7 @@ class SimulatedUser:
         try:
             answer = user_answer(await self._transform(text), self._runtime.toolkit.names)
         except ToolFailedError as error:  # its input was sent to the agent, and may be what the agent asked for
-            return UserAnswer(None, StopReason.WORLD_FAILED, error=f"user.transform: {error.detail}")
+            return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=f"user.transform: {error.detail}")
         if answer.message is not None:  # the user has said what the agent receives
             self._history[-1] = {"role": "assistant", "content": text_of(answer.message["content"])}
         return replace(answer, stop_reason=answer.stop_reason or stop_reason)
@@ -275,7 +275,7 @@ class WithHook:
             try:
                 await self._hook()
             except ToolFailedError as error:
-                return UserAnswer(None, StopReason.WORLD_FAILED, error=error.detail)
+                return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=error.detail)
         return await self._user.speak(words)
 
 
@@ -328,7 +328,7 @@ class CodeUser:
         except ToolFailedError as error:
             if words is None:
                 raise UserError(f"{self._where}: {error.detail}") from error
-            return UserAnswer(None, StopReason.WORLD_FAILED, error=error.detail)
+            return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=error.detail)
         last = answer.stop_reason is None and self._turns_left <= 0
         return replace(answer, stop_reason=StopReason.USER_TURNS) if last else answer
 
@@ -356,7 +356,7 @@ def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
     if reward is not None and not is_number(reward):
         raise _malformed("`reward` with a number", value)
     message = None if say is None else {"role": "user", "content": say}
-    return UserAnswer(message, StopReason.WORLD_OVER if over else None, offered, reward)
+    return UserAnswer(message, StopReason.ENVIRONMENT_DONE if over else None, offered, reward)
 
 
 def _malformed(needed: str, value: Any) -> ToolFailedError:
@@ -411,5 +411,5 @@ class ScriptedUser:
         except ToolFailedError as error:
             if words is None:
                 raise UserError(f"{self._where}.{number}: {error.detail}") from error
-            return UserAnswer(None, StopReason.WORLD_FAILED, error=error.detail)
+            return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=error.detail)
         return self._answers[number] if stop_reason is None else UserAnswer(None, stop_reason)

@@ -30,8 +30,8 @@ def export_atif(run: Path, folder: Path, say: Callable[[str], None] = lambda _: 
     record.refresh()
     read = [record.readable(rollout.id) for rollout in record.counting(every_seat=True)]
     lines = [line for line in read if line is not None and line["messages"]]
-    if record.left_out:
-        say(record.left_out)
+    if record.excluded:
+        say(record.excluded)
     if not lines:
         raise UserError(f"{record.path} has no rollout with a conversation")
     try:

@@ -176,7 +176,7 @@ def of_evidence(line: Line, spec: str) -> Iterator[Reason]:
     program, calls = line.get("program") or {}, line.get("tool_calls") or ()
     answers = program.get("calls") or ()
     tokens = sum(answer.get("tokens") or 0 for answer in answers)
-    excluded = sum((program.get("left_out") or {}).values()) / tokens if tokens else 0.0
+    excluded = sum((program.get("excluded") or {}).values()) / tokens if tokens else 0.0
     if excluded >= EXCLUDED:
         yield Reason(LISTED, f"{excluded:.0%} of its sampled tokens are not trained on")
     by_calls = any(f'"{name}"' in spec for name in OF_CALLS)
@@ -189,8 +189,8 @@ def of_evidence(line: Line, spec: str) -> Iterator[Reason]:
             )
     said = [text_of(each.get("content")) for each in line.get("messages") or () if each.get("role") == "assistant"]
     for answer in answers:
-        begins = str(answer.get("begins") or "").removesuffix("…")
-        if answer.get("kind") == "undelivered" and begins and said and said[-1].startswith(begins):
+        preview = str(answer.get("preview") or "").removesuffix("…")
+        if answer.get("kind") == "undelivered" and preview and said and said[-1].startswith(preview):
             yield Reason(LISTED, "may be graded by an answer that its program never received")
 
 

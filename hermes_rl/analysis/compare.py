@@ -56,7 +56,7 @@ class Comparison:
         fixed: rows that pass more often in B, in descending change; `broken` ones less often.
         measures: the differences of rewards, turns, tokens, calls and seconds.
         rows: number of rows in both runs; `only_a` and `only_b` are in one of them.
-        left_out: rows that both have and that are graded in one of them at most.
+        excluded: rows that both have and that are graded in one of them at most.
         ungraded_a: rollouts of A without a score that no rule of the spec excludes, in rows that both have.
         bounds: the possible difference of the scores if these had been graded, or None if all were graded.
     """
@@ -71,7 +71,7 @@ class Comparison:
     rows: int
     only_a: int
     only_b: int
-    left_out: int
+    excluded: int
     ungraded_a: int
     ungraded_b: int
     bounds: tuple[float, float] | None
@@ -139,7 +139,7 @@ def compare(
         rows=len(common),
         only_a=len(before) - len(common),
         only_b=len(after) - len(common),
-        left_out=len(common) - score.rows,
+        excluded=len(common) - score.rows,
         ungraded_a=sum(map(_ungraded, _flat(left))),
         ungraded_b=sum(map(_ungraded, _flat(right))),
         bounds=_bounds(left, right, span),
@@ -175,7 +175,7 @@ def _flat(rows: Rows) -> list[RolloutSummary]:
 
 
 def _ungraded(rollout: RolloutSummary) -> bool:
-    return rollout.score is None and rollout.state != RolloutState.LEFT_OUT
+    return rollout.score is None and rollout.state != RolloutState.EXCLUDED
 
 
 def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary], success: float) -> ChangedRow | None:

@@ -246,7 +246,7 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
             states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":
         return sum(map(left, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
-    dropped = _left_out(counting, _uniform_size(compiled.spec, mode))
+    dropped = _excluded(counting, _uniform_size(compiled.spec, mode))
     complete = ended - dropped
     if not states or len(complete) >= groups:
         return plan.size * max(0, groups - len(complete))
@@ -267,7 +267,7 @@ def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
             return
 
 
-def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
+def _excluded(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
     """Return the groups that a run does not write: for a member's stop reason, or because all have the same score."""
     groups: dict[str, list[RolloutSummary]] = {}
     for rollout in counting:
@@ -275,7 +275,7 @@ def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> s
     return {
         name
         for name, members in groups.items()
-        if any(member.state == RolloutState.LEFT_OUT for member in members)
+        if any(member.state == RolloutState.EXCLUDED for member in members)
         or (len(members) == uniform_size and are_uniform([[each.score for each in members if each.score is not None]]))
     }
 
@@ -297,8 +297,8 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     rollouts, counting = list(record.rollouts), list(record.counting())
     if all(rollout.score is None for rollout in counting):
         return None
-    left_out = _left_out(counting, uniform_size)
-    wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
+    excluded = _excluded(counting, uniform_size)
+    wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in excluded for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
     count = len(rollouts)
     return Measured(

@@ -16,7 +16,7 @@ from hermes_rl.runs.provenance import seconds_of
 
 SAID = (
     "fingerprint", "hermes_rl", "python", "started", "demo", "seed", "policy", "tokenizer", "dataset", "images",
-    "failed", "quarantined", "retried", "lost",
+    "failed", "quarantined", "retried", "failure_rates",
 )  # fmt: skip
 """Keys of `run.json` that a page shows."""
 LONGEST, ROOM = 100_000, 3_000_000

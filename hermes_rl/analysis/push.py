@@ -46,7 +46,7 @@ class Publication:
     """Publication of a run: the files by their path in the dataset, and the unreadable part of the record."""
 
     files: Mapping[str, Path]
-    left_out: str
+    excluded: str
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     for name, text in texts.items():
         _refuse_secrets(text, name, forms)
         (folder / name).write_text(text, encoding="utf-8", errors="replace")
-    return Publication({name: folder / name for name in OURS if (folder / name).is_file()}, record.left_out)
+    return Publication({name: folder / name for name in OURS if (folder / name).is_file()}, record.excluded)
 
 
 def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ from hermes_rl.others_files import open_file, read_text
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.directory import read_description
 from hermes_rl.runs.journal import LONGEST_LINE, is_torn
-from hermes_rl.runs.record_check import WHOLE, problem_of
+from hermes_rl.runs.record_check import WHOLE, current_record, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.usage import Usage
@@ -37,7 +37,7 @@ MARKS = (
 """Markers in a record of `runs.store.rollout_record`: the start and the end of the conversation, and the start of the
 tokens; other programs put blanks in between.
 """
-LEFT_OUT = 5
+EXCLUDED = 5
 """Maximum number of unreadable rollouts listed by name."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States after which a rollout is not run or scored any more."""
@@ -130,7 +130,7 @@ class RolloutSummary:
     def failed(self, success: float) -> bool:
         """Return True if it does not pass, or could not be graded; an excluded or unpaid one has not failed."""
         if self.score is None:
-            return self.state not in (RolloutState.LEFT_OUT, RolloutState.SCORED)
+            return self.state not in (RolloutState.EXCLUDED, RolloutState.SCORED)
         return self.score < success
 
 
@@ -290,7 +290,7 @@ class RunRecord:
         with self.open() as file:
             file.seek(begin)
             try:
-                line: Line = read_own_json(bounded_line(file))
+                line: Line = current_record(read_own_json(bounded_line(file)))
             except ValueError as error:
                 where = f"{self.path / ROLLOUTS}: the line of rollout {rollout!r}"
                 raise UserError(f"{where} cannot be read: {error}") from None
@@ -307,21 +307,21 @@ class RunRecord:
         try:
             return self.line(rollout)
         except UserError as error:
-            self.leave_out(rollout, error)
+            self.exclude(rollout, error)
             return None
 
-    def leave_out(self, rollout: str, error: UserError) -> None:
+    def exclude(self, rollout: str, error: UserError) -> None:
         """Record that a rollout cannot be shown, and why."""
         self.unreadable[rollout] = str(error).rpartition("cannot be read: ")[2]
 
     @property
-    def left_out(self) -> str:
+    def excluded(self) -> str:
         """Sentence about the unreadable rollouts, with names and number; empty if all can be read."""
-        named = [f"{name} ({why})" for name, why in list(self.unreadable.items())[:LEFT_OUT]]
+        named = [f"{name} ({why})" for name, why in list(self.unreadable.items())[:EXCLUDED]]
         more = len(self.unreadable) - len(named)
         named += [f"{more} more"] if more else []
         parts = [f"{pluralize(len(self.unreadable), 'rollout')}: {', '.join(named)}"] if named else []
-        numbers = ", ".join(map(str, self._torn_lines[:LEFT_OUT])) + (", …" if self.torn > LEFT_OUT else "")
+        numbers = ", ".join(map(str, self._torn_lines[:EXCLUDED])) + (", …" if self.torn > EXCLUDED else "")
         parts += [f"{pluralize(self.torn, 'line')}: number {numbers}"] if self.torn else []
         return f"left out of {self.path / ROLLOUTS}, as it cannot be read: {'; '.join(parts)}" if parts else ""
 
@@ -522,11 +522,11 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     tokens = rest.rfind(sequences)
     end = rest.rfind(turns, 0, tokens)
     try:
-        head_fields = read_own_json(head + b"}")
-        behind = read_own_json(b"{" + rest[end + 2 : tokens] + b"}")
+        head_fields = current_record(read_own_json(head + b"}"))
+        behind = current_record(read_own_json(b"{" + rest[end + 2 : tokens] + b"}"))
         usage, timings = behind["usage"], behind["timings"]
     except (ValueError, KeyError):
-        head_fields = behind = read_own_json(line)
+        head_fields = behind = current_record(read_own_json(line))
         usage, timings = head_fields["usage"], head_fields["timings"]
     if (problem := problem_of({**head_fields, **behind})) is not None:
         raise ValueError(problem)

@@ -50,8 +50,8 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
     record.refresh(MOST)
     place = record.path / NAME
     write_atomically(place, report(record).encode("utf-8", "backslashreplace"))
-    if record.left_out:
-        say(record.left_out)
+    if record.excluded:
+        say(record.excluded)
     return place
 
 
@@ -76,7 +76,7 @@ def report(record: RunRecord) -> str:
         try:
             shown = shown_rollout(record, rollout.id, screen)
         except UserError as error:
-            record.leave_out(rollout.id, error)
+            record.exclude(rollout.id, error)
             continue
         if shown.get("sequences") and len(details) < WITH_TOKENS:
             line = record.line(rollout.id)
@@ -84,12 +84,12 @@ def report(record: RunRecord) -> str:
                 tokenizer, why = tokenizer_of(record.described)
             prompt = prompt_text(line, tokenizer)
             shown["prompt_text"] = None if prompt is None else screen.text(prompt)
-            begin = shown["sequences"][0]["begin"]
+            begin = shown["sequences"][0]["start"]
             shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
         room += screen.room
         details[rollout.id] = shown
     chosen = [rollout for rollout in chosen if rollout.id in details]
-    page_data = overview(record, record.path.resolve().name) | {"running": False, "left_out": record.left_out}
+    page_data = overview(record, record.path.resolve().name) | {"running": False, "excluded": record.excluded}
     if len(details) < len(record.rollouts):
         page_data["sampled"] = (
             f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each "

@@ -153,7 +153,7 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
             {
                 "tokens": len(sequence),
                 "trained": sequence.trained_length,
-                "begin": max(sequence.spans[0].start - BEFORE, 0) if sequence.spans else 0,
+                "start": max(sequence.spans[0].start - BEFORE, 0) if sequence.spans else 0,
             }
             for sequence in sequences
         ],
@@ -213,7 +213,7 @@ def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
     known = line.get("program")
     if known is None:
         return None
-    rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "left_out")}
+    rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "excluded")}
     rest["refusal"] = known.get("refusal", "")
     settings = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
     return {**rest, "sampling": settings, "lines": list(program_lines(known["calls"]))}

@@ -207,7 +207,7 @@ class _Read:
         rows = by_row(counting)
         scores = {key: scores_of(row) for key, row in rows.items()}
         graded = [rollout for rollout in counting if rollout.score is not None]
-        count = sum(rollout.state != RolloutState.LEFT_OUT for rollout in counting)
+        count = sum(rollout.state != RolloutState.EXCLUDED for rollout in counting)
         used = record.usage
         policy = used.get(POLICY, Usage())
         costs = [usage.cost for usage in used.values()]

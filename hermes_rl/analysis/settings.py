@@ -114,7 +114,7 @@ def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str
         if weight != weights_b.get(name, weight):
             scores.append(f"rewards.{name} has weight {weight} in A and {weights_b[name]} in B")
     before, after = scoring_of(a), scoring_of(b)
-    for name, key in (("score.clamp", "clamp"), ("score.combine", "combine"), ("on_stop", "stop_reasons")):
+    for name, key in (("score.clamp", "clamp"), ("score.combine", "combine"), ("on_stop", "on_stop")):
         if before.get(key) != after.get(key):
             scores.append(_difference(name, before.get(key), after.get(key)))
     return scores, metrics

@@ -95,7 +95,7 @@ class RunSummary:
         demo: True if the scripted policy ran without model, network and containers.
         success: score from which a rollout passes.
         rows: number of started rows; likewise `groups`.
-        left_out: number of rollouts that the spec's `on_stop` excludes.
+        excluded: number of rollouts that the spec's `on_stop` excludes.
         waiting: number of rollouts that wait for a reward that compares them with their group.
         score: mean, lowest and highest score, or None if nothing is graded.
         failures: reasons why others have no score, the most frequent first.
@@ -120,7 +120,7 @@ class RunSummary:
     rollouts: int
     graded: int
     passed: int
-    left_out: int
+    excluded: int
     waiting: int
     score: Spread | None
     interval: Interval
@@ -182,7 +182,7 @@ def summarise(record: RunRecord) -> RunSummary:
         rollouts=len(counting),
         graded=len(graded),
         passed=sum(rollout.passes(success) for rollout in graded),
-        left_out=sum(rollout.state == RolloutState.LEFT_OUT for rollout in counting),
+        excluded=sum(rollout.state == RolloutState.EXCLUDED for rollout in counting),
         score=Spread.of(rollout.score for rollout in graded),
         interval=Interval.of(graded),
         stop_reasons=dict(Counter(rollout.stop_reason for rollout in counting).most_common()),
@@ -281,7 +281,7 @@ def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None]
 def _too_early(line: Mapping[str, Any], stop_reason: StopReason) -> Iterator[str]:
     """Yield the stop reason of a rollout that did not finish."""
     program = line.get("program")
-    if program is None or stop_reason is not StopReason.GAVE_UP:
+    if program is None or stop_reason is not StopReason.PROGRAM_ABORTED:
         if not stop_reason.finished_naturally:
             yield f"it ended before it was done: {stop_reason.rule.what} ({stop_reason})"
     elif program["calls"]:

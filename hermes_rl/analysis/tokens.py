@@ -120,7 +120,7 @@ def shown_tokens(
     ]
     return {
         "sequence": sequence,
-        "begin": begin,
+        "start": begin,
         "end": end,
         "total": len(whole),
         "decoded": tokenizer is not None,

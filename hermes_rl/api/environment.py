@@ -472,7 +472,7 @@ class Env(OfThisProcess):
         With a record, the same call at the same position of the program, or with the same `batch`, returns the recorded
         groups without running them again, and continues.
 
-        Excluded groups are counted in `left_out` of the returned object: "uniform" and "stale". A recorded group that
+        Excluded groups are counted in `excluded` of the returned object: "uniform" and "stale". A recorded group that
         has become stale runs again under another name, after the others.
 
         Args:

@@ -25,7 +25,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
     Cancelling the wait for a group ends the iteration and releases everything in flight.
 
     Attributes:
-        left_out: number of excluded groups by reason: "uniform" or "stale".
+        excluded: number of excluded groups by reason: "uniform" or "stale".
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
         max_staleness: int | None,
         endless: bool = False,
     ) -> None:
-        self.left_out: Counter[str] = Counter()
+        self.excluded: Counter[str] = Counter()
         self._endless = endless
         self._again: list[Row] = []
         self._fresh: set[str] = set()
@@ -103,14 +103,14 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
                 return group
             if reason == "stale" and self.play_again(group):
                 continue
-            self.left_out[reason] += 1
+            self.excluded[reason] += 1
         return None
 
     async def _hold_reason(self, run: Run, group: Group) -> str | None:
         """Return the reason for excluding a group, or None."""
         if group.dropped is not None:
             return None
-        if run.left_out(group):
+        if run.excluded(group):
             return "uniform"
         if self._max_staleness is None:
             return None

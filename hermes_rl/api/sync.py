@@ -151,7 +151,7 @@ class SyncGroups(OfThisProcess, Iterator[Group], AbstractContextManager["SyncGro
 
     def __init__(self, env: SyncEnv, groups: Groups) -> None:
         self._env, self._groups = env, groups
-        self.left_out = groups.left_out
+        self.excluded = groups.excluded
 
     def __next__(self) -> Group:
         group = self._env._call(_following(self._groups))

@@ -24,8 +24,8 @@ def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:
     record = RunRecord(run)
     record.refresh()
     suspects = audit(record)
-    if record.left_out:
-        echo(record.left_out, err=True)
+    if record.excluded:
+        echo(record.excluded, err=True)
     looked_at = sum(1 for _ in record.counting(every_seat=True))
     if as_json:
         listed = described(record, suspects)

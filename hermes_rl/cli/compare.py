@@ -62,8 +62,8 @@ def compare_paths(request: CompareRequest) -> int:
         parts = (part for comparison, other in comparisons for part in _parts(comparison, first, other, request))
         show(parts, pager=request.pager)
     for record in (first, *(other for _, other in comparisons)):
-        if record.left_out:
-            echo(record.left_out, err=True)
+        if record.excluded:
+            echo(record.excluded, err=True)
     worse = [comparison for comparison, _ in comparisons if comparison.found.is_significantly_worse(request.margin)]
     if worse and request.fail_if_worse:
         by = f" by more than {request.margin:g}" if request.margin else ""

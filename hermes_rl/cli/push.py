@@ -52,8 +52,8 @@ def push_run(
     with tempfile.TemporaryDirectory(prefix="hermes-rl-push-") as folder:
         prepared = prepare(run, dataset, Path(folder), named_secrets(environ, token))
         files = pluralize(len(prepared.files), "file")
-        if prepared.left_out:
-            echo(prepared.left_out, err=True)
+        if prepared.excluded:
+            echo(prepared.excluded, err=True)
         if dry:
             echo(f"would {place}:")
             for name, path in prepared.files.items():

@@ -264,7 +264,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         )
     if evaluation.stopped is not None:
         lines.append(f"ended early: {evaluation.stopped}")
-    shown = ("eval/pass", "eval/reward/", "eval/ending/")
+    shown = ("eval/pass", "eval/reward/", "eval/stop_reason/")
     for name, value in metrics.items():
         if name.startswith(shown) or (name.startswith((BY, BY_SEAT)) and name.endswith("/mean_reward")):
             count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
@@ -305,10 +305,10 @@ WAYS_ON = {
     StopReason.REFUSED: "the server's filter refuses what is said here",
     StopReason.SANDBOX_KILLED: "raise sandbox.limits or sandbox.lifetime",
     StopReason.USER_TURNS: "raise user.max_turns",
-    StopReason.WORLD_FAILED: "correct that code",
+    StopReason.ENVIRONMENT_ERROR: "correct that code",
     StopReason.STEP_FAILED: "lower the `min_reward` of these words",
     StopReason.TOOL_ERRORS: "raise agent.max_tool_errors, or see whether the model knows these tools",
-    StopReason.GAVE_UP: "see what the program printed",
+    StopReason.PROGRAM_ABORTED: "see what the program printed",
     StopReason.UNTRAINED: "lower agent.min_trained_share, or see why the program changes what was sampled",
     StopReason.SERVER_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
     StopReason.SANDBOX_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",

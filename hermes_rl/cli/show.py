@@ -77,8 +77,8 @@ def show_run(request: ShowRequest) -> int:
         if request.prompt or request.tokens:
             raise UserError(f"--prompt and --tokens are about one rollout: hermes-rl show {record.path} ID")
         status = _show_run(record, request)
-        if record.left_out:
-            echo(record.left_out, err=True)
+        if record.excluded:
+            echo(record.excluded, err=True)
         return status
     matches = record.matching(request.rollout)
     if len(matches) == 1:
@@ -125,8 +125,8 @@ def _head(summary: RunSummary) -> RenderableType:
     without = [
         f"{count} {what}"
         for count, what in (
-            (summary.rollouts - summary.graded - summary.left_out - summary.waiting, "could not be graded"),
-            (summary.left_out, "left out by `on_stop`"),
+            (summary.rollouts - summary.graded - summary.excluded - summary.waiting, "could not be graded"),
+            (summary.excluded, "left out by `on_stop`"),
             (summary.waiting, "wait for their group"),
             (sum(summary.again.values()), "played again"),
             (summary.unreadable, "of the lines cannot be read"),
@@ -366,7 +366,7 @@ class _Rollout:
             for line in played["lines"]:
                 name = f"{'  ' * line['depth']}{line['kind']}"
                 branch = f" (behind {line['from']})" if line["from"] is not None else ""
-                answers = [f"{call['turn']}: {call['begins']}" for call in line["calls"]]
+                answers = [f"{call['turn']}: {call['preview']}" for call in line["calls"]]
                 if not self.request.full and (line["kind"] == "main" or len(answers) > ANSWERS):
                     answers = answers[-1:] if line["kind"] == "main" else [*answers[: ANSWERS - 1], "…", answers[-1]]
                 counts = (str(line["tokens"]), str(line["trained"]))

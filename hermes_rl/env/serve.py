@@ -131,7 +131,7 @@ class EnvHooks(Hooks):
         await call(env.add_rollouts_for_wandb, lines[0], group.row.columns)
         await call(env.cleanup)
 
-    async def left_out(self, group: Group, cause: str, detail: str) -> None:
+    async def excluded(self, group: Group, cause: str, detail: str) -> None:
         counts = self._env._training_counts
         counts.add_group(group)
         if group.dropped is None:

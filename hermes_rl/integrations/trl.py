@@ -528,7 +528,7 @@ class HermesWorker(BackgroundEnv):
         self._drop_uniform, self._normalise = drop_uniform, normalise
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._left_out: Counter[str] = Counter()
+        self._excluded: Counter[str] = Counter()
         self._failure = "none, so a budget of the spec is used up"
         self._playing: concurrent.futures.Future[None] | None = None
 
@@ -583,7 +583,7 @@ class HermesWorker(BackgroundEnv):
                 group = await anext(groups, None)
                 if group is None:
                     return
-                self.metrics_queue.put(self._metrics(group, groups.left_out))
+                self.metrics_queue.put(self._metrics(group, groups.excluded))
                 for sample in await asyncio.to_thread(self._samples, group, number):
                     while self.rollout_buffer.full():  # noqa: ASYNC110 - another thread empties it, and none fills it
                         await asyncio.sleep(0.05)
@@ -627,11 +627,11 @@ class HermesWorker(BackgroundEnv):
                 )
         return samples
 
-    def _metrics(self, group: hermes_rl.Group, left_out: Counter[str]) -> dict[str, Any]:
+    def _metrics(self, group: hermes_rl.Group, excluded: Counter[str]) -> dict[str, Any]:
         """Return the metrics of a group. A pair is a numerator and a denominator; TRL sums both over groups."""
-        new = Counter(left_out)
-        new.subtract(self._left_out)
-        self._left_out = Counter(left_out)
+        new = Counter(excluded)
+        new.subtract(self._excluded)
+        self._excluded = Counter(excluded)
         if group.dropped is not None:
             self._failure = f"{group.dropped}: {group.detail}"
             return {"hermes_rl/dropped_frac": (1, 1), f"hermes_rl/failed_{group.dropped}_total": 1.0}

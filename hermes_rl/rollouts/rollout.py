@@ -63,7 +63,11 @@ async def certified(group: Group) -> TokenProvenance:
 
 def attach_provenance(group: Group) -> TokenProvenance:
     """Compare the tokens of a group with the tokens sampled by its servers. Takes milliseconds: call it in a thread."""
-    members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST and rollout.seat.trained]
+    members = [
+        rollout
+        for rollout in group.rollouts
+        if rollout.state is not RolloutState.RETRIES_EXHAUSTED and rollout.seat.trained
+    ]
     ledger = [generation for rollout in members for generation in rollout.ledger]
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
     sampling: list[dict[str, Any]] = []
@@ -72,7 +76,7 @@ def attach_provenance(group: Group) -> TokenProvenance:
     return TokenProvenance(
         sampled=sum(generation.count for generation in ledger),
         trained=sum(sequence.trained_length for sequence in sequences),
-        left_out=sum(count for rollout in members for count in rollout.left_out.values()),
+        excluded=sum(count for rollout in members for count in rollout.excluded.values()),
         turns=sum(rollout.result.turns_used for rollout in members if rollout.result is not None),
         sequences=len(sequences),
         oldest=min(generation.weights.before or 0 for generation in ledger) if known else None,
@@ -96,10 +100,10 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         yield from _provenance(rollout)
     turns = [(sequence, span) for sequence in rollout.sequences for span in sequence.spans]
     ledger = rollout.ledger
-    left_out = result.program.untrained if result.program is not None else ()
-    if sorted([*(span.turn for _, span in turns), *left_out]) != list(range(len(ledger))):
+    excluded = result.program.untrained if result.program is not None else ()
+    if sorted([*(span.turn for _, span in turns), *excluded]) != list(range(len(ledger))):
         yield (
-            f"{len(ledger)} turns were sampled, {len(left_out)} of them are left out, and the sequences hold "
+            f"{len(ledger)} turns were sampled, {len(excluded)} of them are left out, and the sequences hold "
             f"{[span.turn for _, span in turns]}"
         )
         return
@@ -211,22 +215,22 @@ class RolloutState(StrEnum):
     WAITING = "waiting"
     """It has run, and gets its score together with the other members of its group."""
     SCORED = "scored"
-    LEFT_OUT = "left_out"
+    EXCLUDED = "excluded"
     """The spec's `on_stop` drops its stop reason, so it has no score and never gets one."""
     FAILED = "failed"
     """Infrastructure failed; a later start of the run runs it again."""
-    LOST = "lost"
+    RETRIES_EXHAUSTED = "retries_exhausted"
     """Infrastructure failed in all retries; it has no score, stays in its group, and counts as the worst there."""
 
     @property
     def final(self) -> bool:
         """True if it is never run or scored again."""
-        return self in (RolloutState.SCORED, RolloutState.LEFT_OUT, RolloutState.LOST)
+        return self in (RolloutState.SCORED, RolloutState.EXCLUDED, RolloutState.RETRIES_EXHAUSTED)
 
     @property
     def abandoned(self) -> bool:
         """True if its retries were exhausted by infrastructure failures."""
-        return self in (RolloutState.FAILED, RolloutState.LOST)
+        return self in (RolloutState.FAILED, RolloutState.RETRIES_EXHAUSTED)
 
 
 Baseline = Literal["seat", "row", "episode"]
@@ -446,9 +450,9 @@ class Rollout:
         return [reply.sampled for reply in replies if reply.sampled is not None]
 
     @property
-    def left_out(self) -> dict[str, int]:
+    def excluded(self) -> dict[str, int]:
         """Number of sampled tokens that are not trained on, by reason."""
-        return {} if self.result is None or self.result.program is None else self.result.program.left_out
+        return {} if self.result is None or self.result.program is None else self.result.program.excluded
 
     def scored(self, score: float) -> None:
         """Set its score."""
@@ -496,7 +500,7 @@ class TokenProvenance:
     """Number of tokens that are trained on, before `on_stop` masks any."""
     turns: int
     sequences: int
-    left_out: int = 0
+    excluded: int = 0
     """Number of sampled tokens that are not trained on, for the reasons in the records of their rollouts."""
     oldest: int | None = None
     """Version of the oldest weights of any token; None if a server did not report it for some step."""
@@ -520,7 +524,7 @@ def baseline(members: Sequence[tuple[float | None, RolloutState]]) -> list[float
     A member whose retries were exhausted counts as the worst scored member: it never gets a score itself.
     """
     worst = min((score for score, _ in members if score is not None), default=None)
-    return [worst if state is RolloutState.LOST else score for score, state in members]
+    return [worst if state is RolloutState.RETRIES_EXHAUSTED else score for score, state in members]
 
 
 def are_uniform(parts: Sequence[Sequence[float]]) -> bool:

@@ -220,7 +220,7 @@ class RolloutRunner:
             for rollout in [member for member in lost if member.state is RolloutState.FAILED]:
                 if group.dropped is None:
                     for seat in rollout.seats:
-                        seat.state = RolloutState.LOST
+                        seat.state = RolloutState.RETRIES_EXHAUSTED
                     restore_derived_fields(self.environment, rollout)
                 self._record(rollout)
         if self.prepare is not None:
@@ -434,7 +434,7 @@ class RolloutRunner:
         if dropped is not None:
             for seat in rollout.seats:
                 seat.error = f"the spec drops rollouts that end with {dropped}"
-                seat.state = RolloutState.LEFT_OUT
+                seat.state = RolloutState.EXCLUDED
             return
         started, runtime.phase = time.perf_counter(), "rewards"
         for machine in (runtime, *runtime.apart.values()):
@@ -465,12 +465,12 @@ class RolloutRunner:
         if not waiting:
             return
         if group.dropped is not None:
-            never = any(rollout.state is RolloutState.LEFT_OUT for rollout in group.rollouts)
+            never = any(rollout.state is RolloutState.EXCLUDED for rollout in group.rollouts)
             for rollout in waiting:
                 # The record of a failed one still waits: a later start runs the missing member and compares both.
                 what = "is left out" if never else "failed"
                 for seat in rollout.seats:
-                    seat.state = RolloutState.LEFT_OUT if never else RolloutState.FAILED
+                    seat.state = RolloutState.EXCLUDED if never else RolloutState.FAILED
                     seat.error = f"not compared with its group, of which another member {what}: {group.detail}"
         else:
             await self._compare(group)
@@ -509,7 +509,7 @@ def restore_derived_fields(environment: Environment, rollout: Rollout) -> None:
     for seat in rollout.seats:
         policy = environment.on_stop_policy(seat.stop_reason)
         seat.seed = seat.key.seed(environment.seed)
-        seat.masked = policy == "mask" or seat.state is RolloutState.LOST
+        seat.masked = policy == "mask" or seat.state is RolloutState.RETRIES_EXHAUSTED
         fixed = isinstance(policy, int | float)
         seat.credit = None if fixed or seat.score is None else environment.credit(seat)
 

@@ -45,7 +45,7 @@ class DeliveryLog:
         journal: the file; None: the record ends with the process.
         delivered: groups that the trainer has, in the order of delivery.
         doubtful: groups that were in transit when an earlier start ended.
-        left_out: groups that must not be sent, with the cause.
+        excluded: groups that must not be sent, with the cause.
         marks: one per step at which the trainer was seen.
         session: value that the trainer returned at its last registration, by which it identifies this environment.
         unanswered: True if a registration after that one may have reached the trainer.
@@ -58,7 +58,7 @@ class DeliveryLog:
     trainer: str
     delivered: list[str] = field(default_factory=list)
     doubtful: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
+    excluded: dict[str, str] = field(default_factory=dict)
     marks: list[StepMark] = field(default_factory=list)
     session: Any = None
     unanswered: bool = False
@@ -74,7 +74,7 @@ class DeliveryLog:
 
     def is_resolved(self, group: str) -> bool:
         """Return True if the trainer has the group, or must not have it."""
-        return group in self._known or group in self.left_out
+        return group in self._known or group in self.excluded
 
     def _take(self, line: dict[str, Any]) -> None:
         event, group = line["event"], line.get("group", "")
@@ -86,9 +86,9 @@ class DeliveryLog:
             self.doubtful = [other for other in self.doubtful if other != group]
             self.delivered.append(group)
             self._known.add(group)
-        elif event == "left_out":
+        elif event in ("excluded", "left_out"):  # its name before 0.1.0
             self.doubtful = [other for other in self.doubtful if other != group]
-            self.left_out[group] = line["cause"]
+            self.excluded[group] = line["cause"]
         elif event == "lost":
             self._known -= set(line["groups"])
             self.delivered = [group_id for group_id in self.delivered if group_id in self._known]
@@ -130,9 +130,9 @@ class DeliveryLog:
         if groups:
             self._write("repeated", groups=list(groups))
 
-    def leave_out(self, group: str, cause: str) -> None:
+    def exclude(self, group: str, cause: str) -> None:
         """Record that the group must not be sent, now or later."""
-        self._write("left_out", group=group, cause=cause)
+        self._write("excluded", group=group, cause=cause)
 
     def lost(self, groups: list[str]) -> None:
         """Record that the trainer has lost these groups, so that they are sent again."""

@@ -25,7 +25,7 @@ from hermes_rl.others_files import open_file, read_file
 from hermes_rl.repositories.cache import trust
 from hermes_rl.runs.journal import Journal, write_atomically
 from hermes_rl.runs.provenance import resumed
-from hermes_rl.runs.record_check import problem_of_description
+from hermes_rl.runs.record_check import current_description, problem_of_description
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.renamed import current
@@ -214,7 +214,7 @@ def read_description(path: Path) -> dict[str, Any]:
         OSError: it does not exist, or may not be read.
     """
     try:
-        described = read_own_json(read_file(path))
+        described = current_description(read_own_json(read_file(path)))
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if (problem := problem_of_description(described)) is not None:

@@ -17,7 +17,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutState
 from hermes_rl.stop_reasons import StopReason
 
 ENOUGH = 6
-"""Attempts of a row from which its rate is meaningful: three rollouts, each run twice."""
+"""AttemptCounts of a row from which its rate is meaningful: three rollouts, each run twice."""
 OFTEN = 0.5
 """Failure rate of a row from which the user is warned."""
 WORKER_DIED = "worker_died"
@@ -27,16 +27,16 @@ SHOWN = 20
 
 
 @dataclass
-class Attempts:
+class AttemptCounts:
     """Attempt and failure counts of one row, one policy, or the whole run."""
 
-    played: int = 0
+    attempts: int = 0
     causes: Counter[str] = field(default_factory=Counter)
 
     @property
-    def rate(self) -> float:
+    def failure_rate(self) -> float:
         """Fraction of the attempts that failed."""
-        return self.causes.total() / self.played if self.played else 0.0
+        return self.causes.total() / self.attempts if self.attempts else 0.0
 
     @property
     def listed(self) -> str:
@@ -45,22 +45,26 @@ class Attempts:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"played": self.played, "rate": round(self.rate, 4), "causes": dict(self.causes.most_common())}
+        return {
+            "attempts": self.attempts,
+            "failure_rate": round(self.failure_rate, 4),
+            "causes": dict(self.causes.most_common()),
+        }
 
 
 class FailureRates:
     """Counts attempts since the run was started."""
 
     def __init__(self) -> None:
-        self.all = Attempts()
-        self.by_row: dict[str, Attempts] = {}
+        self.all = AttemptCounts()
+        self.by_row: dict[str, AttemptCounts] = {}
         """Rows with failures; `_played` has the attempts of the others."""
-        self.by_policy: dict[str, Attempts] = {}
+        self.by_policy: dict[str, AttemptCounts] = {}
         self._played: Counter[str] = Counter()
         self._warned: set[str] = set()
         self.members = 0
         """Members of groups that were run to completion."""
-        self.given_up: Counter[str] = Counter()
+        self.retries_exhausted: Counter[str] = Counter()
         """Members whose retries were exhausted, by row."""
         self.kept_as_worst = 0
         """Members that count as the worst of their group."""
@@ -78,12 +82,12 @@ class FailureRates:
         replies = rollout.result.replies if rollout.result is not None else []
         policy = next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")
         if policy not in self.by_policy:
-            self.by_policy[policy] = Attempts()
+            self.by_policy[policy] = AttemptCounts()
         counted = [self.all, self.by_policy[policy]]
         if lost or row in self.by_row:
-            counted.append(self.by_row.setdefault(row, Attempts(self._played[row] - 1)))
+            counted.append(self.by_row.setdefault(row, AttemptCounts(self._played[row] - 1)))
         for attempts in counted:
-            attempts.played += 1
+            attempts.attempts += 1
             if lost:
                 attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.stop_reason)] += 1
         return self._word(row) if lost else None
@@ -94,12 +98,17 @@ class FailureRates:
             if rollout.stop_reason not in (StopReason.CANCELLED, StopReason.STALE):
                 self.members += 1
                 if rollout.state.abandoned:
-                    self.given_up[group.row.key] += 1
-                self.kept_as_worst += rollout.state is RolloutState.LOST
+                    self.retries_exhausted[group.row.key] += 1
+                self.kept_as_worst += rollout.state is RolloutState.RETRIES_EXHAUSTED
 
     def _word(self, row: str) -> str | None:
         own = self.by_row[row]
-        if row in self._warned or own.played < ENOUGH or own.rate < OFTEN or own.rate < 2 * self._others(own):
+        if (
+            row in self._warned
+            or own.attempts < ENOUGH
+            or own.failure_rate < OFTEN
+            or own.failure_rate < 2 * self._others(own)
+        ):
             return None
         self._warned.add(row)
         why = "what its agent does may keep them from being graded"
@@ -109,22 +118,30 @@ class FailureRates:
                 "such as a lack of memory"
             )
         return (
-            f"row {row} loses {own.rate:.0%} of its rollouts ({own.listed}), the others {self._others(own):.0%}: "
-            f"{why}; see `lost` in run.json"
+            f"row {row} loses {own.failure_rate:.0%} of its rollouts ({own.listed}), "
+            f"the others {self._others(own):.0%}: "
+            f"{why}; see `failure_rates` in run.json"
         )
 
-    def _others(self, own: Attempts) -> float:
-        played = self.all.played - own.played
+    def _others(self, own: AttemptCounts) -> float:
+        played = self.all.attempts - own.attempts
         return (self.all.causes.total() - own.causes.total()) / played if played else 0.0
 
     def record(self) -> dict[str, Any]:
-        """Return the `lost` entry of run.json."""
+        """Return the `failure_rates` entry of run.json."""
         most = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[:SHOWN]
         return {
             **self.all.record(),
             "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},
-            "members": {"ended": self.members, "given_up": self.given_up.total(), "kept_as_worst": self.kept_as_worst},
-            "rows": [{"row_key": key, **attempts.record(), "given_up": self.given_up[key]} for key, attempts in most],
+            "members": {
+                "ended": self.members,
+                "retries_exhausted": self.retries_exhausted.total(),
+                "kept_as_worst": self.kept_as_worst,
+            },
+            "rows": [
+                {"row_key": key, **attempts.record(), "retries_exhausted": self.retries_exhausted[key]}
+                for key, attempts in most
+            ],
         }
 
     @property
@@ -132,9 +149,9 @@ class FailureRates:
         """Description of the rate and its causes; empty if nothing failed."""
         if not self.all.causes:
             return ""
-        words = f"{self.all.rate:.1%} of the rollouts played were lost ({self.all.listed})"
-        if self.given_up.total():
-            words += f", {self.given_up.total()} of {self.members} members of groups were given up"
+        words = f"{self.all.failure_rate:.1%} of the rollouts played were lost ({self.all.listed})"
+        if self.retries_exhausted.total():
+            words += f", {self.retries_exhausted.total()} of {self.members} members of groups were given up"
         if self.kept_as_worst:
             words += f" and {self.kept_as_worst} of them count as the worst of their group"
-        return f"{words}, see `lost` in run.json"
+        return f"{words}, see `failure_rates` in run.json"

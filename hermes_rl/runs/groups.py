@@ -185,7 +185,7 @@ def group_of(name: str, lines: Sequence[Line], masks: Callable[[StopReason], boo
         episode, seat = group_of_episode(line), other_seat(line)
         key = RolloutKey(row, episode, line["index"], len(lines), line["attempt"], seat=seat)
         rollout = rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
-        rollout.masked = masks(rollout.stop_reason) or rollout.state is RolloutState.LOST
+        rollout.masked = masks(rollout.stop_reason) or rollout.state is RolloutState.RETRIES_EXHAUSTED
         if rollout.result is not None:
             rollout.result.tool_schemas = list(tools)
         rollouts.append(rollout)
@@ -276,12 +276,12 @@ def group_lines(
     `distill_token_ids` and `distill_logprobs` are present if a teacher was asked about every rollout. Only the first
     record has the messages and the images of the prompts. `run` is the fingerprint of the run. `of` is the group of
     episodes that this group is a part of: its records then name the `seats` of their entries, and the part
-    (`compared`).
+    (`comparison`).
     """
     layers = _token_layers(group)
     keys: dict[str, Any] = {"group": of or group.id, "row_key": group.row.key, "run": run}
     if of is not None:
-        keys |= {"compared": group.id, "seats": [rollout.seat.name for rollout in group.rollouts]}
+        keys |= {"comparison": group.id, "seats": [rollout.seat.name for rollout in group.rollouts]}
     if group.provenance is not None:
         keys["provenance"] = group.provenance.record()
     messages = [messages_of(rollout) for rollout in group.rollouts]
@@ -375,7 +375,7 @@ def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] 
 
 
 def _lost(rollout: Rollout) -> bool:
-    return rollout.state is RolloutState.LOST
+    return rollout.state is RolloutState.RETRIES_EXHAUSTED
 
 
 def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence) -> dict[str, Any]:
@@ -524,4 +524,4 @@ def _members(line: Mapping[str, Any]) -> int | None:
         return 0
     if "seats" not in line:
         return len(line["scores"])
-    return None if line["compared"].endswith("@episode") else line["seats"].count(line["seats"][0])
+    return None if line["comparison"].endswith("@episode") else line["seats"].count(line["seats"][0])

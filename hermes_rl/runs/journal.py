@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.runs.record_check import current_record
 from hermes_rl.values import read_own_json, write_message
 
 _BLOCK = 1 << 16
@@ -113,7 +114,7 @@ class Journal:
         """Return the record at this offset, as returned by `append` or `scan`."""
         with self.path.open("rb") as lines:
             lines.seek(begin)
-            record: dict[str, Any] = read_own_json(lines.readline())
+            record: dict[str, Any] = current_record(read_own_json(lines.readline()))
             return record
 
     def _require_short(self, size: int, number: int | str) -> None:
@@ -123,7 +124,7 @@ class Journal:
 
     def _parsed(self, line: bytes, number: int | str, keys: tuple[str, ...]) -> dict[str, Any]:
         try:
-            record = read_own_json(line)
+            record = current_record(read_own_json(line))
         except ValueError:
             record = None
         if not isinstance(record, dict):

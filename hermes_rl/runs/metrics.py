@@ -33,7 +33,7 @@ from hermes_rl.stop_reasons import StopReason
 class Played:
     """Fields of a rollout that metrics need: its record without the messages.
 
-    A rollout without a score was either `left_out`, because the spec drops its stop reason, or it is ungraded. An
+    A rollout without a score was either `excluded`, because the spec drops its stop reason, or it is ungraded. An
     ungraded rollout has a `cause`: the stop reason that prevented grading, which may be the stop reason of another
     member of its group.
     """
@@ -51,7 +51,7 @@ class Played:
     model: str | None = None
     cost: float | None = None
     """US dollars of all models, or None if the policy's cost is unknown."""
-    left_out: bool = False
+    excluded: bool = False
     cause: StopReason | None = None
 
     @classmethod
@@ -69,9 +69,9 @@ class Played:
             call_errors=len(line["tool_errors"]),
             repaired=sum("repaired" in call for call in line["tool_calls"]),
             model=(line["policy"] or {}).get("model"),
-            left_out=line["state"] == RolloutState.LEFT_OUT,
+            excluded=line["state"] == RolloutState.EXCLUDED,
             cause=StopReason(line["stop_reason"])
-            if line["score"] is None and line["state"] != RolloutState.LEFT_OUT
+            if line["score"] is None and line["state"] != RolloutState.EXCLUDED
             else None,
         )
 
@@ -108,7 +108,7 @@ def metrics_of(
     number of rows.
     """
     played = [rollout for row in rows for rollout in row]
-    rollouts = [rollout for rollout in played if not rollout.left_out]
+    rollouts = [rollout for rollout in played if not rollout.excluded]
     graded = [rollout for rollout in rollouts if rollout.score is not None]
     clusters = [scores_of(row) for row in rows]
     scores = [score for cluster in clusters for score in cluster]
@@ -126,7 +126,7 @@ def metrics_of(
     metrics |= _rewards(graded)
     stop_reasons = Counter(str(rollout.stop_reason) for rollout in played)
     metrics |= {
-        f"eval/ending/{stop_reason}": count / len(played) for stop_reason, count in sorted(stop_reasons.items())
+        f"eval/stop_reason/{stop_reason}": count / len(played) for stop_reason, count in sorted(stop_reasons.items())
     }
     if len(rollouts) < len(played):
         metrics["eval/dropped"] = float(len(played) - len(rollouts))

@@ -60,9 +60,9 @@ class ProcessSummary:
         self.written += 1
         if (proof := group.provenance) is not None:
             self.exact += proof.exact
-            masked = [one for one in group.rollouts if one.masked and one.state is not RolloutState.LOST]
-            left_out = sum(sequence.trained_length for one in masked for sequence in one.sequences or ())
-            self.sampled, self.trained = self.sampled + proof.sampled, self.trained + proof.trained - left_out
+            masked = [one for one in group.rollouts if one.masked and one.state is not RolloutState.RETRIES_EXHAUSTED]
+            excluded = sum(sequence.trained_length for one in masked for sequence in one.sequences or ())
+            self.sampled, self.trained = self.sampled + proof.sampled, self.trained + proof.trained - excluded
 
 
 async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, RunDirectory]:
@@ -119,8 +119,8 @@ class Processing:
                 raise RunError(f"every row was set aside, as each failed again and again. The last: {last}")
             raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
         summary.attempts = run.attempts
-        summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.left_out)
-        summary.quarantined, summary.lost = run.quarantine.record(), run.losses.words
+        summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.excluded)
+        summary.quarantined, summary.lost = run.quarantine.record(), run.failure_rates.words
         summary.seconds = time.monotonic() - started
         return summary
 
@@ -150,13 +150,13 @@ class Processing:
             return 0
         written = self.file.reconcile(store, changed, compare=not isinstance(self.run.environment, GroupSerializer))
         drop = self.run.plan.drop_uniform
-        self._done = written | {group for group in store.groups if store.left_out(group, drop_uniform=drop)}
+        self._done = written | {group for group in store.groups if store.excluded(group, drop_uniform=drop)}
         self.summary.there = len(written)
         return store.rollouts_of_unfinished_groups()
 
     async def _prepare(self, group: Group) -> None:
         """Make the records of a group; slow work here does not delay other groups."""
-        if not self.run.left_out(group):
+        if not self.run.excluded(group):
             lines = await self.run.lines(group)
             self._lines[group.id] = lines, await self.file.encoded(lines)
 
@@ -173,11 +173,11 @@ class Processing:
 
     def _give_up(self) -> None:
         """End a run that writes nothing, however long it runs."""
-        summary, ended = self.summary, self.run.budget.left_out.total()
-        left_out = summary.uniform + summary.unmade + ended
-        if summary.written == 0 and left_out > max(10 * self.target, HOPELESS):
+        summary, ended = self.summary, self.run.budget.excluded.total()
+        excluded = summary.uniform + summary.unmade + ended
+        if summary.written == 0 and excluded > max(10 * self.target, HOPELESS):
             raise RunError(
-                f"{left_out} groups were left out ({summary.uniform} uniform, {ended} by `on_stop`, {summary.unmade} "
+                f"{excluded} groups were left out ({summary.uniform} uniform, {ended} by `on_stop`, {summary.unmade} "
                 "by code of the environment's own) and none was written: the task may be too easy or too hard for this "
                 "policy"
             )
@@ -185,7 +185,7 @@ class Processing:
     def _discard(self, group: Group) -> None:
         """Count a group that is not written although nothing failed; notify the user if there are many."""
         summary = self.summary
-        if self.run.left_out(group):
+        if self.run.excluded(group):
             summary.uniform += 1
         else:
             summary.unmade += 1

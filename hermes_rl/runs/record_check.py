@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+from hermes_rl.new_names import DESCRIPTION, FIELDS, RECORD, STATES, STOP_REASONS
 from hermes_rl.rollouts.rollout import Baseline
 from hermes_rl.values import LARGEST_COUNT, is_number, too_deep
 
@@ -17,6 +18,47 @@ Check = Callable[[Any], bool]
 
 WHOLE = ("id", "row_key", "group", "index", "state", "rewards", "score", "messages", "usage", "timings", "tool_calls")
 """Keys that every complete record has."""
+
+
+def current_record(line: Any) -> Any:
+    """Return a record, or a part of it, with the names of this version; `RECORD` has those of earlier versions."""
+    if not isinstance(line, dict) or not line.keys() & RECORD.keys():
+        return line
+    line = {RECORD.get(name, name): value for name, value in line.items()}
+    for field, names in (("state", STATES), ("stop_reason", STOP_REASONS), ("first_stop_reason", STOP_REASONS)):
+        if isinstance(line.get(field), str):
+            line[field] = names.get(line[field], line[field])
+    for field in ("program", "provenance", "rewards"):
+        if isinstance(line.get(field), dict):
+            line[field] = {FIELDS.get(name, name): value for name, value in line[field].items()}
+    calls = line["program"].get("calls") if isinstance(line.get("program"), dict) else None
+    if isinstance(calls, list):
+        line["program"]["calls"] = [
+            {FIELDS.get(name, name): value for name, value in call.items()} if isinstance(call, dict) else call
+            for call in calls
+        ]
+    if isinstance(line.get("others"), list):
+        line["others"] = [*map(current_record, line["others"])]
+    return line
+
+
+def current_description(described: Any) -> Any:
+    """Return the value of a `run.json` with the names of this version."""
+    if not isinstance(described, dict):
+        return described
+    described = {DESCRIPTION.get(name, name): value for name, value in described.items()}
+    grading = described.get("grading")
+    if isinstance(grading, dict):
+        described["grading"] = grading = dict(grading)
+        for field in ("rewards", "any_size"):
+            if isinstance(grading.get(field), dict):
+                grading[field] = {FIELDS.get(name, name): value for name, value in grading[field].items()}
+        scoring = grading.get("scoring")
+        if isinstance(scoring, dict) and isinstance(scoring.get("endings"), dict):
+            grading["scoring"] = scoring = dict(scoring)
+            rules = scoring.pop("endings")
+            scoring["on_stop"] = {STOP_REASONS.get(name, name): rule for name, rule in rules.items()}
+    return described
 
 
 def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
@@ -107,14 +149,14 @@ _reward = _with(
 )
 _packed = _with({"ids": _text, "logprobs": _maybe(_text), "spans": _each(_each(_count))})
 _program = _with(
-    {"output": _text, "requests": _count, "refused": _count, "calls": _each(_object), "left_out": _counts},
+    {"output": _text, "requests": _count, "refused": _count, "calls": _each(_object), "excluded": _counts},
     {"exit_code": _maybe(lambda value: type(value) is int), "refusal": _text},
 )
 _FORM: Mapping[str, Check] = {
     # A state or a stop reason may come from another version; it is shown unchanged.
     **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "stop_reason"), _text),
     **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _place),
-    "played": _maybe(_text),
+    "first_stop_reason": _maybe(_text),
     "seat": _with(
         {"name": _text, "of": _text, "role": _text, "trained": lambda value: isinstance(value, bool)},
         {"baseline": lambda value: value in get_args(Baseline)},
@@ -137,7 +179,9 @@ _FORM: Mapping[str, Check] = {
     "sampled": _each(lambda value: isinstance(value, list) and len(value) == 6),
     "artifacts": _named(_object),
     "image": _maybe(_text),
-    "world_rewards": _each(lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value))),
+    "environment_rewards": _each(
+        lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
+    ),
     "steps": _each(_with({"turns": _count, "rewards": _named(_reward)})),
     "program": _program,
     "trained_share": is_number,
@@ -175,7 +219,7 @@ _DESCRIPTION: Mapping[str, Check] = {
     "images": _maybe(_named(_each(_text))),
     "usage": _maybe(_named(_counts)),
     "uncounted": _maybe(_each(_text)),
-    "lost": _maybe(_object),
+    "failure_rates": _maybe(_object),
     "retried": _maybe(_object),
     "failed": _maybe(_object),
 }

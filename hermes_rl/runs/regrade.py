@@ -104,7 +104,7 @@ async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
     drop, params = compiled.spec.process.drop_uniform, generation_params(compiled.spec, "process")
     written = file.reconcile(store, records.changed)
     for name in sorted(set(store.groups) - written):
-        if not store.complete(name) or store.left_out(name, drop_uniform=drop):
+        if not store.complete(name) or store.excluded(name, drop_uniform=drop):
             continue
         group = await store.group(name, compiled)
         await encoder.encode_group(group)

@@ -31,7 +31,6 @@ from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.renamed import with_old_names
 from hermes_rl.spec.section import to_plain
 from hermes_rl.stop_reasons import RETRIES_EXHAUSTED, StopReason
 from hermes_rl.threads import acquire_in_thread, end_tasks
@@ -51,7 +50,7 @@ class Grading:
     weightings: Sequence[Weighting] = ()
     clamp: tuple[float, float] | None = None
     combine: str = "sum"
-    stop_reasons: Mapping[str, Any] = field(default_factory=dict)
+    on_stop: Mapping[str, Any] = field(default_factory=dict)
     seats: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the seats that a reward pays, by its name; a reward that is missing here pays all."""
     any_size: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class Grading:
             weightings=[reward.weighting for reward in grader.rewards],
             clamp=spec.score.clamp,
             combine=spec.score.combine,
-            stop_reasons=to_plain(spec.on_stop),
+            on_stop=to_plain(spec.on_stop),
             seats={reward.name: list(reward.seats) for reward in grader.rewards if reward.seats is not None},
         )
 
@@ -94,7 +93,7 @@ class Grading:
         return {
             "weightings": weightings,
             "clamp": clamp,
-            **with_old_names({"on_stop": dict(self.stop_reasons)}),
+            "on_stop": dict(self.on_stop),
             **more,
         }
 
@@ -105,7 +104,7 @@ class Grading:
 
     def score(self, line: Mapping[str, Any]) -> tuple[float | None, str | None]:
         """Return the score of a graded rollout from its record in rollouts.jsonl, or why there is none."""
-        policy = self.stop_reasons.get(line["stop_reason"], "grade")
+        policy = self.on_stop.get(line["stop_reason"], "grade")
         if policy == "drop":
             return None, f"the spec drops rollouts that end with {line['stop_reason']}"
         if not isinstance(policy, str):
@@ -189,7 +188,7 @@ async def bring_up_to_date(
     old = before.get("scoring") or {}
     changed: set[str] = set()
     if changed_rewards or old != grading.scoring():
-        rescoring = Rescoring(grading, rejudging, old.get("stop_reasons") or {})
+        rescoring = Rescoring(grading, rejudging, old.get("on_stop") or {})
 
         def rewrite() -> None:
             store.rewrite(rescoring.scored)
@@ -205,11 +204,11 @@ async def bring_up_to_date(
 
 @dataclass
 class Rescoring:
-    """Gives records the score of their rewards' values under the current grading. `endings` are the earlier spec's."""
+    """Gives records the score of their rewards' values under the current grading. `on_stop` is the earlier spec's."""
 
     grading: Grading
     rejudging: Rejudging
-    stop_reasons: Mapping[str, Any]
+    on_stop: Mapping[str, Any]
     changed: set[str] = field(default_factory=set)
     """Groups whose score, or use for training, has changed."""
     count: int = 0
@@ -217,7 +216,7 @@ class Rescoring:
     def scored(self, line: Line) -> Line:
         """Return the record with its score."""
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
-        if line["state"] == RolloutState.LOST and self.grading.stop_reasons.get(RETRIES_EXHAUSTED) != "worst":
+        if line["state"] == RolloutState.RETRIES_EXHAUSTED and self.grading.on_stop.get(RETRIES_EXHAUSTED) != "worst":
             line["state"] = str(RolloutState.FAILED)
             self.changed.add(group_of_episode(line))
         judged = self.rejudging.apply(line)
@@ -225,15 +224,15 @@ class Rescoring:
             # The failed reward was repaired; rewards that compare the rollout with its group are still missing.
             line |= {"score": None, "error": None, "state": str(RolloutState.WAITING)}
         waits = line["state"] == RolloutState.WAITING
-        was_dropped = self.stop_reasons.get(line["stop_reason"]) == "drop"
+        was_dropped = self.on_stop.get(line["stop_reason"]) == "drop"
         if not waits and (judged or line["score"] is not None or was_dropped):
             self.count += 1
-            before = line["score"], self.stop_reasons.get(line["stop_reason"]) == "mask"
+            before = line["score"], self.on_stop.get(line["stop_reason"]) == "mask"
             line["score"], line["error"] = self.grading.score(line)
-            dropped = self.grading.stop_reasons.get(line["stop_reason"]) == "drop"
-            without = RolloutState.LEFT_OUT if dropped else RolloutState.FAILED
+            dropped = self.grading.on_stop.get(line["stop_reason"]) == "drop"
+            without = RolloutState.EXCLUDED if dropped else RolloutState.FAILED
             line["state"] = str(without if line["score"] is None else RolloutState.SCORED)
-            if before != (line["score"], self.grading.stop_reasons.get(line["stop_reason"]) == "mask"):
+            if before != (line["score"], self.grading.on_stop.get(line["stop_reason"]) == "mask"):
                 self.changed.add(group_of_episode(line))
         return line
 
@@ -317,8 +316,8 @@ class Rejudging:
 
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
         """Return the rewards to call for a rollout: rewards that changed, and rewards that failed before."""
-        if line["state"] in (RolloutState.FAILED, RolloutState.LOST, RolloutState.LEFT_OUT):
-            if StopReason(line["stop_reason"]) not in JUDGEABLE or line.get("played") is None:
+        if line["state"] in (RolloutState.FAILED, RolloutState.RETRIES_EXHAUSTED, RolloutState.EXCLUDED):
+            if StopReason(line["stop_reason"]) not in JUDGEABLE or line.get("first_stop_reason") is None:
                 return set()
             missing = set(self.grading.paying(line)) - set(line["rewards"])
             judgeable = all(obstacle(reward) is None for reward in self.grader.rewards if reward.name in missing)
@@ -411,7 +410,7 @@ class Rejudging:
             return False
         recorded = {**line["rewards"], **{name: value.record() for name, value in judged.items()}}
         line["rewards"] = {name: recorded[name] for name in self.grading.rewards if name in recorded}
-        line["stop_reason"] = line.get("played") or line["stop_reason"]
+        line["stop_reason"] = line.get("first_stop_reason") or line["stop_reason"]
         return True
 
 

@@ -23,7 +23,7 @@ def left_to_play(states: Mapping[int, RolloutState], size: int, *, compared: boo
             left to do.
     """
     members = [states.get(index) for index in range(size)]
-    if compared and RolloutState.LEFT_OUT in members:
+    if compared and RolloutState.EXCLUDED in members:
         return []
     return [index for index, state in enumerate(members) if state is None or not state.final]
 

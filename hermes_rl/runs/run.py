@@ -161,7 +161,7 @@ class RunBudget:
     meter: Meter = field(default_factory=Meter)
     clock: Callable[[], float] = time.monotonic
     failures: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)
+    excluded: Counter[str] = field(default_factory=Counter)
     """Groups that the spec drops by a stop reason caused by the policy."""
     last_failure: str = ""
     ended: str | None = None
@@ -197,7 +197,7 @@ class RunBudget:
             return
         failed = next((r for r in group.rollouts if r.error is not None and not r.stop_reason.graded), None)
         if failed is None and group.dropped.graded:
-            self.left_out[str(group.dropped)] += 1  # the spec drops this stop reason; nothing has failed
+            self.excluded[str(group.dropped)] += 1  # the spec drops this stop reason; nothing has failed
             return
         self.failures[str(failed.stop_reason if failed is not None else group.dropped)] += 1
         self.last_failure = (failed.error if failed is not None else group.detail) or ""
@@ -388,7 +388,7 @@ class Run:
         self.budget = budget or RunBudget()
         self.progress = progress or Progress(quiet=True)
         self.quarantine = Quarantine()
-        self.losses = FailureRates()
+        self.failure_rates = FailureRates()
         self.stop_reasons: dict[str, dict[str, Any]] = {}
         """Attempts of this start by stop reason: their number (`count`; for an episode, the stop reason of the first
         seat that did not end naturally), and the detail of the first one (`first`), if it is known.
@@ -536,7 +536,7 @@ class Run:
         # Together they are the group of the run, whose records are written and sent as one.
         return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
 
-    def left_out(self, group: Group) -> bool:
+    def excluded(self, group: Group) -> bool:
         """Return True if a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""
         return group.dropped is not None or (self.plan.drop_uniform and group.uniform)
 
@@ -607,7 +607,7 @@ class Run:
         async def prepare(group: Group) -> None:
             if group.id not in self._recorded:
                 self.curriculum.count(group.row.key, None if None in group.baseline else group.uniform)
-            if self.encoder is not None and group.parts is None and not self.left_out(group):
+            if self.encoder is not None and group.parts is None and not self.excluded(group):
                 await self.encoder.encode_group(group)
             if further is not None:
                 await further(group)
@@ -616,7 +616,7 @@ class Run:
 
     def _played(self, rollout: Rollout) -> None:
         self.attempts += 1
-        word = self.losses.count(rollout)
+        word = self.failure_rates.count(rollout)
         if word is not None:
             self.progress.note(word)
         seat = min(rollout.seats, key=lambda seat: seat.stop_reason.finished_naturally)
@@ -628,7 +628,7 @@ class Run:
 
     def _account(self, group: Group) -> None:
         """Count an ended group, and notify the user if something went wrong."""
-        self.losses.end(group)
+        self.failure_rates.end(group)
         if group.dropped is not None and self.plan.whole:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
         if self.quarantine.count(group):

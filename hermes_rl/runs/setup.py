@@ -153,7 +153,7 @@ class SpecRun:
             waiting_calls=self.compiled.policy.waiting if workers is None else workers.waiting,
             tokens=run.budget.tokens,
             cost=run.budget.meter.known_cost,
-            failures=run.losses.all.causes,
+            failures=run.failure_rates.all.causes,
             again=self.retried.words,
             paused=run.paused,
         )
@@ -316,7 +316,7 @@ async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = Non
                             {
                                 "ended": moment(),
                                 "retried": opened.retried.record(),
-                                "lost": run.losses.record(),
+                                "failure_rates": run.failure_rates.record(),
                                 "stop_reasons": run.stop_reasons,
                                 "usage": budget.meter.record(),
                             }

@@ -89,7 +89,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
-        "played": str(result.stop_reason) if result else None,
+        "first_stop_reason": str(result.stop_reason) if result else None,
         "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
@@ -105,7 +105,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         **({"row": readable_columns(rollout.key.row.columns)} if rollout.key.index == 0 else {}),
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
-        **({"world_rewards": result.world_rewards} if result and result.world_rewards else {}),
+        **({"environment_rewards": result.environment_rewards} if result and result.environment_rewards else {}),
         **({"steps": [asdict(step) for step in result.steps]} if result and result.steps else {}),
         **({"program": asdict(result.program)} if result and result.program else {}),
         **({"trained_share": round(share, 6)} if result and (share := result.trained_share) is not None else {}),
@@ -174,7 +174,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
     """
     try:
         sequences = None if line.get("sequences") is None else [unpacked(sequence) for sequence in line["sequences"]]
-        result = None if line.get("played", "") is None else result_of(line)
+        result = None if line.get("first_stop_reason", "") is None else result_of(line)
         if result is not None and sequences is not None and line.get("sampled"):
             result.managed_state = ManagedState(lambda: sequences)
         seat = _seat_of(line["seat"]) if line.get("seat") is not None else ONLY_SEAT
@@ -208,7 +208,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     written = written_calls(spoken)
     policy = line.get("policy") or {}
     # A rollout with a failed reward or judge had ended before; its rewards see that stop reason.
-    stop_reason = StopReason(line.get("played") or line["stop_reason"])
+    stop_reason = StopReason(line.get("first_stop_reason") or line["stop_reason"])
     return AgentResult(
         messages=messages,
         turns_used=line.get("turns", 0),
@@ -222,7 +222,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         replies=list(_replies(line, spoken)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
-        world_rewards=[(turn, reward) for turn, reward in line.get("world_rewards") or ()],
+        environment_rewards=[(turn, reward) for turn, reward in line.get("environment_rewards") or ()],
         steps=[GradedStep(**step) for step in line.get("steps") or ()],
         program=ProgramRun(**line["program"]) if "program" in line else None,
         seat=(line.get("seat") or {}).get("name", ""),
@@ -455,7 +455,7 @@ class RolloutStore:
             ]
         )
 
-    def left_out(self, group: str, *, drop_uniform: bool) -> bool:
+    def excluded(self, group: str, *, drop_uniform: bool) -> bool:
         """Return True if the group was run to completion and must not be written or sent.
 
         Either the spec drops the stop reason of one of its members, or all of its scores are the same.

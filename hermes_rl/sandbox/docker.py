@@ -282,11 +282,11 @@ def build_context(folder: Path) -> bytes:
                 raise SandboxFailure(f"{lines} is larger than {LARGEST_IGNORED} bytes: exclude whole directories")
             ignored = DockerIgnore(lines.read_text("utf-8", "replace") if lines.is_file() else "")
 
-            def is_left_out(path: Path) -> bool:
+            def is_excluded(path: Path) -> bool:
                 name = str(path.relative_to(folder))
                 return name not in ("Dockerfile", IGNORED) and ignored.leaves_out(name)
 
-            for path, mode in list_below(folder, folder, is_left_out).items():
+            for path, mode in list_below(folder, folder, is_excluded).items():
                 name = str(path.relative_to(folder))
                 if stat.S_ISREG(mode):
                     with open_file(path, folder) as file:

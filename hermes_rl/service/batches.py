@@ -226,7 +226,7 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
 def _seat(rollout: Rollout, part: Group) -> dict[str, Any]:
     versions = attach_provenance(Group(part.id, part.row, [rollout]))
     weights = [versions.oldest, versions.newest]
-    return {"seat": rollout.seat.name, "server": rollout.seat.role, "weights": weights, "compared": part.id}
+    return {"seat": rollout.seat.name, "server": rollout.seat.role, "weights": weights, "comparison": part.id}
 
 
 def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[str, Any]:

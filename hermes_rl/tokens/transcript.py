@@ -514,7 +514,7 @@ class Transcript:
         self.lock = asyncio.Lock()
         self.branches: list[Branch] = []
         self.turns: list[TranscriptTurn] = []
-        self.left_out: dict[int, str] = {}
+        self.excluded: dict[int, str] = {}
         """Turns that are not trained on, and the reason: they are only context."""
 
     def add(
@@ -588,9 +588,9 @@ class Transcript:
         for branch in self.branches:
             branch.text, branch.listed = (), 0  # if the rollout continues nevertheless, it is created again
         whole = [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
-        if not self.left_out:
+        if not self.excluded:
             return whole
-        parts = [sequence.without(self.left_out) for sequence in whole]
+        parts = [sequence.without(self.excluded) for sequence in whole]
         return [part for part in parts if part.spans] or parts[:1]
 
     def _place(self, ids: array[int], prompt: RenderedPrompt | None) -> int | None:

@@ -73,7 +73,7 @@ class Hooks:
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
         """Handle a group that is about to be sent."""
 
-    async def left_out(self, group: Group, cause: str, detail: str) -> None:
+    async def excluded(self, group: Group, cause: str, detail: str) -> None:
         """Handle a group that is not sent."""
 
     async def arrived(self, ages: Sequence[int], stale: int) -> None:
@@ -376,7 +376,7 @@ class Serving:
         async with aclosing(self.run.groups(skip=self._skip, demand=self, prepare=self._prepare)) as playing:
             async for group in playing:
                 self._ended += 1
-                if not self.run.left_out(group):
+                if not self.run.excluded(group):
                     self._outbox.put_nowait(group)
                     continue
                 self._settled += 1
@@ -395,10 +395,10 @@ class Serving:
         if self.log.is_resolved(group):
             return True
         store = self.run.store
-        return store is not None and store.left_out(group, drop_uniform=self.run.plan.drop_uniform)
+        return store is not None and store.excluded(group, drop_uniform=self.run.plan.drop_uniform)
 
     async def _prepare(self, group: Group) -> None:
-        if not self.run.left_out(group):
+        if not self.run.excluded(group):
             self._lines[group.id] = await self.run.lines(group)
 
     async def _send_all(self) -> None:
@@ -410,7 +410,7 @@ class Serving:
                 self.together.sent += self.run.plan.size
             except GroupRefused as refused:
                 self._settled += 1
-                self.log.leave_out(group.id, refused.cause)
+                self.log.exclude(group.id, refused.cause)
                 await self._leave_out(group, refused.cause, refused.detail)
 
     async def _leave_out(self, group: Group, cause: str, detail: str) -> None:
@@ -419,7 +419,7 @@ class Serving:
         first = not self._in_vain[cause]
         said = f"{detail}; {way} (further ones are in the run's log alone)" if first and way else detail
         logger.log(logging.WARNING if first else logging.INFO, "group %s was not sent (%s): %s", group.id, cause, said)
-        await self.hooks.left_out(group, cause, detail)
+        await self.hooks.excluded(group, cause, detail)
         if group.dropped is not None and not group.dropped.graded:
             return  # an infrastructure failure, which the budget counts
         self._in_vain[cause] += 1

@@ -115,7 +115,7 @@ def check(played: Asking) -> None:
     rollout = played.rollout
     proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
     assert proof.exact, proof.problems
-    assert proof.trained + proof.left_out == proof.sampled
+    assert proof.trained + proof.excluded == proof.sampled
     assert proof.turns == len(played.result.replies) == len(played.result.reasoning_per_turn)
     assert rollout.sequences is not None
     spans = [
@@ -127,7 +127,7 @@ def check(played: Asking) -> None:
     assert len(spans) <= len(sampled)
     for span in spans:
         sampled.remove(span)  # fails where it was sampled nowhere, or is trained twice
-    assert sum(len(ids) for _, ids, _ in sampled) >= proof.left_out
+    assert sum(len(ids) for _, ids, _ in sampled) >= proof.excluded
     again = rollout_of(json.loads(json.dumps(rollout_record(rollout))), rollout.key)
     assert attach_provenance(Group("g", rollout.key.row, [again])) == proof
 

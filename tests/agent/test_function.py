@@ -117,12 +117,12 @@ async def test_a_function_plays_and_is_trained_exactly(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("name", "stop_reason", "output"),
     [
-        ("raises", StopReason.GAVE_UP, "what now?"),
-        ("claims", StopReason.GAVE_UP, "so it says"),
-        ("misuses", StopReason.GAVE_UP, "no artifact"),
+        ("raises", StopReason.PROGRAM_ABORTED, "what now?"),
+        ("claims", StopReason.PROGRAM_ABORTED, "so it says"),
+        ("misuses", StopReason.PROGRAM_ABORTED, "no artifact"),
         ("hangs", StopReason.TIMEOUT, ""),
-        ("ends", StopReason.GAVE_UP, "its process ended"),
-        ("hungry", StopReason.GAVE_UP, "MemoryError"),
+        ("ends", StopReason.PROGRAM_ABORTED, "its process ended"),
+        ("hungry", StopReason.PROGRAM_ABORTED, "MemoryError"),
         ("elsewhere", StopReason.FINISHED, "tool_calls"),
     ],
 )

@@ -323,7 +323,7 @@ async def test_a_forged_turn_is_never_trained_as_the_policys(tmp_path: Path, tra
     assert len(rollout.sequences) == (2 if train else 1)
     assert trained([rollout]) == sampled(sampler.answers if train else sampler.answers[1:])
     assert rollout.examples(exact=True)
-    assert rollout.left_out == ({} if train else {"changed": len(sampled(sampler.answers[:1]))})
+    assert rollout.excluded == ({} if train else {"changed": len(sampled(sampler.answers[:1]))})
 
 
 async def test_a_history_that_a_command_of_the_policy_sends_is_neither_graded_nor_changes_what_is(
@@ -354,10 +354,10 @@ async def test_a_side_call_has_no_place_in_the_conversation(tmp_path: Path, trai
     assert "Title" not in json.dumps(rollout.messages)
     proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
     assert proof.exact
-    assert (proof.trained + proof.left_out, proof.turns) == (proof.sampled, 3)
-    assert proof.left_out == (0 if train else len(sampled(sampler.answers[:1])))
+    assert (proof.trained + proof.excluded, proof.turns) == (proof.sampled, 3)
+    assert proof.excluded == (0 if train else len(sampled(sampler.answers[:1])))
     record = rollout_record(rollout)
-    assert record["program"]["left_out"] == rollout.left_out
+    assert record["program"]["excluded"] == rollout.excluded
     assert attach_provenance(Group("g", rollout.key.row, [rollout_of(record, rollout.key)])) == proof
 
 
@@ -380,11 +380,11 @@ async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path:
 @pytest.mark.parametrize(
     ("mode", "stop_reason"),
     [
-        ("crashes", StopReason.GAVE_UP),
-        ("leaves", StopReason.GAVE_UP),
+        ("crashes", StopReason.PROGRAM_ABORTED),
+        ("leaves", StopReason.PROGRAM_ABORTED),
         ("submits", StopReason.FINISHED),
-        ("shrugs", StopReason.GAVE_UP),
-        ("pictures", StopReason.GAVE_UP),
+        ("shrugs", StopReason.PROGRAM_ABORTED),
+        ("pictures", StopReason.PROGRAM_ABORTED),
         ("endless", StopReason.MAX_TURNS),
         ("hangs", StopReason.TIMEOUT),
     ],
@@ -512,7 +512,7 @@ urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "{path}", body)
 
 async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "verbatim", agent="import no_such_module")
-    assert (rollout.stop_reason, rollout.score) == (StopReason.GAVE_UP, 0.0)
+    assert (rollout.stop_reason, rollout.score) == (StopReason.PROGRAM_ABORTED, 0.0)
     reason = "the policy was never asked, so nothing was sampled"
     said = "ModuleNotFoundError: No module named 'no_such_module'"
     assert rollout.no_tokens == f"{reason}: its program made 0 requests (0 refused) and ended with status 1: {said}"

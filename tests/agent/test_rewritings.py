@@ -443,7 +443,7 @@ def nothing_is_lost(played: Program) -> None:
     """All is one sequence, and each sampled token is trained."""
     check(played)
     proof = attach_provenance(Group("g", played.rollout.key.row, [played.rollout]))
-    assert (proof.left_out, proof.trained) == (0, sum(len(answer.ids) for _, answer in played.engine.log))
+    assert (proof.excluded, proof.trained) == (0, sum(len(answer.ids) for _, answer in played.engine.log))
     assert played.hows == ["first", *["extended"] * (len(played.engine.log) - 1)]
 
 

@@ -131,7 +131,9 @@ async def test_calls_that_are_kept_cannot_fill_the_memory(tmp_path: Path) -> Non
     program = 'command: [python3, agent.py, "{{ prompt }}", large], env: {BASE: "{{ endpoint }}"}'
     rollout = await played(tmp_path, program, "sandbox: {files: [{to: agent.py, from: agent.py}]}")
     assert rollout.result is not None and rollout.result.program is not None
-    assert (rollout.result.program.exit_code, rollout.stop_reason) == (0, StopReason.GAVE_UP), rollout.result.program
+    assert (rollout.result.program.exit_code, rollout.stop_reason) == (0, StopReason.PROGRAM_ABORTED), (
+        rollout.result.program
+    )
     assert sum(len(str(call.arguments)) for call in rollout.result.tool_calls) < 64 << 20
 
 

@@ -183,7 +183,7 @@ def test_grades_without_proof_are_listed() -> None:
     line = programmed("a", [("undelivered", None, 30, False), ("main", None, 70, True)])
     line["tool_calls"] = [{"turn": 1, "id": "c", "name": "add", "seconds": 0.0}]
     line["messages"][-1]["content"] = "answer 1, which came too late"
-    line["program"]["left_out"] = {"undelivered": 30, "changed": 40}
+    line["program"]["excluded"] = {"undelivered": 30, "changed": 40}
     assert [reason.what for reason in of_evidence(line, graded)] == [
         "70% of its sampled tokens are not trained on",
         "may be graded by a call that was not executed (add)",
@@ -191,7 +191,7 @@ def test_grades_without_proof_are_listed() -> None:
     ]
     line["tool_calls"][0]["executed_by"] = "program"
     line["messages"][-1]["content"] = "answer 2"
-    line["program"]["left_out"] = {"undelivered": 30}
+    line["program"]["excluded"] = {"undelivered": 30}
     assert list(of_evidence(line, graded)) == []
     line["tool_calls"] = [{"turn": 1, "id": "c", "name": "ls", "seconds": 0.1, "error": "there is no tool named 'ls'"}]
     assert [len(list(of_evidence({"tool_calls": line["tool_calls"]}, spec))) for spec in ("bfcl", "{}")] == [1, 0]

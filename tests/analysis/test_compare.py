@@ -133,7 +133,7 @@ def test_what_has_no_score_is_no_zero() -> None:
     a = run({"r": [1.0, 1.0], "s": [0.0, 0.0], "t": [1.0, 1.0], "only a": [1.0]})
     b = run({"r": [None, 1.0], "s": [0.0, 1.0], "t": [None, None], "only b": [1.0]})
     found = compare(a, b)
-    assert (found.rows, found.only_a, found.only_b, found.left_out) == (3, 1, 1, 1)
+    assert (found.rows, found.only_a, found.only_b, found.excluded) == (3, 1, 1, 1)
     assert (found.score.rows, found.score.a, found.score.b) == (2, 0.5, 0.75)
     assert (found.ungraded_a, found.ungraded_b) == (0, 3)
     assert found.bounds == (pytest.approx((0.5 + 0.5 + 0) / 3 - 2 / 3), pytest.approx(2.5 / 3 - 2 / 3))
@@ -141,7 +141,7 @@ def test_what_has_no_score_is_no_zero() -> None:
 
 
 def test_what_was_left_out_on_purpose_is_not_missing() -> None:
-    found = compare(run({"r": [1.0]}), [played("r", 0, 1.0), played("r", 1, None, state="left_out")])
+    found = compare(run({"r": [1.0]}), [played("r", 0, 1.0), played("r", 1, None, state="excluded")])
     assert (found.ungraded_b, found.bounds) == (0, None)
 
 

@@ -71,7 +71,7 @@ def test_line_that_is_no_json_is_named_by_its_number(tmp_path: Path) -> None:
     run = damaged(tmp_path, lambda line: line[:40], COMPACT)
     record = RunRecord(run)
     record.refresh()
-    assert record.left_out.endswith("as it cannot be read: 1 line: number 2")
+    assert record.excluded.endswith("as it cannot be read: 1 line: number 2")
     assert [rollout.id for rollout in record.rollouts] == ["a:0-0", "c:0-0"]
 
 

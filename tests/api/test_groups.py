@@ -109,7 +109,7 @@ async def test_uniform_groups_are_left_out_and_counted(tmp_path: Path) -> None:
         groups = env.groups(2, sampler.policy(), rows=rows, drop_uniform=True)
         found = [group async for group in groups]
     assert all(len(set(group.scores)) == 2 for group in found)
-    assert groups.left_out["uniform"] == len(rows) - len(found) > 0
+    assert groups.excluded["uniform"] == len(rows) - len(found) > 0
     for group in found:
         assert sorted(group.advantages("mean"), key=float) == [-0.5, 0.5]  # type: ignore[arg-type]
         assert sorted(group.advantages(), key=float) == [-1.0, 1.0]  # type: ignore[arg-type]
@@ -127,10 +127,10 @@ async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> Non
                     break
             policy.version = 1
             await anext(groups)
-            assert groups.left_out["stale"] == 0, "one version behind is allowed"
+            assert groups.excluded["stale"] == 0, "one version behind is allowed"
             policy.version = 2
             later = await anext(groups)
-            assert groups.left_out["stale"] >= 2, "what waited was sampled with version 0"
+            assert groups.excluded["stale"] >= 2, "what waited was sampled with version 0"
             assert later.provenance is not None
             assert later.provenance.oldest is not None
             assert later.provenance.oldest >= 1
@@ -146,7 +146,7 @@ async def test_a_recorded_group_that_is_stale_by_now_is_played_anew_under_its_ba
             groups = env.groups(
                 2, sampler.policy(version=version), rows=rows, max_staleness=1, batch="step-12", ahead=1
             )
-            return sorted([group.id async for group in groups]), groups.left_out["stale"]
+            return sorted([group.id async for group in groups]), groups.excluded["stale"]
 
     first = await asked(0, Sampler())
     assert len(first[0]) == 3

@@ -99,7 +99,7 @@ def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:
         rollouts += env.play_group(rows[1], 2, policy).rollouts
         groups = env.groups(2, policy, rows=rows)
         rollouts += [rollout for group in groups for rollout in group.rollouts]
-        assert groups.left_out == {}
+        assert groups.excluded == {}
         with env.groups(1, policy) as endless:
             rollouts += next(endless).rollouts
         with env.session(rows[0]) as session:

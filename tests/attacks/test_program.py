@@ -93,13 +93,13 @@ if WAY == "escapes":
     os._exit(1)
 """
 ENDINGS = {
-    "floods": {StopReason.GAVE_UP},
-    "connects": {StopReason.GAVE_UP},
-    "dawdles": {StopReason.GAVE_UP},
-    "babbles": {StopReason.GAVE_UP},
+    "floods": {StopReason.PROGRAM_ABORTED},
+    "connects": {StopReason.PROGRAM_ABORTED},
+    "dawdles": {StopReason.PROGRAM_ABORTED},
+    "babbles": {StopReason.PROGRAM_ABORTED},
     # What it goes on asking for, nobody answers once it has ended; before that it has had its turns.
-    "outlives": {StopReason.MAX_TURNS, StopReason.FINISHED, StopReason.GAVE_UP},
-    "escapes": {StopReason.GAVE_UP, StopReason.MAX_TURNS, StopReason.FINISHED},
+    "outlives": {StopReason.MAX_TURNS, StopReason.FINISHED, StopReason.PROGRAM_ABORTED},
+    "escapes": {StopReason.PROGRAM_ABORTED, StopReason.MAX_TURNS, StopReason.FINISHED},
 }
 
 

@@ -352,5 +352,5 @@ def test_every_shipped_reward_over_texts_is_read() -> None:
     assert known - set(REWARDS) <= {
         "token_efficiency",
         "turn_efficiency",
-        "world_rewards",
+        "environment_rewards",
     }  # which look at numbers alone

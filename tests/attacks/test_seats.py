@@ -40,7 +40,7 @@ async def play(seats, row):
 
 def texts(result): return len(result.texts)
 """
-FAILS, ENDS = "world_failed", "world_over"
+FAILS, ENDS = "environment_error", "environment_done"
 SCHEDULES: dict[str, str] = {
     "raise StopIteration": FAILS,
     "raise StopAsyncIteration": FAILS,

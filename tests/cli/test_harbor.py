@@ -523,7 +523,7 @@ async def test_the_health_check_of_a_step_comes_behind_its_setup(tmp_path: Path)
     assert (line["score"], line["stop_reason"]) == (1.0, "finished")
     toml = TOML + STEPS.replace('name = "two"\n', 'name = "two"\n' + check.format("test -e nowhere.txt"))
     line = await played(steps(tmp_path / "ill", toml), tmp_path / "run-ill")
-    assert (line["score"], line["stop_reason"]) == (0.5, "world_failed")
+    assert (line["score"], line["stop_reason"]) == (0.5, "environment_error")
 
 
 SERVER = (Path(__file__).parents[2] / "specs" / "servers" / "inventory.py").read_text()

@@ -222,7 +222,7 @@ class Board:
 """
 ENDED = {
     "state: board.py:Board\nagents: {white: {}, black: {}}\nschedule: {state: turn}\n": (
-        "2 of 2 rollouts ended with world_failed: the spec's code",
+        "2 of 2 rollouts ended with environment_error: the spec's code",
         "(RuntimeError: the board fell); correct that code",
     ),
     "toolsets: [todo]\nagent: {max_turns: 1}\n": ("2 of 2 rollouts ended with max_turns:", "; raise agent.max_turns"),

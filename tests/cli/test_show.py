@@ -267,11 +267,15 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
     [
         (
             [],
-            "gave_up",
+            "program_aborted",
             "the policy was never asked, so nothing was sampled: its program made 1 request (1 refused, the",
         ),
         ([], "timeout", "the policy was never asked, so nothing was sampled"),
-        ([("main", None, 5, True)], "gave_up", "its agent program gave up with status 0; the last request that was"),
+        (
+            [("main", None, 5, True)],
+            "program_aborted",
+            "its agent program gave up with status 0; the last request that was",
+        ),
         ([("main", None, 5, True)], "timeout", "it ended before it was done: `agent.timeout`"),
     ],
 )

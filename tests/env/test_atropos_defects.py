@@ -374,14 +374,14 @@ async def test_constant_rewards_give_finite_metrics() -> None:
     assert all(math.isfinite(value) for value in numbers.values())
 
 
-@pytest.mark.parametrize(("left_out", "sent"), [(True, [0.0, 1.0]), (False, [1.0, 1.0])])
+@pytest.mark.parametrize(("excluded", "sent"), [(True, [0.0, 1.0]), (False, [1.0, 1.0])])
 async def test_uniform_groups_are_left_out_where_asked_for_and_sent_where_not(
-    left_out: bool, sent: list[float]
+    excluded: bool, sent: list[float]
 ) -> None:
     """A group of equal scores is dropped with a line in a debug log."""
     scores = iter([1.0, 1.0, 0.0, 1.0, *[0.5, 0.25] * 100])
-    env = make(play=lambda number: item(next(scores)), ensure_scores_are_not_same=left_out, max_num_workers=1)
+    env = make(play=lambda number: item(next(scores)), ensure_scores_are_not_same=excluded, max_num_workers=1)
     counts = env._training_counts.dropped  # held on to, since a log begins others
     ((_, lines), *_) = await served(env)
     assert lines[0]["scores"] == sent
-    assert counts == ({"uniform": 1} if left_out else {})
+    assert counts == ({"uniform": 1} if excluded else {})

@@ -233,7 +233,10 @@ def test_what_dropped_all_groups_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (["false"], r"not one of 16 rollouts could be scored \(16 gave_up\): the policy was never asked.* status 1"),
+        (
+            ["false"],
+            r"not one of 16 rollouts could be scored \(16 program_aborted\): the policy was never asked.* status 1",
+        ),
         (["python3", "-c", AGAIN], r"has 2 sequences.*agent\.program\.train: \[main\].*HermesWorker"),
     ],
 )

@@ -28,7 +28,7 @@ def groups_of(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield what is compared, as the trainer of the example takes it."""
     for line in lines:
         assert line["dropped"] is None and line["provenance"]["exact"], line["detail"]
-        assert {one["compared"] for one in line["rollouts"]} == {f"{line['group']}@row"}
+        assert {one["comparison"] for one in line["rollouts"]} == {f"{line['group']}@row"}
         assert [one["seat"] for one in line["rollouts"]] == ["first", "second"] * EPISODES
         made: dict[str, Any] = {"tokens": [], "masks": [], "inference_logprobs": [], "scores": []}
         for rollout in line["rollouts"]:

@@ -238,12 +238,12 @@ async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
     assert odd.ours == neat.ours == 1
     faults = Figures.of_all(faulty)
     every = Figures.of_all(figures.values())
-    accounted = (every.trained + sum(every.left_out.values())) / every.sampled
+    accounted = (every.trained + sum(every.excluded.values())) / every.sampled
     assert accounted >= 0.99
-    left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(every.left_out.items())) or "–"
+    excluded = ", ".join(f"{kind} {count:,}" for kind, count in sorted(every.excluded.items())) or "–"
     record_property("figure", f"healthy rollouts {Figures.of_all((odd, neat)).told(2)}; with mistakes {faults.told(5)}")
     cells = [name, odd.rules, neat.rules, odd.thousands, f"{len(faulty)}, {faults.requests}", faults.rules]
-    record_property(PLAYED, f"| {' | '.join((*cells, f'{accounted:.0%} of {every.sampled:,}', left_out))} |")
+    record_property(PLAYED, f"| {' | '.join((*cells, f'{accounted:.0%} of {every.sampled:,}', excluded))} |")
 
 
 DELEGATES = {
@@ -317,8 +317,8 @@ async def test_a_long_run_goes_on_from_its_summaries(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
     rollout, figures = await recorded_of(name, monkeypatch, partial(lasting, name), context=LONG[name])
-    assert (rollout.stop_reason, rollout.score, set(figures.left_out)) == (StopReason.FINISHED, 1.0, {"summaries"})
-    assert figures.trained + figures.left_out["summaries"] == figures.sampled
+    assert (rollout.stop_reason, rollout.score, set(figures.excluded)) == (StopReason.FINISHED, 1.0, {"summaries"})
+    assert figures.trained + figures.excluded["summaries"] == figures.sampled
     conversations = conversations_of(rollout)
     assert [set(kinds) for _, kinds in conversations] == [{"main"}] * figures.ours, conversations
     assert figures.ours >= 2
@@ -375,7 +375,7 @@ class Figures:
     requests: int
     sampled: int
     trained: int
-    left_out: Counter[str]
+    excluded: Counter[str]
     ours: int
     verifiers: int
     openenv: int
@@ -393,16 +393,16 @@ class Figures:
 
     def row(self, name: str) -> str:
         """Return a row of the table in docs for one rollout."""
-        accounted = (self.trained + sum(self.left_out.values())) / self.sampled
+        accounted = (self.trained + sum(self.excluded.values())) / self.sampled
         assert accounted >= 0.99
-        left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.left_out.items())) or "–"
-        cells = (name, self.requests, self.rules, self.thousands, f"{accounted:.0%} of {self.sampled:,}", left_out)
+        excluded = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.excluded.items())) or "–"
+        cells = (name, self.requests, self.rules, self.thousands, f"{accounted:.0%} of {self.sampled:,}", excluded)
         return f"| {' | '.join(map(str, cells))} |"
 
     def told(self, rollouts: int) -> str:
         """Say how many sequences a rollout became, and what became of the tokens, where these are of so many."""
         three = " / ".join(f"{count / rollouts:.1f}" for count in (self.ours, self.verifiers, self.openenv))
-        kinds = "".join(f", {kind} {count:,}" for kind, count in sorted(self.left_out.items()))
+        kinds = "".join(f", {kind} {count:,}" for kind, count in sorted(self.excluded.items()))
         share = f"{self.trained / self.sampled:.2%} of {self.sampled:,} sampled tokens trained{kinds}"
         return f"{three} sequences each (ours / verifiers / OpenEnv), {share}"
 
@@ -422,13 +422,13 @@ def figures_of(rollout: Rollout, sampler: Sampler, recording: Sequence[Any], ren
     proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
     assert proof.exact, proof.problems
     assert Counter(trained([rollout])) <= Counter(sampled(sampler.answers))
-    transcript, left_out = rollout.result.transcript, Counter(rollout.left_out)
-    assert sum(left_out.values()) == proof.left_out
+    transcript, excluded = rollout.result.transcript, Counter(rollout.excluded)
+    assert sum(excluded.values()) == proof.excluded
     tokens = [transcript.branches[turn.sequence].tokens[turn.start : turn.stop].tolist() for turn in transcript.turns]
     calls = [RecordedCall(*said, ids) for said, ids in zip(recording, tokens, strict=True)]
     ours = [len(sequence) for sequence in rollout.sequences or ()]
     verifiers, openenv = (lengths(place(calls, renderer)) for place in (by_verifiers, by_openenv))
-    counted = (len(calls), len(sampled(sampler.answers)), proof.trained, left_out)
+    counted = (len(calls), len(sampled(sampler.answers)), proof.trained, excluded)
     computed = (sum(ours), sum(verifiers), sum(openenv))
     return Figures(*counted, len(ours), len(verifiers), len(openenv), computed)
 
@@ -472,7 +472,7 @@ async def row_of_playing(name: str, monkeypatch: pytest.MonkeyPatch, *sets: str)
     assert program is not None
     turns = 4 if name == "terminus-2" else 3  # it asks once more whether all is done
     assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, turns), program
-    assert (program.exit_code, program.refused, program.left_out) == (0, 0, {}), program
+    assert (program.exit_code, program.refused, program.excluded) == (0, 0, {}), program
     links = [(call["kind"], call["continues"]) for call in program.calls]
     assert links == [("main", None), *(("main", turn) for turn in range(turns - 1))]
     assert len(rollout.sequences or ()) == 1

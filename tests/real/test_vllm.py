@@ -67,14 +67,14 @@ agent:
   timeout: 120
 sandbox: {files: [{to: agent.py, from: agent.py}]}
 """
-LEFT_OUT = {"side_calls", "rejected", "changed"}
+EXCLUDED = {"side_calls", "rejected", "changed"}
 """Kinds of calls that the program which rewrites makes, and nothing is trained of."""
 
 
 def test_ten_thousand_tokens_of_three_agent_programs_are_exact(
     vllm: Vllm, model: Path, sums: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    folder, groups, left_out = sums.parent, list[str](), Counter[str]()
+    folder, groups, excluded = sums.parent, list[str](), Counter[str]()
     shutil.copy(HERE / "asking_program.py", folder / "agent.py")
     text = re.sub(r"(?m)^tools: .*\n", "", sums.read_text("utf-8"))
     for way in ("chat", "responses", "rewriting"):
@@ -85,26 +85,26 @@ def test_ten_thousand_tokens_of_three_agent_programs_are_exact(
         proofs = list({line["group"]: line["provenance"] for line in groups_of(folder / way)}.values())
         assert [proof["problems"] for proof in proofs if not proof["exact"]] == []
         figures = {
-            name: sum(proof[name] for proof in proofs) for name in ("sampled", "trained", "left_out", "sequences")
+            name: sum(proof[name] for proof in proofs) for name in ("sampled", "trained", "excluded", "sequences")
         }
-        assert figures["trained"] + figures["left_out"] == figures["sampled"]
+        assert figures["trained"] + figures["excluded"] == figures["sampled"]
         share = figures["trained"] / figures["sampled"]
         record_property("figure", f"{way}: {figures}, {share:.1%} trained")
         for line in (folder / way / "rollouts.jsonl").read_text("utf-8").splitlines():
             program = json.loads(line)["program"]
             assert program["exit_code"] == 0, program["output"]
-            left_out.update(program["left_out"])
+            excluded.update(program["excluded"])
         groups += (folder / way / "groups.jsonl").read_text("utf-8").splitlines()
         if way == "rewriting":
-            assert left_out.keys() >= LEFT_OUT
-            assert sum(left_out.values()) == figures["left_out"]
+            assert excluded.keys() >= EXCLUDED
+            assert sum(excluded.values()) == figures["excluded"]
         else:
             assert share >= 0.95
-            assert not left_out
+            assert not excluded
     (folder / "groups.jsonl").write_text("\n".join(groups))
     found = recomputed(model, folder / "groups.jsonl")
     record_property("figure", f"{found['tokens']} tokens, mean difference {found['sum'] / found['tokens']:.1e}")
-    record_property("figure", f"left out: {dict(left_out)}")
+    record_property("figure", f"left out: {dict(excluded)}")
     require_exact(found)
     assert found["tokens"] >= 10_000
 

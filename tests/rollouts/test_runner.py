@@ -192,7 +192,7 @@ async def test_a_member_that_was_lost_counts_as_the_worst_and_has_no_score() -> 
     group = await RolloutRunner(never(0), store=store).start(row(), "g", 4, keep_lost=True)
     assert (group.dropped, group.scores) == (None, [1.0, 1.0, 2.0, 3.0])
     lost = group.rollouts[0]
-    assert (lost.score, lost.error, lost.state, lost.masked) == (None, "no space", RolloutState.LOST, True)
+    assert (lost.score, lost.error, lost.state, lost.masked) == (None, "no space", RolloutState.RETRIES_EXHAUSTED, True)
     assert group.advantages("mean") == [None, -0.75, 0.25, 1.25]
     assert sorted(store.states) == [["failed"], ["failed"], ["lost"], ["scored"], ["scored"], ["scored"]]
 

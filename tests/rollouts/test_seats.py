@@ -193,7 +193,7 @@ async def test_seats_that_alternate_hear_each_other_in_their_own_words(tmp_path:
     assert said(group, "black") == ["white: 1", "2", "white: 3", "4"]
     first = group.rollouts[0]
     assert [(seat.seat.name, seat.stop_reason) for seat in first.seats] == [
-        ("white", StopReason.WORLD_OVER), ("black", StopReason.WORLD_OVER),
+        ("white", StopReason.ENVIRONMENT_DONE), ("black", StopReason.ENVIRONMENT_DONE),
     ]  # fmt: skip
     assert [seat.score for seat in first.seats] == [0.4, -0.4]
     assert first.seats[1].id == f"{first.id}@black" and first.seats[0].seed != first.seats[1].seed
@@ -227,7 +227,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
     assert [message["content"] for message in boss.messages if message["role"] == "tool"] == ["ann 1", "bob 1", "ann 2"]
     assert said(group, "ann") == ["do it, ann", "ann 1", "more", "ann 2"]
     assert [(seat.seat.name, seat.turns, str(seat.stop_reason)) for seat in boss.seats] == [
-        ("boss", 3, "world_over"), ("ann", 2, "world_over"), ("bob", 1, "world_over"),
+        ("boss", 3, "environment_done"), ("ann", 2, "environment_done"), ("bob", 1, "environment_done"),
     ]  # fmt: skip
 
 
@@ -378,22 +378,22 @@ async def test_a_seat_that_is_cut_is_out_and_ends_the_episode(tmp_path: Path) ->
     group = await played(tmp_path, agents=agents, schedule="alternate")
     assert [(seat.turns, str(seat.stop_reason)) for seat in group.rollouts[0].seats] == [
         (1, "max_turns"),
-        (1, "world_over"),
+        (1, "environment_done"),
     ]
 
 
 @pytest.mark.parametrize(
     ("how", "stop_reasons", "words"),
     [
-        ("raises", ["world_failed", "world_over"], "ValueError: at 1"),
-        ("exits", ["world_failed", "world_over"], "ended its process with status 3"),
-        ("hangs", ["world_failed", "world_over"], "has let nobody speak for 2 s"),
-        ("out", ["max_turns", "world_over"], None),
-        ("stranger", ["world_failed", "world_over"], "KeyError: 'red'"),
-        ("forges", ["world_over", "world_over"], None),
-        ("odd words", ["world_failed", "world_over"], "no text, but dict"),
-        ("leaves one speaking", ["world_over", "world_over"], None),
-        ("gives up waiting", ["world_over", "world_over"], None),
+        ("raises", ["environment_error", "environment_done"], "ValueError: at 1"),
+        ("exits", ["environment_error", "environment_done"], "ended its process with status 3"),
+        ("hangs", ["environment_error", "environment_done"], "has let nobody speak for 2 s"),
+        ("out", ["max_turns", "environment_done"], None),
+        ("stranger", ["environment_error", "environment_done"], "KeyError: 'red'"),
+        ("forges", ["environment_done", "environment_done"], None),
+        ("odd words", ["environment_error", "environment_done"], "no text, but dict"),
+        ("leaves one speaking", ["environment_done", "environment_done"], None),
+        ("gives up waiting", ["environment_done", "environment_done"], None),
     ],
 )
 async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
@@ -434,7 +434,10 @@ async def test_schedule_in_the_runner_ends_nothing_but_its_episode(tmp_path: Pat
     rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     group = await played(tmp_path, 1, dataset={"items": [{"how": how}]}, rewards=rewards, **parts)
     seats = group.rollouts[0].seats
-    assert (group.dropped, [str(seat.stop_reason) for seat in seats]) == (None, ["world_failed", "world_over"])
+    assert (group.dropped, [str(seat.stop_reason) for seat in seats]) == (
+        None,
+        ["environment_error", "environment_done"],
+    )
     assert seats[0].score == 1.0
 
 
@@ -460,7 +463,7 @@ async def test_seat_that_stalls_uses_up_no_deadline_but_its_own(tmp_path: Path) 
     parts = {"toolsets": ["terminal"], "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}}}
     group = await played(tmp_path, size=1, agent={"deadline": 4}, solution={"turns": turns}, **parts)
     stop_reasons = [str(seat.stop_reason) for seat in group.rollouts[0].seats]
-    assert (group.dropped, stop_reasons) == (None, ["world_over", "timeout"])
+    assert (group.dropped, stop_reasons) == (None, ["environment_done", "timeout"])
 
 
 async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
@@ -470,7 +473,7 @@ async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_the
     turns = [{"say": 400 * "many words "}, {"say": "2"}]
     group = await played(tmp_path, size=1, solution={"turns": turns}, **parts)
     stop_reasons = [(str(seat.stop_reason), seat.score) for seat in group.rollouts[0].seats]
-    assert (group.dropped, stop_reasons) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
+    assert (group.dropped, stop_reasons) == (None, [("environment_done", 1.0), ("token_budget", 0.0)])
     black["prompt"] = {"system": 400 * "many words ", "user": "Hello."}
     group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, schedule="simultaneous", **parts)
     assert group.dropped is StopReason.ROW_FAILURE and "first request does not fit" in str(group.detail)
@@ -489,7 +492,7 @@ async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_h
         await stop()
     assert chat.sent == [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Hello."}]
     assert [str(seat.stop_reason) for seat in group.rollouts[0].seats] == [
-        "world_over",
+        "environment_done",
         "refused",
     ] and group.dropped is None
 
@@ -497,7 +500,7 @@ async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_h
 async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_run(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"message_template": "{{ [0][text | int] }}"}}
     group = await played(tmp_path, agents=agents)
-    assert [str(seat.stop_reason) for seat in group.rollouts[0].seats] == ["world_failed", "world_over"]
+    assert [str(seat.stop_reason) for seat in group.rollouts[0].seats] == ["environment_error", "environment_done"]
     assert group.rollouts[0].score is not None
 
 
@@ -541,7 +544,7 @@ async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_a
 async def test_an_episode_is_left_out_as_a_whole_where_the_spec_drops_an_ending(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"agent": {"max_turns": 1}}}
     group = await played(tmp_path, agents=agents, schedule="alternate", on_stop={"max_turns": "drop"})
-    assert group.dropped is StopReason.WORLD_OVER or group.dropped is StopReason.MAX_TURNS
+    assert group.dropped is StopReason.ENVIRONMENT_DONE or group.dropped is StopReason.MAX_TURNS
     assert all(seat.score is None and seat.error for rollout in group.rollouts for seat in rollout.seats)
 
 
@@ -664,7 +667,7 @@ async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
             spec, RunOptions("evaluate", out=tmp_path / run, progress=Progress(quiet=True))
         )
     seats = {name for name in evaluation.metrics if name.startswith("eval/seat/judge/")}
-    assert seats == {"eval/seat/judge/rows", "eval/seat/judge/ending/world_over"}
+    assert seats == {"eval/seat/judge/rows", "eval/seat/judge/ending/environment_done"}
     assert evaluation_lines(evaluation)[-2:] == ["seat/white/mean_reward 2.0000", "seat/black/mean_reward -2.0000"]
     a, b = (str(tmp_path / run) for run in ("a", "b"))
     assert status(["show", a]) == 0
@@ -914,10 +917,10 @@ async def test_the_first_seat_talks_to_a_user_and_calls_the_others(tmp_path: Pat
         "expert 1", "first answer", "and another", "expert 2", "second answer",
     ]  # fmt: skip
     assert said(group, "ann") == ["question 1", "expert 1", "question 2", "expert 2"]
-    stop_reasons = {"words": StopReason.FINISHED, "model": StopReason.USER_STOP, "code": StopReason.WORLD_OVER}
-    assert (clerk.stop_reason, clerk.turns, ann.stop_reason) == (stop_reasons[kind], 4, StopReason.WORLD_OVER)
+    stop_reasons = {"words": StopReason.FINISHED, "model": StopReason.USER_STOP, "code": StopReason.ENVIRONMENT_DONE}
+    assert (clerk.stop_reason, clerk.turns, ann.stop_reason) == (stop_reasons[kind], 4, StopReason.ENVIRONMENT_DONE)
     if kind == "code":
-        assert clerk.result is not None and clerk.result.world_rewards == [(2, 0.5)]
+        assert clerk.result is not None and clerk.result.environment_rewards == [(2, 0.5)]
     assert all(attach_provenance(part).exact for part in group.compared())
 
 
@@ -934,7 +937,7 @@ async def test_only_the_seat_that_talks_to_the_user_has_to_answer_it_in_time(tmp
     user = {"turns": ["thanks"], "max_agent_turns": 2}
     group = await played(tmp_path, size=1, **with_user(user, solution={"turns": turns}, toolsets=["terminal"]))
     clerk, ann = group.rollouts[0].seats
-    assert (clerk.stop_reason, ann.stop_reason, ann.turns) == (StopReason.FINISHED, StopReason.WORLD_OVER, 4)
+    assert (clerk.stop_reason, ann.stop_reason, ann.turns) == (StopReason.FINISHED, StopReason.ENVIRONMENT_DONE, 4)
 
 
 async def test_a_users_server_that_fails_fails_the_episode(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ async def test_a_program_is_run_for_each_turn_of_its_seat(tmp_path: Path) -> Non
         ("assistant", "2"), ("user", "white: 3"), ("assistant", "4"),
     ]  # fmt: skip
     black = seat_of(group, "black")
-    assert (black.stop_reason, black.turns, black.score) == (StopReason.WORLD_OVER, 3, 3.0)
+    assert (black.stop_reason, black.turns, black.score) == (StopReason.ENVIRONMENT_DONE, 3, 3.0)
     assert [(call.name, call.result, call.turn) for call in black.result.tool_calls] == [("bash", "3\n", 1)]
     run = black.result.program
     assert (run.requests, run.exit_code) == (3, 0)
@@ -203,7 +203,7 @@ async def test_a_manager_calls_programs_in_parallel_which_share_its_sandbox(tmp_
     assert answers[:3] == ["ann 1", "bob 1", "ann 2"] and "ann\\nbob" in answers[3]
     assert [content for role, content in conversation(group, "ann") if role == "user"] == ["do it, ann", "more"]
     assert [(seat.turns, seat.stop_reason) for seat in group.rollouts[0].seats] == [
-        (3, StopReason.WORLD_OVER), (3, StopReason.WORLD_OVER), (2, StopReason.WORLD_OVER),
+        (3, StopReason.ENVIRONMENT_DONE), (3, StopReason.ENVIRONMENT_DONE), (2, StopReason.ENVIRONMENT_DONE),
     ]  # fmt: skip
     assert all(attach_provenance(part).exact for part in group.compared())
 
@@ -239,7 +239,7 @@ async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("mode", "agent", "stop_reason", "turns"),
     [
-        ("crashes", {}, StopReason.GAVE_UP, 1),
+        ("crashes", {}, StopReason.PROGRAM_ABORTED, 1),
         ("plain", {"max_turns": 2}, StopReason.MAX_TURNS, 2),
         ("sleeps", {"timeout": 60}, StopReason.TIMEOUT, 1),
     ],
@@ -266,7 +266,7 @@ async def test_a_program_that_ends_otherwise_is_out_by_its_own_doing(
     group = await played(tmp_path, agents={"white": {}, "black": black})
     ended = {seat.seat.name: (seat.stop_reason, seat.turns) for seat in group.rollouts[0].seats}
     assert ended == {
-        "white": (StopReason.WORLD_OVER, 2 if stop_reason is StopReason.MAX_TURNS else 1),
+        "white": (StopReason.ENVIRONMENT_DONE, 2 if stop_reason is StopReason.MAX_TURNS else 1),
         "black": (stop_reason, turns),
     }
     assert group.dropped is None and group.rollouts[0].key.attempt == 0
@@ -295,7 +295,7 @@ async def test_what_another_seat_has_made_of_the_sandbox_is_no_mistake_of_the_sp
     parts = {"agents": {"white": {}, "black": black}, "toolsets": ["terminal"], "solution": {"turns": turns}}
     group = await played(tmp_path, **parts)
     black_seat = seat_of(group, "black")
-    assert (black_seat.stop_reason, black_seat.turns, black_seat.score) == (StopReason.GAVE_UP, 0, 0.0)
+    assert (black_seat.stop_reason, black_seat.turns, black_seat.score) == (StopReason.PROGRAM_ABORTED, 0, 0.0)
     assert any("agents.black.agent.program" in error.error for error in black_seat.result.tool_errors)
 
 
@@ -309,7 +309,7 @@ async def test_process_of_another_seat_ends_with_its_turn_unless_kept(keep: bool
     parts: dict[str, Any] = {"sandbox": {"keep_processes": True}} if keep else {}
     group = await played(tmp_path, agents=agents, solution={"turns": turns}, **parts)
     black = seat_of(group, "black")
-    assert black.stop_reason is (StopReason.GAVE_UP if keep else StopReason.WORLD_OVER)
+    assert black.stop_reason is (StopReason.PROGRAM_ABORTED if keep else StopReason.ENVIRONMENT_DONE)
     assert [("port 8182 of the sandbox" in error.error) for error in black.result.tool_errors] == [True] * keep
 
 
@@ -319,7 +319,7 @@ async def test_a_function_that_fails_over_what_it_hears_has_given_up(tmp_path: P
     }  # fmt: skip
     group = await played(tmp_path, agents=agents, solution={"turns": [{"say": "fail"}]})
     black = seat_of(group, "black")
-    assert black.stop_reason is StopReason.GAVE_UP and "it will not" in black.result.program.output
+    assert black.stop_reason is StopReason.PROGRAM_ABORTED and "it will not" in black.result.program.output
 
 
 @pytest.mark.parametrize("words", ["nul \0 byte", "half \ud83d of one", "x" * 200_000])
@@ -331,14 +331,14 @@ async def test_words_that_no_command_line_can_carry_end_the_program_and_not_the_
     group = await played(tmp_path, policy=policy)
     black = seat_of(group, "black")
     assert group.dropped is None and group.rollouts[0].key.attempt == 0
-    assert black.stop_reason in (StopReason.GAVE_UP, StopReason.WORLD_OVER)
+    assert black.stop_reason in (StopReason.PROGRAM_ABORTED, StopReason.ENVIRONMENT_DONE)
 
 
 async def test_a_template_that_what_it_hears_does_not_fit_ends_the_seat(tmp_path: Path) -> None:
     command = ["echo", "{{ [0][prompt | int] }}"]
     agents = {"white": {}, "black": {"prompt": {"system": "You."}, "agent": {"program": {"command": command}}}}
     group = await played(tmp_path, agents=agents)
-    assert seat_of(group, "black").stop_reason is StopReason.WORLD_FAILED and group.rollouts[0].score is not None
+    assert seat_of(group, "black").stop_reason is StopReason.ENVIRONMENT_ERROR and group.rollouts[0].score is not None
 
 
 async def test_a_server_that_fails_a_programs_seat_fails_the_episode(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
         "prompt": {"system": "Play."},
         "state": "world.py:Game",
         "user": {"state": "answer", "speaks_first": True},
-        "rewards": {"guesses": {"fn": "world.py:value", "range": [0, 9]}, "world_rewards": {}},
+        "rewards": {"guesses": {"fn": "world.py:value", "range": [0, 9]}, "environment_rewards": {}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
         "process": {"groups": 1, "group_size": 2},
@@ -128,10 +128,10 @@ async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "close": "finish"}
     turns = says("5", "8", "7", "never said")
     rollout = await play(spec_of(tmp_path, turns, state=state, user={"state": method, "speaks_first": True}))
-    assert (rollout.stop_reason, rollout.turns) == (StopReason.WORLD_OVER, 3)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.ENVIRONMENT_DONE, 3)
     assert heard(rollout) == ["Guess a number from 1 to 9.", "Higher.", "Lower.", "Right!"]
     assert rollout.rewards["guesses"].value == 3
-    assert rollout.rewards["world_rewards"].per_turn == (-0.1, -0.1, 1.0)
+    assert rollout.rewards["environment_rewards"].per_turn == (-0.1, -0.1, 1.0)
     assert rollout.result is not None
     assert rollout.result.finished_naturally
     assert (tmp_path / "closed").read_text().split()[0] == "3", "it was closed once, when all was graded"
@@ -154,7 +154,7 @@ async def test_what_the_agent_makes_the_code_raise_is_its_doing(
 ) -> None:
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none"}
     rollout = await play(spec_of(tmp_path, says("5", words), state=state, tools=[{"state": "look"}]))
-    assert (rollout.stop_reason, rollout.turns) == (StopReason.WORLD_FAILED, 2)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.ENVIRONMENT_ERROR, 2)
     assert rollout.score is not None
     assert rollout.result is not None
     (error,) = rollout.result.tool_errors
@@ -194,22 +194,22 @@ async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) ->
         (
             {"tools": [{"state": "commit", "ends_rollout": ["commit"]}]},
             [calls("commit", value=3)],
-            StopReason.WORLD_OVER,
+            StopReason.ENVIRONMENT_DONE,
             1,
         ),
         (  # a call that is an error ends nothing
             {"tools": [{"state": "commit", "ends_rollout": ["commit"]}]},
             [calls("commit", value=33), calls("commit"), calls("commit", value=3)],
-            StopReason.WORLD_OVER,
+            StopReason.ENVIRONMENT_DONE,
             3,
         ),
         (
             {"tools": [{"state": "commit"}], "over": "over"},
             [calls("commit", value=3), calls("commit", value=7)],
-            StopReason.WORLD_OVER,
+            StopReason.ENVIRONMENT_DONE,
             2,
         ),
-        ({"tools": [{"state": "look"}], "over": "broken"}, [calls("look")], StopReason.WORLD_FAILED, 1),
+        ({"tools": [{"state": "look"}], "over": "broken"}, [calls("look")], StopReason.ENVIRONMENT_ERROR, 1),
         (
             {"tools": [{"state": "look"}], "agent": {"max_tool_errors": 3}},
             [calls("look"), calls("none"), {"tools": [{"name": "none", "args": {}}] * 2}],
@@ -295,7 +295,7 @@ async def test_the_row_has_the_words(tmp_path: Path) -> None:
 async def test_what_the_world_gave_is_recorded_and_graded_anew(tmp_path: Path) -> None:
     rollout = await play(spec_of(tmp_path, says("5", "7")))
     line = json.loads(json.dumps(rollout_record(rollout)))
-    assert result_of(line).world_rewards == [(1, -0.1), (2, 1.0)]
+    assert result_of(line).environment_rewards == [(1, -0.1), (2, 1.0)]
 
 
 @APART
@@ -310,7 +310,7 @@ async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: boo
     await run_process(spec, RunOptions("process", out=tmp_path / "run", progress=Progress(quiet=True)))
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(lines) == 36
-    assert {line["stop_reason"] for line in lines} == {"world_over"}
+    assert {line["stop_reason"] for line in lines} == {"environment_done"}
     for line in lines:
         right = line["row"]["number"] if "row" in line else None
         assert right is None or line["rewards"]["guesses"]["value"] == (1 if right == 5 else 2)
@@ -338,7 +338,7 @@ def test_mistakes_are_told_with_their_place(tmp_path: Path, name: str) -> None:
         "dataset": {"items": [{"number": 7}]},
         "prompt": {"user": "Play."},
         "state": "world.py:Game",
-        "rewards": {"world_rewards": {}},
+        "rewards": {"environment_rewards": {}},
         "servers": {"policy": {"type": "scripted"}},
         **sections,
     }
@@ -633,7 +633,7 @@ MODEL = {"transform": "edit", "stop": ["END"]}
     ("words", "told", "stop_reason"),
     [
         (["so", "and"], ["SO", "AND", "END"], StopReason.USER_STOP),
-        (["so", "bye now", "never"], ["SO", "Goodbye."], StopReason.WORLD_OVER),
+        (["so", "bye now", "never"], ["SO", "Goodbye."], StopReason.ENVIRONMENT_DONE),
     ],
 )
 async def test_code_has_the_last_word_on_what_a_model_says_as_the_user(
@@ -650,7 +650,7 @@ async def test_code_that_fails_over_a_model_s_words_loses_no_rollout(tmp_path: P
     """The agent could ask its user for such words."""
     turns = [{"say": "Yes.", "user": "crash"}, *says("Done.")]
     rollout = await play(in_hall(tmp_path, turns, apart, MODEL))
-    assert (rollout.error, rollout.stop_reason) == (None, StopReason.WORLD_FAILED)
+    assert (rollout.error, rollout.stop_reason) == (None, StopReason.ENVIRONMENT_ERROR)
     assert rollout.result is not None
     assert "user.transform" in rollout.result.tool_errors[-1].error
 
@@ -676,7 +676,11 @@ async def test_a_hook_is_called_between_the_user_s_turns(
     rollout = await play(in_hall(tmp_path, turns, apart, user, before_user_turn="count"))
     assert (rollout.error, rollout.rewards["answered"].value) == (None, count)
     rollout = await play(in_hall(tmp_path, turns, apart, user, fails=2, before_user_turn="count"))
-    assert (rollout.error, rollout.stop_reason, rollout.rewards["answered"].value) == (None, StopReason.WORLD_FAILED, 2)
+    assert (rollout.error, rollout.stop_reason, rollout.rewards["answered"].value) == (
+        None,
+        StopReason.ENVIRONMENT_ERROR,
+        2,
+    )
 
 
 async def test_the_example_of_the_docs_offers_what_is_marked_and_named(tmp_path: Path) -> None:

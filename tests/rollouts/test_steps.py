@@ -163,7 +163,7 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
         rewards={"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "{{ names[step] }}"}}},
     )
     rollout = await play(spec)
-    assert (rollout.stop_reason, rollout.score) == (StopReason.WORLD_FAILED, 0.0), rollout.error
+    assert (rollout.stop_reason, rollout.score) == (StopReason.ENVIRONMENT_ERROR, 0.0), rollout.error
     assert rollout.result is not None
     assert told in rollout.result.tool_errors[-1].error
     assert set(rollout.rewards["written"].metrics) == {"step_1", "step_2"}, "the step that could not begin counts"

@@ -120,8 +120,8 @@ async def test_endings_are_shares_of_all_rollouts() -> None:
             return await super().chat(request)
 
     metrics = (await play_evaluate(World(policy=Cut()), EvaluatePlan(concurrency=1))).metrics
-    assert metrics["eval/ending/finished"] == 0.75
-    assert metrics["eval/ending/length"] == 0.25
+    assert metrics["eval/stop_reason/finished"] == 0.75
+    assert metrics["eval/stop_reason/length"] == 0.25
 
 
 async def test_an_ending_with_a_score_of_its_own_is_graded_so() -> None:

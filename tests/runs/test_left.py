@@ -127,9 +127,9 @@ def test_what_is_left_is_what_is_played_always(mode: Mode, compared: bool, lives
 
 
 def test_members_that_an_earlier_start_asked_for_count_for_nothing() -> None:
-    scored, failed, left_out = RolloutState.SCORED, RolloutState.FAILED, RolloutState.LEFT_OUT
+    scored, failed, excluded = RolloutState.SCORED, RolloutState.FAILED, RolloutState.EXCLUDED
     assert left_to_play({0: scored, 1: scored, 2: failed}, 2, compared=False) == []
     assert left_to_play({2: scored, 1: failed}, 2, compared=False) == [0, 1]
-    assert left_to_play({1: left_out}, 3, compared=False) == [0, 2]
-    assert left_to_play({1: left_out}, 3, compared=True) == []
-    assert left_to_play({3: left_out}, 3, compared=True) == [0, 1, 2]
+    assert left_to_play({1: excluded}, 3, compared=False) == [0, 2]
+    assert left_to_play({1: excluded}, 3, compared=True) == []
+    assert left_to_play({3: excluded}, 3, compared=True) == [0, 1, 2]

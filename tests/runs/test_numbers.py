@@ -97,7 +97,7 @@ def check_pages(figures: Figures, folder: Path, counting: list[Line], lines: lis
     page, summary = overview(record, "run"), summarise(record)
     cell = set_table("set", [SetRun("s", "m", "", folder)]).players[0].cells[0]
     graded = [line for line in counting if line["score"] is not None]
-    left_out = [line for line in counting if line["state"] == "left_out"]
+    excluded = [line for line in counting if line["state"] == "excluded"]
     mean, rows = fmean(line["score"] for line in graded), {line["row_key"] for line in counting}
     tokens = usage["policy"]["prompt_tokens"] + usage["policy"]["completion_tokens"]
     cost = sum(used["cost"] for used in usage.values())
@@ -124,7 +124,7 @@ def check_pages(figures: Figures, folder: Path, counting: list[Line], lines: lis
         ("show word", summary.rewards["word"].mean, fmean(line["rewards"]["word"]["value"] for line in graded)),
         ("set mean", cell.score.value, mean),
         ("set rows", cell.rows, len(rows)),
-        ("set ungraded", cell.ungraded, len(counting) - len(graded) - len(left_out)),
+        ("set ungraded", cell.ungraded, len(counting) - len(graded) - len(excluded)),
         ("set tokens", cell.prompt_tokens + cell.completion_tokens, tokens),
         ("set cost", cell.cost, cost),
         ("compare rows", same_run.score.rows, len({line["row_key"] for line in graded})),

@@ -293,7 +293,7 @@ async def refusal(spec: Spec) -> str | None:
             async for group in run.groups():
                 for rollout in group.rollouts:
                     read_own_json(write_json(rollout_record(rollout)))
-                    if rollout.stop_reason in OURS or rollout.stop_reason is StopReason.WORLD_FAILED:
+                    if rollout.stop_reason in OURS or rollout.stop_reason is StopReason.ENVIRONMENT_ERROR:
                         return f"(row {rollout.key.row.key}) {rollout.stop_reason}: {rollout.error}"
     except HermesRLError as error:
         return str(error)
@@ -303,7 +303,7 @@ async def refusal(spec: Spec) -> str | None:
 def is_told_elsewhere(place: str, said: str | None) -> bool:
     if said is None:
         return False
-    return any(text in said for text in ELSEWHERE) or (place == "user files" and "world_failed" in said)
+    return any(text in said for text in ELSEWHERE) or (place == "user files" and "environment_error" in said)
 
 
 def drawn(chance: random.Random) -> tuple[dict[str, Any], ...]:

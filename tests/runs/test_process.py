@@ -61,11 +61,11 @@ async def test_uniform_groups_are_written_unless_they_are_to_be_left_out(tmp_pat
     world = World(on_grade=easy("row0"))
     kept = await play_process(world, tmp_path / "kept", ProcessPlan(2, 3))
     assert (kept.written, kept.uniform) == (3, 0)
-    left_out = await play_process(world, tmp_path / "left_out", ProcessPlan(2, 4, drop_uniform=True))
-    assert left_out.written == 4
-    assert left_out.uniform >= 1
-    assert {group["row_key"] for group in lines(tmp_path / "left_out" / "groups.jsonl")} == {"row1", "row2"}
-    assert {line["row_key"] for line in lines(tmp_path / "left_out" / "rollouts.jsonl")} == {"row0", "row1", "row2"}
+    excluded = await play_process(world, tmp_path / "excluded", ProcessPlan(2, 4, drop_uniform=True))
+    assert excluded.written == 4
+    assert excluded.uniform >= 1
+    assert {group["row_key"] for group in lines(tmp_path / "excluded" / "groups.jsonl")} == {"row1", "row2"}
+    assert {line["row_key"] for line in lines(tmp_path / "excluded" / "rollouts.jsonl")} == {"row0", "row1", "row2"}
 
 
 async def test_a_group_of_one_is_never_uniform(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ async def test_runs_of_programs_write_each_group_once_whatever_is_killed(tmp_pat
     for line in scored.values():
         # One that was killed behind its call has given up; a server that is gone is no score.
         expected = number_of(seed_of(line, 1)) if line["stop_reason"] == "finished" else -1.0
-        assert (line["score"], line["stop_reason"] in ("finished", "gave_up")) == (expected, True), line
+        assert (line["score"], line["stop_reason"] in ("finished", "program_aborted")) == (expected, True), line
     for group in groups:
         assert group["scores"] == [scores["score"] for scores in (scored[f"{group['group']}-{n}"] for n in range(2))]
     assert processes_of(run.mark) == []

@@ -89,6 +89,6 @@ def test_the_mean_score_is_that_of_graded_rollouts_of_all_starts() -> None:
     shown = Progress(io.StringIO())
     shown.begin(3, 1, what="rows", scores=[1.0, 0.0])
     assert shown.mean() == "0.500"
-    lost = Rollout(RolloutKey(row(), "g", 1, 2), 0, state=RolloutState.LOST)
+    lost = Rollout(RolloutKey(row(), "g", 1, 2), 0, state=RolloutState.RETRIES_EXHAUSTED)
     shown.step(2, Group("g", row(), [Rollout(RolloutKey(row(), "g", 0, 2), 0, score=1.0), lost]))
     assert shown.mean() == "0.667", "a lost member counts as the worst in its group, and has no score"

@@ -88,7 +88,7 @@ def test_an_ending_may_have_a_score_be_masked_or_dropped_and_back(files: Files) 
     files.regrade(grading(), grading(stop_reasons={"max_turns": "mask"}))
     assert (files.scores(), files.changed) == ([None, 3.0, 1.0], {"row-1:0"}), "another mask is another line"
     files.regrade(grading(stop_reasons={"max_turns": "drop"}))
-    assert (files.scores(), files.states()) == ([None, None, 1.0], ["failed", "left_out", "scored"])
+    assert (files.scores(), files.states()) == ([None, None, 1.0], ["failed", "excluded", "scored"])
     files.regrade(grading(), grading(stop_reasons={"max_turns": "drop"}))
     assert files.scores() == [None, 3.0, 1.0]
 

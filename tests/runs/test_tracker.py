@@ -114,7 +114,7 @@ def test_evaluate_logs_its_metrics_once(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (step,) = history(tmp_path / "run")
-    assert {"eval/mean_reward", "eval/pass@1", "eval/ungraded", "eval/ending/finished"} <= set(step)
+    assert {"eval/mean_reward", "eval/pass@1", "eval/ungraded", "eval/stop_reason/finished"} <= set(step)
     assert not [name for name in step if name.startswith("train/")]
 
 

@@ -63,7 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "process": {
         "state": {"python": "world.py:World", "isolate": "process"},
         "user": SPEAKS,
-        "rewards": {"guesses": {"fn": "world.py:guesses"}, "world_rewards": {}},
+        "rewards": {"guesses": {"fn": "world.py:guesses"}, "environment_rewards": {}},
         "solution": {"turns": GUESS},
     },
     "fixed words": {

@@ -318,7 +318,7 @@ def test_a_dockerignore_leaves_out_what_it_names(tmp_path: Path, lines: str, the
 
 
 @pytest.mark.parametrize(
-    ("line", "left_out", "kept"),
+    ("line", "excluded", "kept"),
     [
         ("*a" * 12 + "x", "a" * 200 + "x", "a" * 200),
         ("**/" * 9 + "x/y", "a/" * 40 + "x/y", "a/" * 40 + "x"),
@@ -326,11 +326,11 @@ def test_a_dockerignore_leaves_out_what_it_names(tmp_path: Path, lines: str, the
         ("****/**/***" * 20 + "?x", "a/x" * 30 + "ax", "a/y" * 60),
     ],
 )
-def test_no_line_of_a_dockerignore_takes_long(line: str, left_out: str, kept: str) -> None:
+def test_no_line_of_a_dockerignore_takes_long(line: str, excluded: str, kept: str) -> None:
     """A regular expression of such a line takes minutes and more, and holds the interpreter meanwhile."""
     ignored = DockerIgnore(f"other\n{line}\n!not/this")
-    assert ignored.leaves_out(left_out)
-    assert ignored.leaves_out(f"{left_out}/below")
+    assert ignored.leaves_out(excluded)
+    assert ignored.leaves_out(f"{excluded}/below")
     assert not ignored.leaves_out(kept)
 
 

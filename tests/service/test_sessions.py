@@ -192,6 +192,6 @@ def test_a_session_of_several_agents_says_whose_turn_it_is_and_how_it_has_ended_
             jsonschema.Draft202012Validator(schema).validate(told)
     assert (ended["done"], ended["score"]) == (True, 1.0)
     assert {name: (seat["score"], seat["stop_reason"]) for name, seat in ended["seats"].items()} == {
-        "white": (1.0, "world_over"), "black": (0.0, "world_over"),
+        "white": (1.0, "environment_done"), "black": (0.0, "environment_done"),
     }  # fmt: skip
     assert [message["content"] for message in ended["seats"]["black"]["messages"]] == ["You answer.", "1", "2"]

@@ -479,7 +479,8 @@ def test_rendering_of_sample_rows_ends(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("hermes_rl.spec.check.SAMPLING_SECONDS", -1.0)
     monkeypatch.setattr("hermes_rl.data.check.READING_SECONDS", -1.0)
     monkeypatch.setattr("hermes_rl.data.check.ROW_SECONDS", -1.0)
-    text = "dataset: {items: [{q: a}, {q: b}, {q: c}]}\nprompt: {user: '{{ q }}'}\nrewards: {a: {fn: world_rewards}}\n"
+    text = "dataset: {items: [{q: a}, {q: b}, {q: c}]}\nprompt: {user: '{{ q }}'}\n"
+    text += "rewards: {a: {fn: environment_rewards}}\n"
     problems, warnings = check_spec(load_spec(write(tmp_path, text)))
     assert problems == []
     assert "only the first 1 were checked; see `columns` and `filter`" in str(warnings[0])

@@ -57,7 +57,7 @@ def compared(group):
     return [1.0] * len(group)
 '''
 HEAD = 'dataset: {items: [{q: "one", n: 1, says: [a, b]}, {q: "two", n: 2, says: [c]}]}\nprompt: {user: "{{ q }}"}\n'
-STATE = HEAD + "state: world.py:World\nrewards: {world_rewards: {}}\n"
+STATE = HEAD + "state: world.py:World\nrewards: {environment_rewards: {}}\n"
 REPLAY = HEAD + "state: world.py:World\ntools: [{state: look}]\n"
 JUDGE = HEAD + "servers: {judge: {type: scripted}}\n"
 USER = "servers: {user: {type: scripted}}\n"
@@ -213,7 +213,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     # rewards
     "a reward of the world with arguments": (
-        HEAD + "rewards: {world_rewards: {args: {▶weight: 1}}}\n",
+        HEAD + "rewards: {environment_rewards: {args: {▶weight: 1}}}\n",
         "has no argument `weight`; it takes none",
     ),
     "a command that is missing": (HEAD + "rewards: {▶reward_file: {}}\n", "needs `command`"),
@@ -308,11 +308,13 @@ CASES: dict[str, tuple[str, str]] = {
     "an edit of code": (STATE + "user: {state: answer, ▶transform: answer}\n", "for another kind of user than `state`"),
     "an edit of fixed words": (STATE + "user: {turns: [a], ▶transform: answer}\n", "another kind of user than `turns`"),
     "a hook that is not there": (
-        HEAD + USER + "state: {python: world.py:World, before_user_turn: ▶lok}\nuser: {}\nrewards: {world_rewards: {}}",
+        HEAD
+        + USER
+        + "state: {python: world.py:World, before_user_turn: ▶lok}\nuser: {}\nrewards: {environment_rewards: {}}",
         "has no `lok`; did you mean `look`?",
     ),
     "a hook between nobody's words": (
-        HEAD + "state: {python: world.py:World, ▶before_user_turn: look}\nrewards: {world_rewards: {}}\n",
+        HEAD + "state: {python: world.py:World, ▶before_user_turn: look}\nrewards: {environment_rewards: {}}\n",
         "there is no `user:` in this spec",
     ),
     # reward models
@@ -322,16 +324,19 @@ CASES: dict[str, tuple[str, str]] = {
         "missing key `model`",
     ),
     "a type that is nearly one": (
-        HEAD + "servers: {r: {type: ▶vllm-scores, base_url: 'http://r', model: m}}\nrewards: {world_rewards: {}}\n",
+        HEAD
+        + "servers: {r: {type: ▶vllm-scores, base_url: 'http://r', model: m}}\n"
+        + "rewards: {environment_rewards: {}}\n",
         "did you mean `vllm-score`?",
     ),
     "a reward model that plays": (
         HEAD
-        + "servers: {policy: {type: ▶vllm-pooling, base_url: 'http://r', model: m}}\nrewards: {world_rewards: {}}\n",
+        + "servers: {policy: {type: ▶vllm-pooling, base_url: 'http://r', model: m}}\n"
+        + "rewards: {environment_rewards: {}}\n",
         "a server of type vllm-pooling is a reward model, which says nothing",
     ),
     "a reward model as a user": (
-        RATED + "user: {server: rater}\nrewards: {world_rewards: {}}\n",
+        RATED + "user: {server: rater}\nrewards: {environment_rewards: {}}\n",
         "a server of type vllm-classify is a reward model, which says nothing",
     ),
     "a reward model that is not there": (RATED_ + "rewards: {▶reward_model: {}}\n", "no server role `reward_model`"),

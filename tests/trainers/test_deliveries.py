@@ -89,7 +89,7 @@ def test_a_group_in_doubt_is_told_from_others_by_its_content_unless_the_one_befo
 def test_another_trainer_has_nothing_yet(tmp_path: Path) -> None:
     log = opened(tmp_path)
     send(log, "a")
-    log.leave_out("b", "stale")
+    log.exclude("b", "stale")
     assert (log.is_resolved("a"), log.is_resolved("b")) == (True, True)
     log.close()
     other = opened(tmp_path, "two")

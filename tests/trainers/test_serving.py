@@ -174,20 +174,20 @@ async def test_group_that_is_sent_clears_those_of_no_use(tmp_path: Path, monkeyp
 
 
 async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Path) -> None:
-    left_out: list[str] = []
+    excluded: list[str] = []
 
     class Stepping(Hooks):
-        async def left_out(self, group: Any, cause: str, detail: str) -> None:
-            left_out.append(cause)
+        async def excluded(self, group: Any, cause: str, detail: str) -> None:
+            excluded.append(cause)
 
     trainer = Collects(steps=1)
     async with serving(trainer, tmp_path, hooks=Stepping(), max_staleness=1):
-        await until(lambda: len(left_out) >= 20)
+        await until(lambda: len(excluded) >= 20)
     assert trainer.groups == [], "a stub server tells no version of its weights"
-    assert set(left_out) == {"stale"}
+    assert set(excluded) == {"stale"}
     log = RunDirectory(tmp_path).journal(DELIVERIES)
     with closing(DeliveryLog(log, "collects")) as recorded:
-        assert set(recorded.left_out.values()) == {"stale"}
+        assert set(recorded.excluded.values()) == {"stale"}
 
 
 async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is_taken(

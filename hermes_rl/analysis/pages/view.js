@@ -48,7 +48,7 @@ class Report {
     return found;
   }
   async tokens(run, id, sequence, begin) {
-    const found = (this.data.details[id].tokens ?? []).find((one) => one.sequence === Number(sequence) && one.begin === Number(begin));
+    const found = (this.data.details[id].tokens ?? []).find((one) => one.sequence === Number(sequence) && one.start === Number(begin));
     if (!found) throw new Error("These tokens are not in this file; hermes-rl view has all of them.");
     return found;
   }
@@ -66,7 +66,7 @@ class Report {
       const details = this.data.details[one.id];
       const value = query.reward ? one.rewards[query.reward] ?? null : one.score;
       const used = details.messages.flatMap((message) => message.calls).filter((call) => !query.tool || call.name === query.tool);
-      return ["state", "ending", "group"].every((name) => !query[name] || one[name] === query[name])
+      return ["state", "stop_reason", "group"].every((name) => !query[name] || one[name] === query[name])
         && (!query.row || one.row_key === query.row)
         && (!query.tool || used.length > 0)
         && (!query.tool_errors || (query.tool ? used.some((call) => call.error) : one.call_errors > 0))
@@ -332,7 +332,7 @@ const KEYS = [["j", "next entry of a list; next rollout"], ["k", "the one before
 
 /** Whether a rollout has passed, as `hermes-rl show` counts it; one without a score has not. */
 // One that was left out, or a seat that nobody pays, has no score, and has not failed.
-function passed(one, run) { return one.score === null ? ["scored", "left_out"].includes(one.state) : one.score >= run.success; }
+function passed(one, run) { return one.score === null ? ["scored", "excluded"].includes(one.state) : one.score >= run.success; }
 
 async function step(backwards, onlyFailed) {
   if (go) return go(backwards, onlyFailed);
@@ -594,13 +594,13 @@ function runHead(run) {
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     run.low === null ? null : el("p", { class: "quiet" },
       `95 % interval of the mean, rows taken as independent: ${score(run.low)} to ${score(run.high)}`),
-    run.left_out ? el("p", { class: "note" }, run.left_out) : run.torn ? el("p", { class: "note" }, `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
+    run.excluded ? el("p", { class: "note" }, run.excluded) : run.torn ? el("p", { class: "note" }, `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
     run.sampled ? el("p", { class: "note" }, run.sampled) : null,
   ].filter(Boolean);
 }
 
 function runFigures(run, name) {
-  const ended = run.endings.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name], { ending: one.name }, { title: one.what })),
+  const ended = run.stop_reasons.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name], { stop_reason: one.name }, { title: one.what })),
     el("td", { class: "number" }, count(one.count)), el("td", { class: "number" }, share(one.count, run.rollouts)), barCell(one.count, run.rollouts, !one.policys)));
   const causes = run.failures.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name, one.rollout]), el("p", {}, one.last.slice(0, 240))),
     el("td", { class: "number" }, count(one.count))));
@@ -723,8 +723,8 @@ function filterForm(name, query, run) {
     el("button", { type: "submit" }, "Show"),
     Object.keys(query).length ? link("Clear", [name]) : null,
     el("details", { open: window.innerWidth > 700 }, el("summary", {}, "Filter and sort"), el("div", {},
-    choice("Ending", "ending", run.endings.map((one) => one.name), "any"),
-    choice("State", "state", ["scored", "left_out", "failed", "waiting"], "any"),
+    choice("Ending", "stop_reason", run.stop_reasons.map((one) => one.name), "any"),
+    choice("State", "state", ["scored", "excluded", "failed", "waiting"], "any"),
     choice("Tool called", "tool", run.tools.map((one) => one.name), "any"),
     box("with failed calls", "tool_errors"),
     choice("Value of", "reward", run.rewards.map((one) => one.name), "the score"),
@@ -754,11 +754,11 @@ function rolloutsTable(name, query, found, run) {
       el("th", { scope: "row", class: "id" },
         link(one.label || one.id, [name, one.id], query, { "data-entry": passed(one, run) ? "" : "failed" }),
         one.answer ? el("div", { class: "preview" }, `→ ${one.answer}`) : null,
-        el("div", { class: "quiet narrow" }, `${one.ending} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
+        el("div", { class: "quiet narrow" }, `${one.stop_reason} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
         el("div", { class: "quiet" }, el("span", { class: "mono" }, one.id), one.attempt ? ` attempt ${one.attempt + 1}` : null)),
       el("td", { class: "number" }, scorePill(one)),
       rewards.map((reward) => el("td", { class: "number minor" }, number(one.rewards[reward]))),
-      el("td", { class: "minor" }, one.ending, one.error ? el("div", { class: "quiet" }, one.error.slice(0, 120)) : null),
+      el("td", { class: "minor" }, one.stop_reason, one.error ? el("div", { class: "quiet" }, one.error.slice(0, 120)) : null),
       el("td", { class: "number minor" }, count(one.turns)),
       el("td", { class: "number minor" }, count(one.prompt_tokens + one.completion_tokens)),
       el("td", { class: "number minor" }, count(one.calls)),
@@ -801,7 +801,7 @@ async function rolloutPage(turn, name, id, query) {
     el("p", { class: "quiet" }, `row ${one.row_key} · member ${one.index + 1} of group `, el("span", { class: "mono" }, one.group),
       one.attempt ? ` · attempt ${one.attempt + 1}` : "", one.policy?.model ? ` · ${one.policy.model}` : ""),
     el("dl", { class: "facts" }, [
-      ["Score", scorePill(one)], ["Ending", one.ending], ["Turns", count(one.turns)],
+      ["Score", scorePill(one)], ["Ending", one.stop_reason], ["Turns", count(one.turns)],
       ["Tokens", [count(one.prompt_tokens + one.completion_tokens), el("small", {}, ` (${count(one.completion_tokens)} sampled)`)]],
       ["Tool calls", [count(one.calls), one.call_errors ? el("small", { class: "bad" }, ` (${count(one.call_errors)} failed)`) : ""]],
       ["Time", duration(one.seconds)],
@@ -958,11 +958,11 @@ function tokenView(name, one, sequence) {
   const load = async (begin, until = null) => {
     try {
       const found = await source.tokens(name, one.id, sequence, begin);
-      const spans = found.tokens.map((token, at) => tokenSpan(token, found.begin + at, found.versions));
+      const spans = found.tokens.map((token, at) => tokenSpan(token, found.start + at, found.versions));
       if (until === null) box.append(...spans);
       else box.prepend(...spans.slice(0, until - begin));
       if (!found.decoded) readout.textContent = `${found.why || "The run's tokenizer is not on this machine"}: ids are shown.`;
-      first = Math.min(first, found.begin);
+      first = Math.min(first, found.start);
       if (until === null) last = found.end;
       further(found.total);
     } catch (error) {
@@ -974,7 +974,7 @@ function tokenView(name, one, sequence) {
     first > 0 && source.live ? el("button", { type: "button", onclick: () => load(Math.max(first - CHUNK, 0), first) }, "Show tokens before") : "",
     last < total && source.live ? el("button", { type: "button", onclick: () => load(last) }, "Show tokens behind") : "",
     el("span", { class: "quiet" }, `tokens ${count(first + 1)} to ${count(last)} of ${count(total)}`)].filter(Boolean));
-  load(one.sequences[sequence].begin);
+  load(one.sequences[sequence].start);
   return [
     el("ul", { class: "legend" }, el("li", {}, "context, not trained on: ", el("span", { class: "quiet" }, "grey")),
       el("li", {}, "trained on, by probability:"), LEVELS.map(([kind, text]) => el("li", {}, el("span", { class: kind }, text))), el("li", {}, el("span", { class: "px" }, "not told"))),
@@ -1016,7 +1016,7 @@ async function groupPage(turn, name, group, query) {
     el("nav", { class: "buttons", "aria-label": "Members" }, begin ? further(Math.max(begin - BESIDE, 0), "← earlier members") : null, further(begin + BESIDE, "later members →")),
     el("div", { class: "group", role: "region", "aria-label": "Members side by side", tabindex: "0" }, members.map((one) => el("article", { "aria-label": called(one) },
       heading(2, link(called(one), [name, one.id], { group }, { "data-entry": passed(one, run) ? "" : "failed" })),
-      el("p", {}, scorePill(one), ` · ${one.ending} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
+      el("p", {}, scorePill(one), ` · ${one.stop_reason} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
       one.problem ? failed(one.problem) : [rewardCard(one), el("p"), conversation({ ...one, messages: one.messages.filter((message) => !message.prompt) })]))),
   ];
 }

@@ -81,7 +81,7 @@ _NAMES = {
     "errors": "AgentFault Failure HermesRLError JudgeFailure RewardFailure RunError SandboxFailure ServerFailure "
     "SpecError ToolError ToolServerFailure UserError",
     "rollouts.advantages": "discounted_returns",
-    "rollouts.rollout": "Example Group Rollout certify",
+    "rollouts.rollout": "Example Group Rollout attach_provenance",
     "scoring.reward_value": "Score",
     "server_types": "ServerType",
     "servers.base": "Sampled Sampling",
@@ -102,7 +102,9 @@ _HOMES |= dict.fromkeys(("_tool_executor", "apply_patches", "resize_tool_pool"),
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'hermes_rl' has no attribute {name!r}")
+        from hermes_rl.new_names import missing_attribute
+
+        raise missing_attribute("hermes_rl", name)
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)

@@ -10,7 +10,7 @@
     ├── ContextLengthExceeded  (hermes_rl.servers.base) the policy's doing: the token budget is used up
     ├── RunError               the run could not be completed: exit status 1
     ├── AgentFault             the agent made a reward fail, which gets the end of its range that lowers the score
-    └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.stop_reasons.Ending`)
+    └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.stop_reasons.StopReason`)
         ├── ServerFailure      a model server, after retries
         ├── SandboxFailure     a sandbox could not start, or its backend was lost
         ├── ToolServerFailure  a server behind a tool was lost
@@ -19,7 +19,7 @@
         └── RowFailure         a row cannot be used, so that another attempt is in vain
 
 A `Failure` ends a rollout, which is then played anew; it never becomes a score. What the policy does wrong
-(a bad tool call, an empty answer) is no exception at all: it is a `ToolError` or an `Ending`. Only a reward that cannot
+(a bad tool call, an empty answer) is no exception at all: it is a `ToolError` or a `StopReason`. Only a reward that cannot
 go on because of it raises an `AgentFault`: else an agent could choose not to be graded. `UserError` and `RunError` end
 a run before its first rollout; behind it, whatever an agent can bring about is its own doing.
 """

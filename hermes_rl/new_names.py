@@ -1,13 +1,19 @@
-"""Names of public things that have a new name: keys and values of a spec, commands and options of the command line.
+"""Names of public things that have a new name: keys and values of a spec, fields of a run's files, commands and options
+of the command line, and names of the Python API.
 
-The old names are errors that give the new ones. `hermes_rl.spec.renamed` applies the keys to specs, and
-`hermes_rl.cli.main` checks commands and options.
+The old names are errors that give the new ones. `hermes_rl.spec.renamed` applies the keys to specs,
+`hermes_rl.runs.record_check` the fields to the files of older runs, and `hermes_rl.cli.main` checks commands and
+options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 KEYS: Mapping[str, str] = {
     "agents.*.choose": "opponent_sampling",
@@ -85,3 +91,53 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "show": {"--ending": "--stop-reason"},
 }
 """Command, by its new name → old option → its new name."""
+
+PYTHON: Mapping[str, str] = {
+    "AgentResult.ending": "stop_reason",
+    "AgentResult.world_rewards": "environment_rewards",
+    "Env.play": "run",
+    "Env.play_group": "run_group",
+    "Group.certificate": "provenance",
+    "Rollout.ending": "stop_reason",
+    "SyncEnv.play": "run",
+    "SyncEnv.play_group": "run_group",
+    "ToolContext.brought": "restored_files",
+    "ToolContext.provided": "spec_files",
+    "ToolContext.untouched": "pristine_sandbox",
+    "hermes_rl.Ending": "StopReason",
+    "hermes_rl.certify": "attach_provenance",
+}
+"""Old name of the Python API, with its class or module → its new name."""
+PARAMETERS: Mapping[str, str] = {"replays": "retries"}
+"""Old parameter of functions of the Python API → its new name."""
+
+
+def missing_attribute(owner: str, name: str) -> AttributeError:
+    """Return the error for an attribute that a class or module does not have, with its new name if it has one."""
+    if (new := PYTHON.get(f"{owner}.{name}")) is not None:
+        return AttributeError(f"`{owner}.{name}` is now `{owner}.{new}`")
+    return AttributeError(f"{owner!r} has no attribute {name!r}")
+
+
+class RenamedAttributes:
+    """Base of classes whose attributes have new names: an old name raises AttributeError with the new one."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError for an attribute that does not exist."""
+            raise missing_attribute(type(self).__name__, name)
+
+
+def with_renamed_parameters(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a call with an old parameter raise TypeError with the new name."""
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for name in kwargs.keys() & PARAMETERS.keys():
+            raise TypeError(f"`{name}` of `{function.__qualname__}` is now `{PARAMETERS[name]}`")
+        return function(*args, **kwargs)
+
+    return call

@@ -73,7 +73,7 @@ def _policy_caused(what: str) -> Rule:
     return Rule(what, policys=True)
 
 
-def _ours(what: str, *, retried: bool = True) -> Rule:
+def _infrastructure(what: str, *, retried: bool = True) -> Rule:
     return Rule(what, policys=False, retried=retried)
 
 
@@ -119,18 +119,20 @@ RULES: Mapping[StopReason, Rule] = {
     StopReason.UNTRAINED: _policy_caused(
         "less than `agent.min_trained_share` of the tokens that were sampled for its agent program is trained on"
     ),
-    StopReason.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
-    StopReason.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
-    StopReason.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost, or its HTTP layer answered in its place"),
-    StopReason.REWARD_FAILURE: _ours("a reward raised, could not tell although it counts, or was not finite"),
-    StopReason.JUDGE_FAILURE: _ours("a judge failed, or its verdict could not be read"),
-    StopReason.ROW_FAILURE: _ours(
+    StopReason.SERVER_FAILURE: _infrastructure("a model server gave no usable answer after all attempts"),
+    StopReason.SANDBOX_FAILURE: _infrastructure("a sandbox could not start, its setup failed, or its backend was lost"),
+    StopReason.TOOL_SERVER_FAILURE: _infrastructure(
+        "a server behind a tool was lost, or its HTTP layer answered in its place"
+    ),
+    StopReason.REWARD_FAILURE: _infrastructure("a reward raised, could not tell although it counts, or was not finite"),
+    StopReason.JUDGE_FAILURE: _infrastructure("a judge failed, or its verdict could not be read"),
+    StopReason.ROW_FAILURE: _infrastructure(
         "its row cannot be used: a template fails for it, or its prompt does not fit the model's context or is refused"
         " by the server, which answers another one",
         retried=False,
     ),
-    StopReason.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),
-    StopReason.STALE: _ours("the weights that sampled it are older than `serve.max_staleness`"),
+    StopReason.CANCELLED: _infrastructure("the run ended, or its group was given up, before it had", retried=False),
+    StopReason.STALE: _infrastructure("the weights that sampled it are older than `serve.max_staleness`"),
 }
 """Rules for grading each stop reason. A wrong tool call does not end a rollout."""
 
@@ -140,7 +142,7 @@ def stop_reason_named(name: str) -> StopReason | None:
     return next((stop_reason for stop_reason in StopReason if stop_reason == name), None)
 
 
-OURS = frozenset(stop_reason for stop_reason, rule in RULES.items() if not rule.policys)
+INFRASTRUCTURE_FAILURES = frozenset(stop_reason for stop_reason, rule in RULES.items() if not rule.policys)
 """Stop reasons caused by infrastructure: no score, retries, then the group is dropped and replaced."""
 
 RETRIES_EXHAUSTED = "retries_exhausted"
@@ -148,7 +150,7 @@ RETRIES_EXHAUSTED = "retries_exhausted"
 group is dropped, or ``worst``, the member counts as the worst of its group and is not trained on.
 """
 
-POLICY_STOP_REASONS = tuple(stop_reason for stop_reason in StopReason if stop_reason not in OURS)
+POLICY_STOP_REASONS = tuple(stop_reason for stop_reason in StopReason if stop_reason not in INFRASTRUCTURE_FAILURES)
 """Stop reasons that a spec may treat differently under `on_stop:`."""
 
 

@@ -99,7 +99,7 @@ async def test_examples_of_the_spec_play_their_solution(text: str, tmp_path: Pat
 
     async def scores(text: str) -> list[float | None]:
         async with open_env(parse_spec(text, folder=tmp_path)) as env:
-            rollouts = [await env.play(row) for row in env.rows()]
+            rollouts = [await env.run(row) for row in env.rows()]
         assert [rollout.error for rollout in rollouts] == [None] * len(rollouts)
         return [rollout.score for rollout in rollouts]
 

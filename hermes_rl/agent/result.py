@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hermes_rl.errors import ToolError
+from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.servers.usage import Usage
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.user_code.process import current_runner
@@ -122,7 +123,7 @@ class GradedStep:
 
 
 @dataclass
-class AgentResult:
+class AgentResult(RenamedAttributes):
     """One conversation from the prompt to its stop reason.
 
     `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.

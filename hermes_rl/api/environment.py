@@ -26,9 +26,10 @@ from hermes_rl.api.session import ExternalPolicy, Session
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.new_names import RenamedAttributes, with_renamed_parameters
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
-from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
+from hermes_rl.rollouts.runner import RETRIES, RolloutRunner
 from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.cluster import RayConnection, connected
 from hermes_rl.runs.directory import RunDirectory
@@ -144,7 +145,7 @@ class EnvStatus:
     lost: int = 0
 
 
-class Env(OfThisProcess):
+class Env(OfThisProcess, RenamedAttributes):
     """A spec that is ready to run. When it closes, everything is released, including running rollouts.
 
     Infrastructure failures (of a server, a sandbox, a judge) are never raised from a rollout: the rollout has the score
@@ -349,7 +350,7 @@ class Env(OfThisProcess):
 
     @property
     def comparing(self) -> list[str]:
-        """Rewards that compare the members of a group; if there are any, use `play_group` for groups."""
+        """Rewards that compare the members of a group; if there are any, use `run_group` for groups."""
         return [reward.place for reward in self._compiled.grader.rewards if reward.group_level]
 
     @property
@@ -366,7 +367,8 @@ class Env(OfThisProcess):
 
     # ------------------------------------------------------------------ rollouts
 
-    async def play(
+    @with_renamed_parameters
+    async def run(
         self,
         row: Row | str,
         policy: Policy | None = None,
@@ -375,7 +377,7 @@ class Env(OfThisProcess):
         size: int = 1,
         split: str = "train",
         sampling: Settings | None = None,
-        replays: int = REPLAYS,
+        retries: int = RETRIES,
     ) -> Rollout:
         """Run one rollout and score it; cancelling the call releases its sandbox.
 
@@ -389,10 +391,10 @@ class Env(OfThisProcess):
             size: number of members of the group.
             split: "train", or "eval" for the agent's settings in evaluation.
             sampling: settings of the spec's `agent` for this rollout, such as `{"temperature": 0.7}`.
-            replays: number of retries after infrastructure failures.
+            retries: number of retries after infrastructure failures.
 
         Raises:
-            UserError: an argument is invalid; a spec with rewards that compare group members needs `play_group` for
+            UserError: an argument is invalid; a spec with rewards that compare group members needs `run_group` for
                 more than one member.
         """
         self._require_open()
@@ -403,20 +405,21 @@ class Env(OfThisProcess):
         if size > 1 and self._compiled.has_group_rewards:
             raise UserError(
                 f"{', '.join(self.comparing)} compares the members of a group, which are played together: use "
-                "env.play_group(row, n)"
+                "env.run_group(row, n)"
             )
         row = self._row(row)
         group, mark = self._named(row, group)
         key = RolloutKey(row, group, index, size, mark=mark)
 
         async def work() -> Rollout:
-            runner = await self._runner(policy, size, split, sampling, replays, mark)
+            runner = await self._runner(policy, size, split, sampling, retries, mark)
             async with self._member(group, index):
                 return await runner.alone(key)
 
         return await self._owned(work())
 
-    async def play_group(
+    @with_renamed_parameters
+    async def run_group(
         self,
         row: Row | str,
         n: int,
@@ -424,7 +427,7 @@ class Env(OfThisProcess):
         group: str | None = None,
         split: str = "train",
         sampling: Settings | None = None,
-        replays: int = REPLAYS,
+        retries: int = RETRIES,
     ) -> Group:
         """Run `n` rollouts of one row as a group to compare; see `play`.
 
@@ -439,7 +442,7 @@ class Env(OfThisProcess):
         group, mark = self._named(row, group)
 
         async def work() -> Group:
-            runner = await self._runner(policy, n, split, sampling, replays, mark)
+            runner = await self._runner(policy, n, split, sampling, retries, mark)
             encoder = await self._encoder(policy)
 
             async def prepare(played: Group) -> None:
@@ -451,6 +454,7 @@ class Env(OfThisProcess):
 
         return await self._owned(work())
 
+    @with_renamed_parameters
     def groups(
         self,
         n: int,
@@ -462,7 +466,7 @@ class Env(OfThisProcess):
         max_staleness: int | None = None,
         split: str = "train",
         sampling: Settings | None = None,
-        replays: int = REPLAYS,
+        retries: int = RETRIES,
         batch: str | None = None,
     ) -> Groups:
         """Return groups of `n` rollouts, in the order of completion: `async for group in env.groups(8): …`.
@@ -485,7 +489,7 @@ class Env(OfThisProcess):
             max_staleness: exclude a group if its oldest weights are, when it is returned, more than this number of
                 versions older than the policy's.
             split: "train" or "eval".
-            sampling, replays: as in `play`.
+            sampling, retries: as in `run`.
             batch: id of the call, such as "step-12", for a record; default: the index of the call.
 
         Raises:
@@ -515,7 +519,7 @@ class Env(OfThisProcess):
         async def run(again: Sequence[Row] | None, number: int) -> Run:
             if not budgets:
                 budgets.append(budget_of(self.spec, "serve", self._meter))
-            runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
+            runner = await self._runner(policy, n, split, sampling, retries, "", concurrency)
             plan = Plan(
                 size=n,
                 split=split,
@@ -586,7 +590,7 @@ class Env(OfThisProcess):
             options=world.options(split, sampling),
             store=await self._opened_store(1),
             encoder=stepped,
-            replays=0,
+            retries=0,
         )
         session = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, mark=mark))))
         self._sessions.add(session)
@@ -600,11 +604,11 @@ class Env(OfThisProcess):
         size: int,
         split: str,
         sampling: Settings | None,
-        replays: int,
+        retries: int,
         mark: str,
         concurrency: int | None = None,
     ) -> RolloutRunner:
-        _require_whole("replays", replays, 0)
+        _require_whole("retries", retries, 0)
         role = self._role(policy)
         world = self._compiled if policy is None else self._compiled.with_policy(role)
         options = world.options(split, sampling)
@@ -619,7 +623,7 @@ class Env(OfThisProcess):
             options=options,
             store=await self._opened_store(size),
             encoder=encoder,
-            replays=replays,
+            retries=retries,
             mark=mark,
             exclusive=lambda group: self._member(group + mark, None),
             elsewhere=self._elsewhere(policy, options),

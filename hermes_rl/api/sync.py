@@ -16,6 +16,7 @@ from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
+from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.threads import LEAVING, OfThisProcess, ended_within, wait_for_loop
 
@@ -31,7 +32,7 @@ def sync(env: Env) -> SyncEnv:
     return SyncEnv(env)
 
 
-class SyncEnv(OfThisProcess):
+class SyncEnv(OfThisProcess, RenamedAttributes):
     """Blocking version of `environment.Env`; methods return after completion. Ctrl-C cancels the call in progress."""
 
     def __init__(self, env: Env) -> None:
@@ -92,13 +93,13 @@ class SyncEnv(OfThisProcess):
         """See `Env.announce`."""
         self._call(self._env.sync_policies())
 
-    def play(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
+    def run(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
         """See `Env.play`, which has the same arguments."""
-        return self._call(self._env.play(row, *args, **kwargs))
+        return self._call(self._env.run(row, *args, **kwargs))
 
-    def play_group(self, row: Row | str, n: int, *args: Any, **kwargs: Any) -> Group:
-        """See `Env.play_group`, which has the same arguments."""
-        return self._call(self._env.play_group(row, n, *args, **kwargs))
+    def run_group(self, row: Row | str, n: int, *args: Any, **kwargs: Any) -> Group:
+        """See `Env.run_group`, which has the same arguments."""
+        return self._call(self._env.run_group(row, n, *args, **kwargs))
 
     def groups(self, n: int, *args: Any, **kwargs: Any) -> SyncGroups:
         """See `Env.groups`, which has the same arguments; a plain iterator."""

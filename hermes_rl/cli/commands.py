@@ -35,7 +35,7 @@ RayOption = Annotated[
 EnvFileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="KEY=VALUE lines, added to the environment.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run code of the repository that SPEC names, unasked.")]
 DemoOption = Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, retries.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")]
 SetOption = Annotated[

@@ -97,7 +97,7 @@ class _OneRollout(RolloutRunner):
     """
 
     def __init__(self, compiled: CompiledSpec, policy: ChatServer, split: Split, *, shell: bool) -> None:
-        super().__init__(compiled, split=split, policy=_Shown(policy), replays=0)
+        super().__init__(compiled, split=split, policy=_Shown(policy), retries=0)
         self._shell = shell
 
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -24,7 +24,7 @@ from hermes_rl.errors import HermesRLError
 from hermes_rl.plugins import place_of
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
-from hermes_rl.rollouts.runner import REPLAYS, NullRolloutLog, RolloutLog, RolloutRunner
+from hermes_rl.rollouts.runner import RETRIES, NullRolloutLog, RolloutLog, RolloutRunner
 from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
@@ -216,7 +216,7 @@ class CustomPostprocessing:
 class CustomCollection(CustomPostprocessing):
     """Environment that overrides `collect_trajectory` or `collect_trajectories`."""
 
-    async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
+    async def run_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
         """Return the group that the environment's code collects; dropped if the code raises or returns nothing.
 
         Raises:
@@ -357,13 +357,13 @@ class Collecting:
 
     async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Call an overridden `collect_trajectory`, and retry if it raises or returns no item."""
-        for attempt in range(REPLAYS + 1):
+        for attempt in range(RETRIES + 1):
             try:
                 scored, backlog = await self.collect_trajectory(item)
                 if scored is not None:
                     return checked(scored), list(backlog)
             except Exception:  # user code may raise anything; only its group fails, and the log has the traceback
-                logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
+                logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, RETRIES + 1)
         return None, []
 
     def _layers_of(self, group: Group) -> list[dict[str, Any]]:

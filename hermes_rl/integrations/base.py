@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeGuard
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.common import require_carried, require_own_baseline, trained_seats
+from hermes_rl.new_names import with_renamed_parameters
 
 FAILURES = tuple(stop_reason for stop_reason in hermes_rl.StopReason if not stop_reason.graded)
 """Stop reasons caused by infrastructure; integrations log them separately."""
@@ -55,7 +56,7 @@ class TrainerAdapter:
         policy: the policy that samples; None: each call passes it.
         sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. The trainer sets temperature and top_p.
         where: the location of those two settings in the trainer, for error messages.
-        replays: the maximum number of retries of a rollout after infrastructure failures.
+        retries: the maximum number of retries of a rollout after infrastructure failures.
         concurrency: the number of concurrent rollouts, or of groups if rewards compare their members; default: all of
             a batch.
         allow_inexact: also train on tokens that are not token-exact.
@@ -65,6 +66,7 @@ class TrainerAdapter:
         UserError: `sampling` contains a setting that the trainer sets.
     """
 
+    @with_renamed_parameters
     def __init__(
         self,
         trainer: str,
@@ -73,14 +75,14 @@ class TrainerAdapter:
         *,
         sampling: Mapping[str, Any] | None = None,
         where: str = "its configuration",
-        replays: int = 2,
+        retries: int = 2,
         concurrency: int | None = None,
         allow_inexact: bool = False,
         seats: bool = False,
     ) -> None:
         self.trainer, self.env, self.policy, self._seats = trainer, env, policy, seats
         self.own = own_settings(sampling, trainer, where)
-        self._replays, self._exact = replays, not allow_inexact
+        self._retries, self._exact = retries, not allow_inexact
         self._room = asyncio.Semaphore(concurrency or 1_000_000)
         self._opening: asyncio.Task[Any] | None = None
 
@@ -143,7 +145,7 @@ class TrainerAdapter:
             UserError, RunError: as for `Env.play`.
         """
         row, group, member, size = place
-        return await self.env.play(
+        return await self.env.run(
             row,
             policy=policy or self.policy,
             group=group,
@@ -151,23 +153,23 @@ class TrainerAdapter:
             size=size,
             split=split,
             sampling=sampling,
-            replays=self._replays,
+            retries=self._retries,
         )
 
-    async def play_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
+    async def run_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
         """Run all members of a group.
 
         If several seats of an episode are trained, the members are the rollouts of those seats.
 
         Raises:
-            UserError: the group size is not a multiple of the number of trained seats; also as for `Env.play_group`.
+            UserError: the group size is not a multiple of the number of trained seats; also as for `Env.run_group`.
         """
         row, group, _, size = place
         seats = trained_seats(self.env)
         if size % seats:
             raise UserError(f"{seats} seats of an episode are trained, so {self.trainer}'s groups are multiples of it")
-        options: dict[str, Any] = {"split": split, "sampling": sampling, "replays": self._replays}
-        played = await self.env.play_group(row, size // seats, self.policy, group, **options)
+        options: dict[str, Any] = {"split": split, "sampling": sampling, "retries": self._retries}
+        played = await self.env.run_group(row, size // seats, self.policy, group, **options)
         return played if seats == 1 or played.dropped is not None else played.compared()[0]
 
     async def play_all(
@@ -186,7 +188,7 @@ class TrainerAdapter:
                 if not comparing or place.size == 1:
                     members = {place.member: await self.play(place, split, sampling)}
                 else:
-                    group = await self.play_group(place, split, sampling)
+                    group = await self.run_group(place, split, sampling)
                     if group.dropped is not None:
                         lost = BatchResult(None, group.dropped, group.detail)
                         return {(place.group, member): lost for member in range(place.size)}

@@ -162,7 +162,7 @@ async def play_at_endpoint(
     async def play() -> hermes_rl.Rollout:
         policy = hermes_rl.Policy.endpoint(base_url, model, api_key=api_key)
         try:
-            return await env.play(key, policy, split=split, sampling=sampling, replays=0)
+            return await env.run(key, policy, split=split, sampling=sampling, retries=0)
         finally:
             await policy.close()
 

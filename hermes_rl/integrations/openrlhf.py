@@ -25,17 +25,19 @@ from hermes_rl.integrations.base import (
     sampled_by_vllm,
 )
 from hermes_rl.integrations.common import logprobs_of, require_no_comparing, values_of
+from hermes_rl.new_names import with_renamed_parameters
 
 PROCESSED = "give vLLM logprobs_mode=processed_logprobs and say executor(…, processed_logprobs=True)"
 
 
+@with_renamed_parameters
 def executor(
     spec: hermes_rl.Spec | str | Path,
     *,
     renderer: str | Mapping[str, Any] | None = None,
     sampling: Mapping[str, Any] | None = None,
     processed_logprobs: bool = False,
-    replays: int = 2,
+    retries: int = 2,
     allow_inexact: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> type[Any]:
@@ -43,7 +45,7 @@ def executor(
 
     Args:
         spec: a loaded spec, a path, or the name of a shipped spec.
-        renderer, sampling, replays, allow_inexact: as for `TrainerAdapter`.
+        renderer, sampling, retries, allow_inexact: as for `TrainerAdapter`.
         processed_logprobs: whether vLLM's log-probabilities include temperature and top_p (its `logprobs_mode`).
         environ: variables used for `${VAR}` and for server keys.
 
@@ -62,7 +64,7 @@ def executor(
         def __init__(self) -> None:
             self.env = hermes_rl.open_env(spec, environ=environ)
             self._pull = TrainerAdapter(
-                "OpenRLHF", self.env, sampling=own, replays=replays, allow_inexact=allow_inexact
+                "OpenRLHF", self.env, sampling=own, retries=retries, allow_inexact=allow_inexact
             )
             self._policies: dict[tuple[Any, ...], hermes_rl.Policy] = {}
 

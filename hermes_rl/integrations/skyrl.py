@@ -28,6 +28,7 @@ from hermes_rl.integrations.base import (
     row_named,
 )
 from hermes_rl.integrations.common import logprobs_of, values_of
+from hermes_rl.new_names import with_renamed_parameters
 
 RAW = "set generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
 """Advice for engines whose log-probabilities are computed before temperature and top_p are applied."""
@@ -43,10 +44,11 @@ class HermesGenerator:
         generator_cfg: SkyRL's `cfg.generator`.
         inference_engine_client: SkyRL's client for its engines.
         tokenizer: SkyRL's tokenizer.
-        renderer, sampling, concurrency, replays, allow_inexact: as for `TrainerAdapter`.
+        renderer, sampling, concurrency, retries, allow_inexact: as for `TrainerAdapter`.
         environ: variables used for `${VAR}` and for server keys.
     """
 
+    @with_renamed_parameters
     def __init__(
         self,
         spec: hermes_rl.Spec | str | Path,
@@ -57,7 +59,7 @@ class HermesGenerator:
         renderer: str | Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
-        replays: int = 2,
+        retries: int = 2,
         allow_inexact: bool = False,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -73,7 +75,7 @@ class HermesGenerator:
             hermes_rl.Policy.sampling(self._sample, tokenizer, renderer=renderer, context=context),
             sampling=sampling,
             where="generator.sampling_params",
-            replays=replays,
+            retries=retries,
             concurrency=concurrency,
             allow_inexact=allow_inexact,
         )

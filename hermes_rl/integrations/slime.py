@@ -27,7 +27,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """Run the row that a sample's metadata names, and return the filled sample, or a list with the hook `rewards`.
 
     Settings are attributes of `args`, from slime's `--custom-config-path`: `hermes_spec` (required), `hermes_renderer`,
-    `hermes_sampling`, `hermes_replays`, `hermes_allow_inexact` and `hermes_workers`. With the hook, training returns
+    `hermes_sampling`, `hermes_retries`, `hermes_allow_inexact` and `hermes_workers`. With the hook, training returns
     one sample per sequence.
 
     Raises:
@@ -129,12 +129,12 @@ def _sampling(args: Any, pull: TrainerAdapter, parameters: dict[str, Any]) -> di
 
 
 def _pull(args: Any) -> TrainerAdapter:
-    names = ("spec", "renderer", "sampling", "replays", "allow_inexact", "workers")
-    spec, renderer, sampling, replays, inexact, workers = (getattr(args, f"hermes_{name}", None) for name in names)
+    names = ("spec", "renderer", "sampling", "retries", "allow_inexact", "workers")
+    spec, renderer, sampling, retries, inexact, workers = (getattr(args, f"hermes_{name}", None) for name in names)
     if spec is None:
         raise UserError("name the spec as `hermes_spec` in the file of --custom-config-path")
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    key = asyncio.get_running_loop(), spec, url, workers, replays, inexact, str((renderer, sampling))
+    key = asyncio.get_running_loop(), spec, url, workers, retries, inexact, str((renderer, sampling))
     if key not in _OPENED:
         _OPENED[key] = TrainerAdapter(
             "slime",
@@ -142,7 +142,7 @@ def _pull(args: Any) -> TrainerAdapter:
             hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer),
             sampling=sampling,
             where="--rollout-temperature",
-            replays=2 if replays is None else replays,
+            retries=2 if retries is None else retries,
             allow_inexact=bool(inexact),
         )
     return _OPENED[key]

@@ -41,6 +41,7 @@ from hermes_rl.integrations.common import (
     values_of,
 )
 from hermes_rl.integrations.trl_loop import HermesEnvironments as HermesEnvironments
+from hermes_rl.new_names import with_renamed_parameters
 
 logger = logging.getLogger(__name__)
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -103,11 +104,12 @@ class HermesRollouts(BackgroundEnv):
         spec, rows, environ, record: as for `BackgroundEnv`.
         policy: a model that acts instead of the trainer's. Unless it has the trainer's weights at every step, the
             trainer trains on tokens of another model; a warning and the metric `hermes_rl/other_policy` report this.
-        renderer, sampling, concurrency, replays, allow_inexact: as for `TrainerAdapter`.
+        renderer, sampling, concurrency, retries, allow_inexact: as for `TrainerAdapter`.
         workers: the number of processes that run rollouts; requires a server that samples, the trainer's vLLM server
             or the server of `policy`.
     """
 
+    @with_renamed_parameters
     def __init__(
         self,
         spec: hermes_rl.Spec | str | Path,
@@ -117,7 +119,7 @@ class HermesRollouts(BackgroundEnv):
         renderer: str | Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
-        replays: int = 2,
+        retries: int = 2,
         allow_inexact: bool = False,
         environ: Mapping[str, str] | None = None,
         record: str | Path | None = None,
@@ -126,7 +128,7 @@ class HermesRollouts(BackgroundEnv):
         super().__init__(spec, rows, environ, record, workers)
         self._policy, self._renderer = policy, renderer
         self._settings: dict[str, Any] = {"sampling": sampling, "concurrency": concurrency}
-        self._settings |= {"replays": replays, "allow_inexact": allow_inexact}
+        self._settings |= {"retries": retries, "allow_inexact": allow_inexact}
         self._pull: TrainerAdapter | None = None
         self._trainer: Any = None
         """Trainer whose logs are observed."""

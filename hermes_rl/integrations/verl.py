@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.base import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
+from hermes_rl.new_names import with_renamed_parameters
 
 GATHERING = 60.0
 """Seconds within which verl must start all members of a compared group; verl normally starts them together."""
@@ -27,12 +28,13 @@ class VerlAgentLoop:
     Args:
         trainer_config, server_manager, tokenizer: passed by verl, as are all arguments that are not listed below.
         spec: a path, or the name of a shipped spec.
-        renderer, sampling, replays, allow_inexact: as for `TrainerAdapter`.
+        renderer, sampling, retries, allow_inexact: as for `TrainerAdapter`.
     """
 
     _workers: ClassVar[dict[tuple[Any, ...], _Worker]] = {}
     """Resources that the rollouts of a verl process share, by event loop, server manager and settings."""
 
+    @with_renamed_parameters
     def __init__(
         self,
         trainer_config: Any,
@@ -41,7 +43,7 @@ class VerlAgentLoop:
         spec: str,
         renderer: str | Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
-        replays: int = 2,
+        retries: int = 2,
         allow_inexact: bool = False,
         *,
         name: str = "",
@@ -55,7 +57,7 @@ class VerlAgentLoop:
         _require(self._config)
         self._made_of = spec, server_manager, tokenizer, renderer
         own = own_settings(sampling, "verl", "the configuration of verl")
-        self._settings: dict[str, Any] = {"sampling": own, "replays": replays, "allow_inexact": allow_inexact}
+        self._settings: dict[str, Any] = {"sampling": own, "retries": retries, "allow_inexact": allow_inexact}
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
         """Run the row that a sample names, and return an AgentLoopOutput.
@@ -204,7 +206,7 @@ class _Worker(TrainerAdapter):
                 f"{', '.join(self.env.comparing)} compares the members of a group, and verl has begun {len(here)} of "
                 f"{place.size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
             ) from None
-        return await self.play_group(place, split, sampling)
+        return await self.run_group(place, split, sampling)
 
 
 def _require(config: Any) -> None:

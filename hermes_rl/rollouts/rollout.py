@@ -19,6 +19,7 @@ from typing import Any, Literal
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure, UserError
+from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.rollouts.advantages import ESTIMATORS, Normalise, of_tokens, of_turns
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
@@ -53,8 +54,8 @@ CERTIFIED_HERE = 4_096
 """Number of tokens up to which a group is compared on the event loop; more take milliseconds and use a thread."""
 
 
-async def certified(group: Group) -> TokenProvenance:
-    """Return the result of `certify`, computed in a thread if the group is large."""
+async def group_provenance(group: Group) -> TokenProvenance:
+    """Return the result of `attach_provenance`, computed in a thread if the group is large."""
     sequences = (sequence for rollout in group.rollouts for sequence in rollout.sequences or ())
     if sum(map(len, sequences)) <= CERTIFIED_HERE:
         return attach_provenance(group)
@@ -316,7 +317,7 @@ def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) 
 
 
 @dataclass
-class Rollout:
+class Rollout(RenamedAttributes):
     """One rollout. `score` is None if and only if it was not scored; `error` gives the cause, unless it waits for its
     group.
 
@@ -533,7 +534,7 @@ def are_uniform(parts: Sequence[Sequence[float]]) -> bool:
 
 
 @dataclass
-class Group:
+class Group(RenamedAttributes):
     """All rollouts of one row that are compared with each other.
 
     `dropped` is the stop reason that made the group incomplete; such a group must not reach a trainer.
@@ -679,7 +680,7 @@ class Encoder:
             await self.encode(rollout)
         if group.provenance is None:
             seats = [seat for rollout in group.rollouts for seat in rollout.seats]
-            group.provenance = await certified(replace(group, rollouts=seats))
+            group.provenance = await group_provenance(replace(group, rollouts=seats))
 
     def _render(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
         turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 COMPARED = 2
 """Scored members that a group needs so that one with exhausted retries can count as its worst."""
-REPLAYS = 2
+RETRIES = 2
 """Number of retries of a rollout after infrastructure failures."""
 
 
@@ -60,7 +60,7 @@ class RolloutLog(Protocol):
 class RemoteExecutor(Protocol):
     """Executor that runs rollouts in other processes or on other machines, such as `hermes_rl.runs.workers.Workers`."""
 
-    async def play(self, key: RolloutKey, split: str) -> Rollout:
+    async def run(self, key: RolloutKey, split: str) -> Rollout:
         """Run one attempt, including its tokens and the teacher's scores; raise errors that stop the run."""
 
     async def compare(self, rollouts: list[Rollout]) -> None:
@@ -130,7 +130,7 @@ class RolloutRunner:
         encoder: TokenEncoder | None = None,
         prepare: Callable[[Group], Awaitable[None]] | None = None,
         on_played: Callable[[Rollout], None] = _ignore,
-        replays: int = REPLAYS,
+        retries: int = RETRIES,
         mark: str = "",
         exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
         elsewhere: RemoteExecutor | None = None,
@@ -141,7 +141,7 @@ class RolloutRunner:
         self.policy = policy if policy is not None else environment.policy
         self.store: RolloutLog = store if store is not None else NullRolloutLog()
         self.encoder, self.prepare, self.on_played = encoder, prepare, on_played
-        self.replays, self.mark, self.exclusive = replays, mark, exclusive
+        self.retries, self.mark, self.exclusive = retries, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
         # Checked once: checking a protocol takes longer than the overhead of a seat.
         seated = isinstance(environment, MultiAgentEnvironment) and bool(environment.seats)
@@ -243,14 +243,14 @@ class RolloutRunner:
                 self._record(recalled)
             return recalled
         first = self.store.attempts(key)
-        for attempt in range(first, first + self.replays + 1):
+        for attempt in range(first, first + self.retries + 1):
             await self.slots.acquire()
             try:
                 rollout = await self._attempted(replace(key, attempt=attempt))
             finally:
                 self.slots.release()
             self.on_played(rollout)
-            last = not rollout.stop_reason.rule.retried or attempt == first + self.replays
+            last = not rollout.stop_reason.rule.retried or attempt == first + self.retries
             if not last:
                 self.replayed += 1
                 log.info("rollout %s is played again (%s): %s", rollout.id, rollout.stop_reason, rollout.error)
@@ -289,7 +289,7 @@ class RolloutRunner:
     async def _attempted(self, key: RolloutKey) -> Rollout:
         if self.elsewhere is not None:
             try:
-                rollout = await self.elsewhere.play(key, self.split)
+                rollout = await self.elsewhere.run(key, self.split)
             except (UserError, WorkerLostError) as error:
                 rollout = Rollout(key, 0)
                 self._fail_alone(rollout, error)
@@ -299,7 +299,7 @@ class RolloutRunner:
             if versions and isinstance(self.policy, VersionListener):
                 self.policy.hear(max(versions))  # a server may report its version only in replies
             return rollout
-        rollout = await self.play(key)
+        rollout = await self.run(key)
         self._graded = self._graded or rollout.error is None
         if self.teacher is not None and rollout.error is None:
             started = time.perf_counter()
@@ -314,7 +314,7 @@ class RolloutRunner:
             rollout.timings["teacher"] = time.perf_counter() - started
         return rollout
 
-    async def play(self, key: RolloutKey) -> Rollout:
+    async def run(self, key: RolloutKey) -> Rollout:
         """Run one rollout to its stop reason and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()

@@ -284,7 +284,7 @@ async def play(
     """Run each row with these answers, in their order, until `seconds` have passed; yield a group for each row."""
     probe.answers, probe.keep = answers, None
     end = None if seconds is None else time.monotonic() + seconds
-    run = Run(probe, rows, Plan(size=len(answers), split=split, repeat=False, whole=False, replays=0))
+    run = Run(probe, rows, Plan(size=len(answers), split=split, repeat=False, whole=False, retries=0))
     async with aclosing(run.groups()) as groups:
         async for group in groups:
             yield group

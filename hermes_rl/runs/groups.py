@@ -249,7 +249,7 @@ def _score(rollout: Rollout) -> float:
 
 # ------------- The records of a group: the form of a group of rollouts in `groups.jsonl` and on the way to a trainer
 # `group_lines` creates them for all writers and senders. A record is a ScoredDataGroup with the keys that atroposlib
-# 0.4.0 knows (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key`, `run` and `certificate`, which join it
+# 0.4.0 knows (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key`, `run` and `provenance`, which join it
 # to the rollouts and prove its tokens.
 #
 # A trajectory API stores a group whose size differs from the registered size forever, so a rollout of several sequences

@@ -97,7 +97,7 @@ async def check_rewards(
             probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])
             first = sample if rows is not None else sample[:ROWS]
-            run = Run(probe, first, Plan(size=len(KINDS), split=split, repeat=False, whole=False, replays=0))
+            run = Run(probe, first, Plan(size=len(KINDS), split=split, repeat=False, whole=False, retries=0))
             groups: list[Group] = []
             async for group in run.groups():
                 groups.append(_slim(group, len(groups)))

@@ -31,8 +31,8 @@ from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import POLL_INTERVAL, Admission, Fixed, admission
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, certified
-from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
+from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, group_provenance
+from hermes_rl.rollouts.runner import RETRIES, RolloutRunner
 from hermes_rl.runs.failure_rates import FailureRates
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.progress import Progress
@@ -283,7 +283,7 @@ class Plan:
     drop_uniform: bool = False
     prefer_differing: bool = False
     concurrency: int | None = None
-    replays: int = REPLAYS
+    retries: int = RETRIES
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     mark: str = ""
@@ -344,7 +344,7 @@ class _RunningGroups:
 class GroupRunner(Protocol):
     """Environment that runs complete groups by user code."""
 
-    async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group: ...
+    async def run_group(self, row: Row, group: str, epoch: int, size: int) -> Group: ...
 
 
 @runtime_checkable
@@ -406,7 +406,7 @@ class Run:
             policy=policy,
             store=store,
             encoder=encoder,
-            replays=plan.replays,
+            retries=plan.retries,
             elsewhere=workers,
         )
         # The error itself ends the run, not the number of failed groups.
@@ -531,7 +531,7 @@ class Run:
         lines = []
         for part in compared:
             if not (self.plan.drop_uniform and part.uniform):
-                part.provenance = await certified(part)
+                part.provenance = await group_provenance(part)
                 lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
         # Together they are the group of the run, whose records are written and sent as one.
         return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
@@ -589,7 +589,7 @@ class Run:
 
         async def play() -> Group:
             with Meter(asyncio.current_task()).counting():
-                played = await environment.play_group(row, group, epoch, size)
+                played = await environment.run_group(row, group, epoch, size)
             assert self.runner.prepare is not None
             await self.runner.prepare(played)
             return played

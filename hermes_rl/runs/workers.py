@@ -246,7 +246,7 @@ class Workers:
 
     # ------------------------------------------------------------------ for the runner
 
-    async def play(
+    async def run(
         self, key: RolloutKey, split: str, settings: PlaySettings | None = None, deaths: int = DEATHS
     ) -> Rollout:
         """Run one attempt; `settings` are its settings if they differ from the run's.
@@ -616,14 +616,14 @@ class PolicyWorkers:
         self._workers, self._policy = workers, policy
         self._settings = PlaySettings(options, None if policy is None else policy.described())
 
-    async def play(self, key: RolloutKey, split: str) -> Rollout:
-        """Run one attempt; see `Workers.play`."""
+    async def run(self, key: RolloutKey, split: str) -> Rollout:
+        """Run one attempt; see `Workers.run`."""
         policy = self._policy
         try:
             if policy is None or policy.captured:  # no trainer announces their weights
-                return await self._workers.play(key, split, self._settings, deaths=1)
+                return await self._workers.run(key, split, self._settings, deaths=1)
             with self._workers.acting(policy):
-                return await self._workers.play(key, split, replace(self._settings, told=policy.told()), deaths=1)
+                return await self._workers.run(key, split, replace(self._settings, told=policy.told()), deaths=1)
         except WorkersDied as died:
             rollout = Rollout(key, 0)
             rollout.fail(Failure(str(died), stop_reason=StopReason.SANDBOX_FAILURE))

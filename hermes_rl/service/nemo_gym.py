@@ -41,7 +41,7 @@ async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
     params = request.responses_create_params
     sampling = {ours: params[theirs] for theirs, ours in _SETTINGS.items() if params.get(theirs) is not None}
     try:
-        return await service.env.play_group(row, 1, policy, split=split, sampling=sampling)
+        return await service.env.run_group(row, 1, policy, split=split, sampling=sampling)
     except UserError as error:
         raise wrong("request", "responses_create_params", str(error)) from error
 

@@ -29,7 +29,7 @@ def unproven(group: Group) -> str | None:
     provenance = group.provenance
     if provenance is not None and provenance.exact:
         return None
-    problems = provenance.problems if provenance is not None else ("it has no certificate",)
+    problems = provenance.problems if provenance is not None else ("it has no token provenance",)
     return f"its tokens are not proven to be those that were sampled: {problems[0]}"
 
 

@@ -28,7 +28,7 @@ from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
-from hermes_rl.stop_reasons import OURS, POLICY_STOP_REASONS, RETRIES_EXHAUSTED
+from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, POLICY_STOP_REASONS, RETRIES_EXHAUSTED
 from hermes_rl.values import LARGEST_NUMBER, LONGEST_NAME
 
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
@@ -522,7 +522,7 @@ def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
-    ours, known = set(map(str, OURS)), [*map(str, POLICY_STOP_REASONS), RETRIES_EXHAUSTED]
+    ours, known = set(map(str, INFRASTRUCTURE_FAILURES)), [*map(str, POLICY_STOP_REASONS), RETRIES_EXHAUSTED]
     for path, policy in entries(data, "on_stop"):
         name = str(path[-1])
         if name == RETRIES_EXHAUSTED:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, KilledByAgentError, SandboxFailure, UserError, agent_error
+from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import connect_programs
 from hermes_rl.sandbox.listener import Message
@@ -81,7 +82,7 @@ _remembered: dict[tuple[str, str], Any] = {}
 
 
 @lives_in_runner("hermes_rl.user_code.proxies:ContextStandIn")
-class ToolContext:
+class ToolContext(RenamedAttributes):
     """The sandbox of the rollout `task_id`, during the lifetime of that rollout.
 
     Its methods block until the sandbox has replied, so call them where a reward runs: in a thread other than the event

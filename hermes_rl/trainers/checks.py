@@ -24,7 +24,7 @@ PER_TOKEN = ("tokens", *_FILLER)
 
 PER_MEMBER = (*PER_TOKEN, "scores", "messages", "overrides", "images")
 """Fields of a group with one entry for each member."""
-NO_PROVENANCE = {"problems": ["it has no certificate"]}
+NO_PROVENANCE = {"problems": ["it has no token provenance"]}
 logger = logging.getLogger(__name__)
 
 
@@ -120,7 +120,7 @@ class Checks:
                 "too_long", f"a sequence has {length} tokens, and the trainer takes up to {self.longest}"
             )
         if self.exact and (problems := (fitting.get("provenance") or NO_PROVENANCE)["problems"]):
-            raise GroupRefused("uncertified", problems[0])
+            raise GroupRefused("unproven", problems[0])
         if not self.uniform and len(scores) > 1 and len(set(scores)) == 1:
             raise GroupRefused("uniform", f"all of its scores are the same, {scores[0]}")
         self._require_fresh(fitting, version)

@@ -38,7 +38,7 @@ WAYS_OUT = {
     "serve.max_token_length if the trainer takes longer sequences, or set serve.on_too_long to truncate or mask",
     "stale": "sample with newer weights (serve.concurrency, atropos.max_batches_offpolicy), raise serve.max_staleness, "
     "or send such groups too (serve.on_stale: keep)",
-    "uncertified": "hermes-rl doctor SPEC says why tokens are not exact; serve.allow_inexact: true sends these too",
+    "unproven": "hermes-rl doctor SPEC says why tokens are not exact; serve.allow_inexact: true sends these too",
 }
 """Advice about groups that are not sent, by cause."""
 LOOK = 0.1

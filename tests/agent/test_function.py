@@ -97,7 +97,7 @@ rewards: {{file_matches: {{args: {{path: answer, content: "The sum is 3."}}}}}}
 async def played(folder: Path, name: str, sampler: Sampler | None = None, timeout: float = 60.0) -> Rollout:
     (folder / "agent.py").write_text(AGENT)
     async with open_env(parse_spec(TEXT.format(name=name, timeout=timeout), folder=folder)) as env:
-        return await env.play(env.rows()[0], (sampler or Sampler()).policy())
+        return await env.run(env.rows()[0], (sampler or Sampler()).policy())
 
 
 @pytest.mark.parametrize(("name", "turns"), [("solve", 2), ("slowly", 4)])

@@ -188,7 +188,7 @@ async def played(
     )
     spec = parse_spec(text, folder=folder)
     async with open_env(spec) as env:
-        return await env.play(env.rows()[0], (sampler or Sampler()).policy())
+        return await env.run(env.rows()[0], (sampler or Sampler()).policy())
 
 
 @pytest.mark.parametrize("mode", ["verbatim", "rewritten", "streamed"])
@@ -418,7 +418,7 @@ async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> Non
         def running() -> list[asyncio.Task[object]]:
             return [task for task in asyncio.all_tasks() - before if ".run()" in repr(task)]
 
-        playing = asyncio.create_task(env.play(env.rows()[0], Sampler().policy()))
+        playing = asyncio.create_task(env.run(env.rows()[0], Sampler().policy()))
         (run,) = await until(running)
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
@@ -470,7 +470,7 @@ async def test_its_files_hold_the_address_and_the_context(
     tmp_path: Path, of_model: int | None, bound: str, half: int
 ) -> None:
     async with open_env(parse_spec(CONFIGURED.replace("BOUND", bound), folder=tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Sampler().policy(context=of_model))
+        rollout = await env.run(env.rows()[0], Sampler().policy(context=of_model))
     assert rollout.result is not None and rollout.result.program is not None
     written = rollout.result.program.output
     assert written.startswith("http://127.0.0.1:8181/r/") and written.endswith(f" {half} Go. 7"), written
@@ -480,7 +480,7 @@ async def test_files_that_cannot_be_written_are_a_mistake_of_the_spec(tmp_path: 
     spec = parse_spec(CONFIGURED.replace("to: own", "to: /usr/own").replace("BOUND", "9"), folder=tmp_path)
     with pytest.raises(UserError, match=r"agent\.program\.files: /usr/own cannot be written"):
         async with open_env(spec) as env:
-            await env.play(env.rows()[0], Sampler().policy())
+            await env.run(env.rows()[0], Sampler().policy())
 
 
 async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ rewards: {{tool_usage: {{args: {{all_of: [add]}}}}}}
 async def played(folder: Path, program: str, sandbox: str = "") -> Rollout:
     (folder / "code.py").write_text(CODE)
     async with open_env(parse_spec(TEXT.format(program=program, sandbox=sandbox), folder=folder)) as env:
-        return await env.play(env.rows()[0], Sampler().policy())
+        return await env.run(env.rows()[0], Sampler().policy())
 
 
 def called(rollout: Rollout) -> list[tuple[Any, ...]]:

@@ -34,15 +34,15 @@ async def main():
     policy = sampler.policy()
     async with hermes_rl.open_env(spec_in(Path(sys.argv[1])), record=Path(sys.argv[1]) / "run") as env:
         groups = [group async for group in env.groups(4, policy, rows=env.rows(), max_staleness=1, ahead=2)]
-        groups.append(await env.play_group(env.rows()[0], 2, policy))
+        groups.append(await env.run_group(env.rows()[0], 2, policy))
         session = await env.session(env.rows()[0])
         await session.start()
         await session.step("The sum is 3.")
         assert session.rollout.score == 1.0
-    assert all(group.certificate.exact for group in groups), [group.certificate for group in groups]
+    assert all(group.provenance.exact for group in groups), [group.provenance for group in groups]
     assert trained(rollout for group in groups for rollout in group.rollouts) == sampled(sampler.answers)
     with hermes_rl.sync(hermes_rl.open_env("terminal-files")) as env:
-        assert env.play(env.rows()[0]).score is not None
+        assert env.run(env.rows()[0]).score is not None
 
 asyncio.run(main())
 assert not {"atroposlib", "torch", "transformers"} & set(sys.modules)
@@ -50,13 +50,13 @@ assert not {"atroposlib", "torch", "transformers"} & set(sys.modules)
 CELLS = [
     "import hermes_rl\nfrom tests.api.summing import Sampler, spec_in",
     "env = await hermes_rl.open_env(spec_in(folder)).open()\npolicy = Sampler().policy()",
-    "row = env.rows()[0]\n(await env.play(row, policy)).score",
+    "row = env.rows()[0]\n(await env.run(row, policy)).score",
     "groups = env.groups(2, policy)\nfirst = await anext(groups)",
     "second = await anext(groups)\nawait groups.close()",
     "session = await env.session(row)\nturn = await session.start()",
     "turn = await session.step('The sum is 3.')\nassert session.rollout.score == 1.0",
     "await env.close()",
-    "with hermes_rl.sync(hermes_rl.open_env(spec_in(folder))) as env:\n    score = env.play(row.key, policy).score",
+    "with hermes_rl.sync(hermes_rl.open_env(spec_in(folder))) as env:\n    score = env.run(row.key, policy).score",
 ]
 """Each is run for itself, and awaits what it likes."""
 

@@ -44,14 +44,14 @@ async def test_a_judge_looks_at_rollouts_one_by_one_unless_its_fallback_is_for_t
     async with open_env(spec_in(tmp_path, judged)) as env:
         assert env.comparing == []
         row = env.rows()[0]
-        alone = await env.play(row, Sampler().policy(), index=2, size=4)
+        alone = await env.run(row, Sampler().policy(), index=2, size=4)
         assert (alone.key.index, alone.rewards["judged"].value) == (2, 1.0)
-        group = await env.play_group(row, 2, Sampler(wrong=1.0).policy())
+        group = await env.run_group(row, 2, Sampler(wrong=1.0).policy())
         assert [one.rewards["judged"].value for one in group.rollouts] == [0.0, 0.0]
     async with open_env(spec_in(tmp_path, judged.replace("rubric:", "fallback: keyword_overlap, rubric:"))) as env:
         assert env.comparing == ["rewards.judged.args.fallback"]
         with pytest.raises(UserError, match=r"rewards.judged.args.fallback compares the members of a group"):
-            await env.play(row, Sampler().policy(), index=2, size=4)
+            await env.run(row, Sampler().policy(), index=2, size=4)
 
 
 async def test_rows_have_keys_prompts_and_tools(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_a_path_and_a_shipped_name_are_specs_too(tmp_path: Path) -> None:
     async with open_env(tmp_path / "sums.yaml") as env:
         assert len(env.rows()) == 4
     async with open_env("terminal-files") as env:
-        assert (await env.play(env.rows()[0])).error is None, "the spec's own policy plays"
+        assert (await env.run(env.rows()[0])).error is None, "the spec's own policy plays"
     with pytest.raises(UserError, match="no-such-spec"):
         open_env("no-such-spec")
 
@@ -104,8 +104,8 @@ async def test_plays_have_the_same_seeds_in_each_run_of_a_program_where_that_is_
     async def program(**how: Any) -> list[tuple[str, int | None]]:
         async with open_env(spec_in(tmp_path), **how) as env:
             row, policy = env.rows()[0], Sampler().policy()
-            played = [await env.play(row, policy), await env.play(row, policy), await env.play(row, policy, "g")]
-            played += [await env.play(row, policy, "g")]
+            played = [await env.run(row, policy), await env.run(row, policy), await env.run(row, policy, "g")]
+            played += [await env.run(row, policy, "g")]
             for _ in range(2):
                 group = await anext(env.groups(2, policy, rows=[row]))
                 played += group.rollouts
@@ -121,7 +121,7 @@ async def test_a_repeatable_program_is_answered_from_its_record(tmp_path: Path) 
     samplers = Sampler(), Sampler()
     for sampler in samplers:
         async with open_env(spec_in(tmp_path), record=tmp_path / "run", repeatable=True) as env:
-            rollouts = [await env.play(row, sampler.policy()) for row in list(env.rows())[:2] for _ in range(2)]
+            rollouts = [await env.run(row, sampler.policy()) for row in list(env.rows())[:2] for _ in range(2)]
             assert len({rollout.id for rollout in rollouts}) == 4
     assert samplers[0].asked
     assert not samplers[1].asked
@@ -130,7 +130,7 @@ async def test_a_repeatable_program_is_answered_from_its_record(tmp_path: Path) 
 async def test_a_rollout_has_score_messages_and_exact_tokens(tmp_path: Path) -> None:
     sampler = Sampler(version=3)
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], sampler.policy())
+        rollout = await env.run(env.rows()[0], sampler.policy())
     assert (rollout.score, rollout.stop_reason, rollout.error, rollout.turns) == (1.0, StopReason.FINISHED, None, 2)
     assert rollout.rewards["right"].value == 1.0
     assert [message["role"] for message in rollout.messages] == ["system", "user", "assistant", "tool", "assistant"]
@@ -147,39 +147,39 @@ async def test_sampling_takes_the_place_of_the_specs_settings(tmp_path: Path) ->
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         row = env.rows()[0]
-        await env.play(row, sampler.policy(), sampling={"temperature": 0.3, "top_p": 0.9, "max_turns": 1})
+        await env.run(row, sampler.policy(), sampling={"temperature": 0.3, "top_p": 0.9, "max_turns": 1})
         [(_, asked)] = sampler.asked
         assert (asked.temperature, asked.top_p, asked.max_tokens) == (0.3, 0.9, 200)
-        ended = await env.play(row, sampler.policy(), sampling={"max_tokens": 5})
+        ended = await env.run(row, sampler.policy(), sampling={"max_tokens": 5})
         assert sampler.asked[-1][1].max_tokens == 5
         assert ended.error is None
         with pytest.raises(UserError, match="no setting 'temprature'; did you mean `temperature`"):
-            await env.play(row, sampler.policy(), sampling={"temprature": 0.3})
+            await env.run(row, sampler.policy(), sampling={"temprature": 0.3})
         with pytest.raises(UserError, match=r"sampling\.temperature: "):
-            await env.play(row, sampler.policy(), sampling={"temperature": -1.0})
+            await env.run(row, sampler.policy(), sampling={"temperature": -1.0})
         with pytest.raises(UserError, match="sampling: there is no setting 'program'"):
-            await env.play(row, sampler.policy(), sampling={"program": {"command": "true"}})
+            await env.run(row, sampler.policy(), sampling={"program": {"command": "true"}})
 
 
 async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         row = env.rows()[0]
         with pytest.raises(UserError, match=r"servers\.policy is missing"):
-            await env.play(row)
+            await env.run(row)
         with pytest.raises(UserError, match="a policy is made with"):
-            await env.play(row, Sampler())  # type: ignore[arg-type]
+            await env.run(row, Sampler())  # type: ignore[arg-type]
         with pytest.raises(UserError, match="members from 0 to 1, not 2"):
-            await env.play(row, Sampler().policy(), index=2, size=2)
+            await env.run(row, Sampler().policy(), index=2, size=2)
         for size in (0, 10**9, "2"):
             with pytest.raises(UserError, match="at least 1 rollout"):
-                await env.play_group(row, size, Sampler().policy())  # type: ignore[arg-type]
-        for replays in (-1, "x"):
-            with pytest.raises(UserError, match=f"replays is at least 0, not {replays!r}"):
-                await env.play(row, Sampler().policy(), replays=replays)  # type: ignore[arg-type]
+                await env.run_group(row, size, Sampler().policy())  # type: ignore[arg-type]
+        for retries in (-1, "x"):
+            with pytest.raises(UserError, match=f"retries is at least 0, not {retries!r}"):
+                await env.run(row, Sampler().policy(), retries=retries)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="there is no row with the key 5"):
             env.row(5)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="renderer is 5: write its name"):
-            await env.play(row, Policy.sampling(Sampler(), None, renderer=5))  # type: ignore[arg-type]
+            await env.run(row, Policy.sampling(Sampler(), None, renderer=5))  # type: ignore[arg-type]
         with pytest.raises(UserError, match="at least 1 rollout"):
             env.groups(0)
 
@@ -187,7 +187,7 @@ async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
             return ids, [0.0]
 
         with pytest.raises(UserError, match=r"return hermes_rl\.Sampled"):
-            await env.play(row, Policy.sampling(pair, None))
+            await env.run(row, Policy.sampling(pair, None))
         with pytest.raises(UserError, match="opened once"):
             await env.open()
 
@@ -200,7 +200,7 @@ async def test_arrays_are_taken_for_lists(tmp_path: Path) -> None:
         return Sampled(np.array(found.ids), np.array(found.logprobs))  # type: ignore[arg-type]
 
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Policy.sampling(arrays, None))
+        rollout = await env.run(env.rows()[0], Policy.sampling(arrays, None))
     assert trained([rollout]) == sampled(sampler.answers)
 
 
@@ -208,18 +208,18 @@ async def test_a_tokenizer_object_and_a_renderer_may_be_given(tmp_path: Path) ->
     theirs = HubTokenizer(str(small_tokenizer_path()))._tokenizer
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], sampler.policy(tokenizer=theirs, renderer="template"))
+        rollout = await env.run(env.rows()[0], sampler.policy(tokenizer=theirs, renderer="template"))
         assert trained([rollout]) == sampled(sampler.answers)
         with pytest.raises(UserError, match="a tokenizer is a hub name"):
-            await env.play(env.rows()[0], sampler.policy(tokenizer=3))
+            await env.run(env.rows()[0], sampler.policy(tokenizer=3))
 
 
 async def test_a_context_that_is_full_ends_the_rollout_by_the_policys_doing(tmp_path: Path) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
-        first = await env.play(env.rows()[0], sampler.policy())
+        first = await env.run(env.rows()[0], sampler.policy())
         size = len(first.examples()[0].prompt_ids) + len(sampler.answers[0].ids)
-        ended = await env.play(env.rows()[0], sampler.policy(context=size + 1))
+        ended = await env.run(env.rows()[0], sampler.policy(context=size + 1))
     assert (ended.stop_reason, ended.error, ended.score) == (StopReason.TOKEN_BUDGET, None, 0.0)
 
 
@@ -227,7 +227,7 @@ async def test_credit_per_turn_reaches_a_loop_of_ones_own_token_by_token(tmp_pat
     spec = spec_in(tmp_path, TEXT.replace("{right:", '{steps: {fn: "steps.py:steps"}, right:'))
     (tmp_path / "steps.py").write_text("def steps(result) -> list:\n    return [1.0, 0.0]\n")
     async with open_env(spec) as env:
-        group = await env.play_group(env.rows()[0], 2, Sampler().policy())
+        group = await env.run_group(env.rows()[0], 2, Sampler().policy())
     per_turn = group.turn_advantages()
     assert per_turn is not None
     assert per_turn[0][0] > 0 > per_turn[0][1]
@@ -244,12 +244,12 @@ async def test_no_sequence_is_longer_than_the_bound_of_a_trajectory(tmp_path: Pa
 
     async with open_env(spec_in(tmp_path)) as env:
         policy, row = Policy.chat(chat, tokenizer=small_tokenizer_path()), env.rows()[0]
-        free = (await env.play(row, policy)).examples()[0]
+        free = (await env.run(row, policy)).examples()[0]
         size = len(free.prompt_ids)
-        rollout = await env.play(row, policy, sampling={"max_trajectory_tokens": size + 50})
+        rollout = await env.run(row, policy, sampling={"max_trajectory_tokens": size + 50})
         (example,) = rollout.examples()
         assert example.prompt_ids + example.response_ids == (free.prompt_ids + free.response_ids)[: size + 50]
-        refused = await env.play(row, policy, sampling={"max_trajectory_tokens": size - 20}, replays=0)
+        refused = await env.run(row, policy, sampling={"max_trajectory_tokens": size - 20}, retries=0)
         assert (refused.score, refused.sequences) == (None, None)
         assert "and agent.max_trajectory_tokens is" in str(refused.error)
 
@@ -262,7 +262,7 @@ async def test_failing_calls_never_become_a_score(tmp_path: Path, count: int) ->
     sampler = Sampler(fails=1 / 3)
     async with open_env(spec_in(tmp_path)) as env:
         policy, rows = sampler.policy(), list(env.rows())
-        played = await asyncio.gather(*(env.play(rows[n % 4], policy, replays=0) for n in range(count)))
+        played = await asyncio.gather(*(env.run(rows[n % 4], policy, retries=0) for n in range(count)))
     assert len(sampler.answers) < len(sampler.asked), "some calls failed"
     for rollout in played:
         assert rollout.score in (None, 1.0), "what was scored was played right"
@@ -275,12 +275,12 @@ async def test_failing_calls_never_become_a_score(tmp_path: Path, count: int) ->
 async def test_a_policy_that_always_fails_gives_rollouts_and_groups_without_a_score(tmp_path: Path) -> None:
     sampler = Sampler(fails=1.0)
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], sampler.policy(), replays=1)
+        rollout = await env.run(env.rows()[0], sampler.policy(), retries=1)
         assert (rollout.score, rollout.stop_reason, rollout.examples()) == (None, StopReason.SERVER_FAILURE, [])
         assert len(sampler.asked) == 6, "three attempts of each of two plays"
         with pytest.raises(UserError, match="no tokens, because it was not scored"):
             rollout.examples(one=True)
-        group = await env.play_group(env.rows()[0], 2, sampler.policy(), replays=0)
+        group = await env.run_group(env.rows()[0], 2, sampler.policy(), retries=0)
         assert group.dropped is StopReason.SERVER_FAILURE
         assert group.detail is not None
         assert group.scores == []
@@ -302,7 +302,7 @@ async def test_a_wrong_answer_is_a_failed_attempt(tmp_path: Path, wrong: Sampled
         return wrong
 
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Policy.sampling(answer, None), replays=0)
+        rollout = await env.run(env.rows()[0], Policy.sampling(answer, None), retries=0)
     assert rollout.score is None
     assert rollout.error is not None
     assert why in rollout.error
@@ -323,7 +323,7 @@ async def test_an_answer_that_was_broken_off_goes_on(tmp_path: Path) -> None:
         return await sampler(ids, sampling)
 
     async with open_env(spec_in(tmp_path)) as env:
-        group = await env.play_group(env.rows()[0], 1, Policy.sampling(in_pieces, None))
+        group = await env.run_group(env.rows()[0], 1, Policy.sampling(in_pieces, None))
     assert group.provenance is not None
     assert group.provenance.exact
     assert (group.provenance.oldest, group.provenance.newest) == (1, 2)
@@ -337,7 +337,7 @@ async def test_every_group_is_exact_and_every_token_is_found_once(tmp_path: Path
     sampler = Sampler(wrong=0.4, version=1)
     async with open_env(spec_in(tmp_path)) as env:
         policy = sampler.policy()
-        groups = [await env.play_group(row, 4, policy) for row in env.rows()]
+        groups = [await env.run_group(row, 4, policy) for row in env.rows()]
         async with env.groups(4, policy, rows=env.rows()) as playing:
             groups += [group async for group in playing]
     assert len(groups) == 8
@@ -353,7 +353,7 @@ async def test_rollouts_of_several_sequences_are_exact_too(tmp_path: Path) -> No
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     sampler = Sampler(thought="<think>\nI add.\n</think>\n\n")
     async with open_env(spec_in(tmp_path)) as env:
-        group = await env.play_group(env.rows()[0], 3, sampler.policy(folder))
+        group = await env.run_group(env.rows()[0], 3, sampler.policy(folder))
     assert group.provenance is not None
     assert group.provenance.exact, group.provenance.problems
     assert [len(rollout.examples()) for rollout in group.rollouts] == [2, 2, 2]
@@ -369,24 +369,24 @@ async def test_a_version_that_is_pushed_while_tokens_are_sampled_brackets_them(t
 
     policy = Policy.sampling(pushed, None, version=0)
     async with open_env(spec_in(tmp_path)) as env:
-        group = await env.play_group(env.rows()[0], 1, policy)
+        group = await env.run_group(env.rows()[0], 1, policy)
     assert group.rollouts[0].examples(one=True)[0].weights == (0, 2)
     assert group.provenance is not None
     assert (group.provenance.oldest, group.provenance.newest) == (0, 2)
     told = Policy.sampling(sampler, None, version=lambda: 6)
     async with open_env(spec_in(tmp_path)) as env:
-        assert (await env.play(env.rows()[0], told)).examples()[0].weights == (6, 6)
+        assert (await env.run(env.rows()[0], told)).examples()[0].weights == (6, 6)
 
 
 async def test_two_plays_of_one_row_at_once_do_not_meet(tmp_path: Path) -> None:
     policy = Sampler().policy()
     async with open_env(spec_in(tmp_path)) as env, open_env(spec_in(tmp_path)) as other:
         row = env.rows()[0]
-        plays = [env.play(row, policy) for _ in range(3)]
-        plays += [env.play(row, policy, group="mine", index=1, size=2) for _ in range(2)]
-        plays += [one.play(row, policy, group="mine") for one in (env, other)]
+        plays = [env.run(row, policy) for _ in range(3)]
+        plays += [env.run(row, policy, group="mine", index=1, size=2) for _ in range(2)]
+        plays += [one.run(row, policy, group="mine") for one in (env, other)]
         played = await asyncio.gather(*plays)
-        groups = await asyncio.gather(*(env.play_group(row, 2, policy, group="mine") for _ in range(2)))
+        groups = await asyncio.gather(*(env.run_group(row, 2, policy, group="mine") for _ in range(2)))
         first, second = env.groups(2, policy, rows=[row]), env.groups(2, policy, rows=[row.key])
         both = await asyncio.gather(anext(first), anext(second))
     rollouts = [*played, *(rollout for group in (*groups, *both) for rollout in group.rollouts)]
@@ -401,12 +401,12 @@ async def test_rewards_that_compare_a_group_are_played_as_one(tmp_path: Path) ->
     sampler = Sampler(wrong=0.5)
     async with open_env(spec_in(tmp_path, COMPARED)) as env:
         row, policy = env.rows()[0], sampler.policy()
-        with pytest.raises(UserError, match=r"rewards\.longest compares the members of a group.*play_group"):
-            await env.play(row, policy, size=2)
-        alone = await env.play(row, policy)
+        with pytest.raises(UserError, match=r"rewards\.longest compares the members of a group.*run_group"):
+            await env.run(row, policy, size=2)
+        alone = await env.run(row, policy)
         assert alone.rewards["longest"].value == 1.0
         assert alone.score is not None
-        group = await env.play_group(row, 4, policy)
+        group = await env.run_group(row, 4, policy)
     assert max(rollout.rewards["longest"].value or 0 for rollout in group.rollouts) == 1.0
     assert len(group.scores) == 4
 
@@ -414,7 +414,7 @@ async def test_rewards_that_compare_a_group_are_played_as_one(tmp_path: Path) ->
 async def test_masked_and_left_out_endings_show_in_examples_and_advantages(tmp_path: Path) -> None:
     text = TEXT + "on_stop: {max_turns: mask}\n"
     async with open_env(spec_in(tmp_path, text)) as env:
-        group = await env.play_group(env.rows()[0], 2, Sampler().policy(), sampling={"max_turns": 1})
+        group = await env.run_group(env.rows()[0], 2, Sampler().policy(), sampling={"max_turns": 1})
     for rollout in group.rollouts:
         [example] = rollout.examples()
         assert example.mask == [0] * len(example.response_ids)
@@ -435,11 +435,11 @@ async def test_a_chat_function_plays_with_and_without_tokens(tmp_path: Path) -> 
 
     async with open_env(spec_in(tmp_path)) as env:
         row = next(row for row in env.rows() if row.columns["a"] == 1)
-        rollout = await env.play(row, Policy.chat(chat))
+        rollout = await env.run(row, Policy.chat(chat))
         assert (rollout.score, rollout.turns, rollout.sequences) == (1.0, 2, None)
         with pytest.raises(UserError, match="its tokens are not known"):
             rollout.examples(one=True)
-        group = await env.play_group(row, 1, Policy.chat(chat, tokenizer=small_tokenizer_path()))
+        group = await env.run_group(row, 1, Policy.chat(chat, tokenizer=small_tokenizer_path()))
         assert group.provenance is not None
         assert not group.provenance.exact
         [example] = group.rollouts[0].examples(one=True)
@@ -450,7 +450,7 @@ async def test_a_chat_function_plays_with_and_without_tokens(tmp_path: Path) -> 
             return 7
 
         with pytest.raises(UserError, match="an answer is a text, or an assistant message"):
-            await env.play(row, Policy.chat(broken))
+            await env.run(row, Policy.chat(broken))
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -460,20 +460,20 @@ async def test_a_server_whose_model_and_version_a_trainer_changes(tmp_path: Path
     path = str(small_tokenizer_path())
     async with served.running() as url, open_env(spec_in(tmp_path)) as env:
         policy = Policy.server(kind, url, lambda: next(names), tokenizer=path, version=7)
-        group = await env.play_group(env.rows()[0], 1, policy)
+        group = await env.run_group(env.rows()[0], 1, policy)
         assert group.provenance is not None
         assert group.provenance.exact, group.provenance.problems
         assert (group.provenance.oldest, group.provenance.newest) == (7, 7), "not the server's own"
         policy.version = 8
-        later = await env.play(env.rows()[0], policy)
+        later = await env.run(env.rows()[0], policy)
         assert later.examples()[0].weights == (8, 8)
         asked = Policy.server(kind, url, "m", tokenizer=path)
         served.version = 4
-        own = (await env.play(env.rows()[0], asked)).examples()[0].weights
+        own = (await env.run(env.rows()[0], asked)).examples()[0].weights
         assert own == ((4, 4) if kind == "sglang" else (None, None)), "what the server itself tells"
         rendered = Policy.server(kind, url, "m", tokenizer=path, renderer="nonesuch")
         with pytest.raises(UserError, match="there is no renderer 'nonesuch'"):
-            await env.play(env.rows()[0], rendered)
+            await env.run(env.rows()[0], rendered)
     if kind == "vllm":
         assert [body["model"] for body in served.asked[:4]] == [f"adapter-v{n}" for n in (1, 2, 3, 4)]
     with pytest.raises(UserError, match="needs a `tokenizer`"):
@@ -485,7 +485,7 @@ async def test_a_server_whose_model_and_version_a_trainer_changes(tmp_path: Path
 async def test_a_scripted_policy_may_be_named_too(tmp_path: Path) -> None:
     text = TEXT + 'solution: {turns: [{say: "The sum is {{ total }}."}]}\n'
     async with open_env(spec_in(tmp_path, text)) as env:
-        rollout = await env.play(env.rows()[0], Policy.server("scripted", None, ""))
+        rollout = await env.run(env.rows()[0], Policy.server("scripted", None, ""))
     assert rollout.score == 1.0
     assert rollout.sequences is not None
 
@@ -512,14 +512,14 @@ class Hanging:
         return Sampled(tokens, [-0.5] * len(tokens))
 
 
-@pytest.mark.parametrize("how", ["play", "play_group", "groups"])
+@pytest.mark.parametrize("how", ["play", "run_group", "groups"])
 async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str) -> None:
     hanging, before = Hanging(), set(base._live)
     async with open_env(spec_in(tmp_path, TERMINAL)) as env:
         row, policy = env.rows()[0], Policy.sampling(hanging, None)
         waits = {
-            "play": lambda: env.play(row, policy),
-            "play_group": lambda: env.play_group(row, 1, policy),
+            "play": lambda: env.run(row, policy),
+            "run_group": lambda: env.run_group(row, 1, policy),
             "groups": lambda: anext(env.groups(1, policy)),
         }
         waiting = asyncio.ensure_future(waits[how]())
@@ -539,7 +539,7 @@ async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str
 async def test_closing_the_environment_ends_what_is_played(tmp_path: Path) -> None:
     hanging = Hanging()
     env = await open_env(spec_in(tmp_path, TERMINAL)).open()
-    waiting = asyncio.ensure_future(env.play(env.rows()[0], Policy.sampling(hanging, None)))
+    waiting = asyncio.ensure_future(env.run(env.rows()[0], Policy.sampling(hanging, None)))
     groups = env.groups(1, Policy.sampling(hanging, None))
     group = asyncio.ensure_future(anext(groups))
     await asyncio.wait_for(hanging.reached.wait(), 60)
@@ -562,15 +562,15 @@ def ids(path: Path) -> list[str]:
 async def test_what_is_recorded_is_answered_from_the_record(tmp_path: Path) -> None:
     record, sampler = tmp_path / "run", Sampler(version=2)
     async with open_env(spec_in(tmp_path), record=record) as env:
-        first = await env.play(env.rows()[0], sampler.policy(), group="g", index=1, size=2)
-        group = await env.play_group(env.rows()[1], 2, sampler.policy(), group="h")
+        first = await env.run(env.rows()[0], sampler.policy(), group="g", index=1, size=2)
+        group = await env.run_group(env.rows()[1], 2, sampler.policy(), group="h")
     played = len(sampler.asked)
     async with open_env(spec_in(tmp_path), record=record) as env:
-        again = await env.play(env.rows()[0], sampler.policy(), group="g", index=1, size=2)
+        again = await env.run(env.rows()[0], sampler.policy(), group="g", index=1, size=2)
         twice = await asyncio.gather(
-            *(env.play(env.rows()[0], sampler.policy(), group="g", index=0, size=2) for _ in range(2))
+            *(env.run(env.rows()[0], sampler.policy(), group="g", index=0, size=2) for _ in range(2))
         )
-        same = await env.play_group(env.rows()[1], 2, sampler.policy(), group="h")
+        same = await env.run_group(env.rows()[1], 2, sampler.policy(), group="h")
     assert (again.id, again.score, again.examples()) == (first.id, first.score, first.examples())
     assert twice[0].id == twice[1].id
     assert same.provenance == group.provenance
@@ -586,7 +586,7 @@ async def test_a_damaged_run_json_keeps_nothing_open(tmp_path: Path) -> None:
     record = tmp_path / "run"
     env = open_env(spec_in(tmp_path), record=record)
     await env.open()
-    await env.play(env.rows()[0], Sampler().policy())
+    await env.run(env.rows()[0], Sampler().policy())
     env._compiled.images["image"] = {"sha256:1"}  # as a rollout in an image leaves it, for run.json
     whole = (record / "run.json").read_text()
     (record / "run.json").write_text("{")
@@ -595,7 +595,7 @@ async def test_a_damaged_run_json_keeps_nothing_open(tmp_path: Path) -> None:
     assert env.loop is None
     (record / "run.json").write_text(whole)
     async with open_env(spec_in(tmp_path), record=record) as again:  # the folder is not locked any more
-        assert (await again.play(again.rows()[0], Sampler().policy())).score == 1.0
+        assert (await again.run(again.rows()[0], Sampler().policy())).score == 1.0
 
 
 async def test_a_policy_that_cannot_be_left_keeps_nothing_open(tmp_path: Path) -> None:
@@ -605,7 +605,7 @@ async def test_a_policy_that_cannot_be_left_keeps_nothing_open(tmp_path: Path) -
         raise RuntimeError("no connection to close")
 
     env = await open_env(spec_in(tmp_path), record=tmp_path / "run").open()
-    await env.play(env.rows()[0], policy)
+    await env.run(env.rows()[0], policy)
     policy.leave = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no connection to close"):
         await env.close()
@@ -662,15 +662,15 @@ async def test_a_row_that_comes_again_in_a_training_loop_is_played_again(tmp_pat
 async def test_a_record_is_of_one_spec_and_where_groups_are_compared_of_one_size(tmp_path: Path) -> None:
     record = tmp_path / "run"
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
-        await env.play_group(env.rows()[0], 2, Sampler().policy(), group="g")
+        await env.run_group(env.rows()[0], 2, Sampler().policy(), group="g")
         with pytest.raises(UserError, match=r"holds groups of 2, whose members rewards\.longest compares"):
-            await env.play_group(env.rows()[0], 3, Sampler().policy())
+            await env.run_group(env.rows()[0], 3, Sampler().policy())
         with pytest.raises(UserError, match="another run is using"):
             await open_env(spec_in(tmp_path, COMPARED), record=record).open()
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
         with pytest.raises(UserError, match="holds groups of 2"):
-            await env.play(env.rows()[0], Sampler().policy())
-        again = await env.play_group(env.rows()[0], 2, Policy.sampling(never, None), group="g")
+            await env.run(env.rows()[0], Sampler().policy())
+        again = await env.run_group(env.rows()[0], 2, Policy.sampling(never, None), group="g")
         assert len(again.scores) == 2
     with pytest.raises(UserError, match="holds a run of something else"):
         await open_env(spec_in(tmp_path, TEXT.replace("What is", "Say")), record=record).open()
@@ -694,15 +694,15 @@ async def test_a_response_that_is_full_ends_the_rollout_by_the_policys_doing_in_
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     sampler = Sampler(thought="<think>\nI add.\n</think>\n\n")
     async with open_env(spec_in(tmp_path)) as env:
-        whole = await env.play(env.rows()[0], sampler.policy())
+        whole = await env.run(env.rows()[0], sampler.policy())
         ended = []
         for response in (len(whole.examples()[0].response_ids), len(sampler.answers[0].ids) + 1):
-            rollout = await env.play(env.rows()[0], sampler.policy(response=response))
+            rollout = await env.run(env.rows()[0], sampler.policy(response=response))
             assert all(len(one.response_ids) <= response for one in rollout.examples())
             ended.append(rollout.stop_reason)
         assert ended == [StopReason.FINISHED, StopReason.TOKEN_BUDGET]
         # Each of two sequences has a response of its own.
-        two = await env.play(env.rows()[0], sampler.policy(folder, response=max(len(a.ids) for a in sampler.answers)))
+        two = await env.run(env.rows()[0], sampler.policy(folder, response=max(len(a.ids) for a in sampler.answers)))
     assert (two.stop_reason, len(two.examples())) == (StopReason.FINISHED, 2)
 
 
@@ -715,7 +715,7 @@ async def test_an_answer_may_tell_the_older_weights_of_its_first_tokens(tmp_path
 
     asking: set[str | None] = set()
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Policy.sampling(across, None))
+        rollout = await env.run(env.rows()[0], Policy.sampling(across, None))
     assert rollout.error is None, rollout.error
     assert rollout.examples(exact=True)[0].weights == (4, 7)
     assert asking == {rollout.id}
@@ -726,7 +726,7 @@ async def test_tokens_that_are_not_proven_are_refused_where_exact_ones_are_asked
         return "The sum is 3."
 
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Policy.chat(chat, tokenizer=small_tokenizer_path()))
+        rollout = await env.run(env.rows()[0], Policy.chat(chat, tokenizer=small_tokenizer_path()))
     assert len(rollout.examples()) == 1
     with pytest.raises(UserError, match=r"not proven .*does not say which tokens it sampled"):
         rollout.examples(exact=True)
@@ -738,7 +738,7 @@ async def test_a_record_is_read_beside_the_event_loop_and_let_go_of_where_nobody
     """Reading some gigabytes takes a minute, in which the other requests of a service would stand still."""
     spec, begun, go_on = spec_in(tmp_path), threading.Event(), threading.Event()
     async with open_env(spec, record=tmp_path / "run") as env:
-        first = await env.play(env.rows()[0], Sampler().policy(), group="g")
+        first = await env.run(env.rows()[0], Sampler().policy(), group="g")
     load, threads = RolloutStore.load, list[int]()
 
     def slow(store: RolloutStore) -> None:
@@ -749,13 +749,13 @@ async def test_a_record_is_read_beside_the_event_loop_and_let_go_of_where_nobody
 
     monkeypatch.setattr(RolloutStore, "load", slow)
     async with open_env(spec, record=tmp_path / "run") as env:
-        given_up = asyncio.create_task(env.play(env.rows()[0], Sampler().policy(), group="g"))
+        given_up = asyncio.create_task(env.run(env.rows()[0], Sampler().policy(), group="g"))
         assert await asyncio.to_thread(begun.wait, 10)
         given_up.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await given_up
-        again = await env.play(env.rows()[0], Sampler().policy(), group="g")
+        again = await env.run(env.rows()[0], Sampler().policy(), group="g")
     assert (again.id, again.messages) == (first.id, first.messages), "it was read again, and is locked by nobody else"
     assert len(threads) == 2
     assert threading.get_ident() not in threads
@@ -764,7 +764,7 @@ async def test_a_record_is_read_beside_the_event_loop_and_let_go_of_where_nobody
 async def test_rollouts_and_groups_can_be_pickled_and_copied(tmp_path: Path) -> None:
     text = TEXT.replace('"code.py:add"', '"code.py:add", isolate: none')
     async with open_env(spec_in(tmp_path, text)) as env:
-        group = await env.play_group(env.rows()[0], 2, Sampler().policy())
+        group = await env.run_group(env.rows()[0], 2, Sampler().policy())
     arrived = pickle.loads(pickle.dumps(group))
     assert arrived.scores == group.scores and arrived.rollouts[0].key == group.rollouts[0].key
     for here, there in zip(group.rollouts, arrived.rollouts, strict=True):

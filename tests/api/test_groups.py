@@ -164,13 +164,13 @@ async def test_a_recorded_group_that_is_stale_by_now_is_played_anew_under_its_ba
 async def test_a_group_that_failed_for_good_is_handed_out_as_dropped(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         rows = list(env.rows())
-        found = [group async for group in env.groups(2, Sampler(fails=1.0).policy(), rows=rows, replays=0)]
+        found = [group async for group in env.groups(2, Sampler(fails=1.0).policy(), rows=rows, retries=0)]
         assert [group.dropped for group in found] == ["server_failure"] * 4
         assert all(group.detail and group.scores == [] for group in found)
     text = TEXT + "budget: {max_failures: 1}\n"
     async with open_env(spec_in(tmp_path, text)) as env:
         with pytest.raises(RunError, match=r"more than budget\.max_failures"):
-            async for _ in env.groups(2, Sampler(fails=1.0).policy(), replays=0):
+            async for _ in env.groups(2, Sampler(fails=1.0).policy(), retries=0):
                 pass
 
 
@@ -179,7 +179,7 @@ async def test_the_specs_budget_ends_the_iteration(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path, text)) as env:
         found = [group async for group in env.groups(1, Sampler().policy(), concurrency=1)]
         with pytest.raises(RunError, match="a budget of the spec is used up"):
-            await env.play(env.rows()[0], Sampler().policy())
+            await env.run(env.rows()[0], Sampler().policy())
     assert 1 <= len(found) < 20
 
 

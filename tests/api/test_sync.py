@@ -63,7 +63,7 @@ def test_forked_process_may_leave_the_block(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
             status = os.waitpid(child, 0)[1]
         assert status == 0
-        assert env.play(env.rows()[0], Sampler().policy()).score == 1.0
+        assert env.run(env.rows()[0], Sampler().policy()).score == 1.0
 
 
 def test_what_belongs_to_a_process_cannot_be_pickled(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_policy_function_that_exits_is_a_failed_attempt(tmp_path: Path) -> None:
         sys.exit(3)
 
     with sync(open_env(spec_in(tmp_path))) as env:
-        rollout = env.play(env.rows()[0], Policy.sampling(leaves, None), replays=0)
+        rollout = env.run(env.rows()[0], Policy.sampling(leaves, None), retries=0)
         assert "the policy's function raised RuntimeError: SystemExit: 3" in str(rollout.error)
-        assert env.play(env.rows()[0], Sampler().policy()).score == 1.0
+        assert env.run(env.rows()[0], Sampler().policy()).score == 1.0
 
 
 def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:
         assert env.row(rows[0].key) == rows[0]
         assert env.prompt(rows[0])[0]["role"] == "system"
         assert env.tools(rows[0])[0]["function"]["name"] == "add"
-        rollouts = [env.play(rows[0], policy, sampling={"temperature": 0.5})]
-        rollouts += env.play_group(rows[1], 2, policy).rollouts
+        rollouts = [env.run(rows[0], policy, sampling={"temperature": 0.5})]
+        rollouts += env.run_group(rows[1], 2, policy).rollouts
         groups = env.groups(2, policy, rows=rows)
         rollouts += [rollout for group in groups for rollout in group.rollouts]
         assert groups.excluded == {}
@@ -112,18 +112,18 @@ def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="at least 1 rollout"):
             env.groups(0)
         with pytest.raises(UserError, match="no row with the key"):
-            env.play("nothing", policy)
+            env.run("nothing", policy)
     assert loops() == []
     assert [rollout.score for rollout in rollouts] == [1.0] * len(rollouts)
     assert set(trained(rollouts)) <= set(sampled(sampler.answers))
     with pytest.raises(UserError, match="is not open"):
-        env.play(rows[0], policy)
+        env.run(rows[0], policy)
 
 
 def test_threads_may_call_at_the_same_time(tmp_path: Path) -> None:
     with sync(open_env(spec_in(tmp_path))) as env, ThreadPoolExecutor(4) as pool:
         policy = Sampler().policy()
-        found = list(pool.map(lambda row: env.play(row, policy).score, [*env.rows(), *env.rows()]))
+        found = list(pool.map(lambda row: env.run(row, policy).score, [*env.rows(), *env.rows()]))
     assert found == [1.0] * 8
 
 
@@ -157,13 +157,13 @@ def test_threads_that_look_for_rows_at_the_same_time_all_find_theirs(
 async def test_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
     policy = Sampler().policy()
     async with open_env(spec_in(tmp_path)) as env:
-        assert (await env.play(env.rows()[0], policy)).score == 1.0
+        assert (await env.run(env.rows()[0], policy)).score == 1.0
         with pytest.raises(UserError, match="await the environment"):
-            sync(env).play(env.rows()[0], policy)
+            sync(env).run(env.rows()[0], policy)
         twin = sync(env)
-        assert (await asyncio.to_thread(twin.play, env.rows()[0], policy)).score == 1.0
+        assert (await asyncio.to_thread(twin.run, env.rows()[0], policy)).score == 1.0
     with sync(open_env(spec_in(tmp_path))) as blocking:
-        assert blocking.play(blocking.rows()[0], policy).score == 1.0, "the policy has gone over to another loop"
+        assert blocking.run(blocking.rows()[0], policy).score == 1.0, "the policy has gone over to another loop"
 
 
 def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
 
     def refused() -> None:
         with pytest.raises(UserError, match="was closed while"):
-            env.play(env.rows()[0], Policy.sampling(hangs, None))
+            env.run(env.rows()[0], Policy.sampling(hangs, None))
 
     with sync(open_env(spec_in(tmp_path))) as env:
         waiting = threading.Thread(target=refused)
@@ -209,7 +209,7 @@ def test_policy_function_that_swallows_its_cancellation_ends_with_the_environmen
 
     def played() -> None:
         with suppress(UserError):
-            env.play(env.rows()[0], Policy.sampling(stubborn, None))
+            env.run(env.rows()[0], Policy.sampling(stubborn, None))
 
     def closed() -> None:
         nonlocal env
@@ -230,7 +230,7 @@ def test_policy_function_that_its_trainer_cancels_is_a_failed_attempt(tmp_path: 
         raise asyncio.CancelledError
 
     with sync(open_env(spec_in(tmp_path))) as env:
-        rollout = env.play(env.rows()[0], Policy.sampling(aborted, None))
+        rollout = env.run(env.rows()[0], Policy.sampling(aborted, None))
     assert rollout.stop_reason is StopReason.SERVER_FAILURE and "was cancelled by its own code" in str(rollout.error)
 
 
@@ -245,7 +245,7 @@ def test_work_is_begun_on_the_loop_while_the_caller_does_something_else(tmp_path
     env, policy = open_env(spec_in(tmp_path)), Sampler().policy()
 
     async def both() -> list[float | None]:
-        rollouts = await asyncio.gather(*(env.play(row, policy) for row in list(env.rows())[:2]))
+        rollouts = await asyncio.gather(*(env.run(row, policy) for row in list(env.rows())[:2]))
         return [rollout.score for rollout in rollouts]
 
     with sync(env) as blocking:

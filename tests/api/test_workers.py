@@ -61,9 +61,9 @@ async def test_workers_play_what_one_process_plays(tmp_path: Path) -> None:
         async with open_env(spec, record=tmp_path / str(number), workers=number) as env:
             assert len(set(workers()) - before) == (0 if number == 1 else 2)
             groups = [group async for group in env.groups(3, rows=env.rows(), batch="b")]
-            alone = await env.play(env.rows()[0], group="alone", sampling={"max_turns": 1})
+            alone = await env.run(env.rows()[0], group="alone", sampling={"max_turns": 1})
             deterministic = Policy.server("scripted", None, None)
-            other = await env.play_group(env.rows()[1], 2, deterministic, group="other")
+            other = await env.run_group(env.rows()[1], 2, deterministic, group="other")
         assert set(workers()) == before, "no worker stays"
         assert all(group.provenance is not None and group.provenance.exact for group in [*groups, other])
         played.append({one.id: told(one) for group in [*groups, other] for one in group.rollouts} | {"-": told(alone)})
@@ -81,7 +81,7 @@ async def test_rewards_that_compare_a_group_are_called_in_a_worker_too(tmp_path:
         async with open_env(spec, record=tmp_path / str(number), workers=number) as env:
             [group] = [group async for group in env.groups(4, rows=[env.rows()[0]], batch="b")]
         async with open_env(spec, workers=number) as env:
-            alone = await env.play(env.rows()[1])
+            alone = await env.run(env.rows()[1])
         assert group.dropped is None
         assert all("longest" in one.rewards for one in [*group.rollouts, alone])
         assert all(one.line is None for one in [*group.rollouts, alone]), "no record is kept in memory twice"
@@ -112,7 +112,7 @@ async def test_a_function_of_this_process_acts_in_no_other_one_and_sessions_are_
     async with open_env(spec_in(tmp_path), workers=2) as env:
         row = env.rows()[0]
         for policy in (sampler.policy(), Policy.chat(chat)):
-            for play in (env.play(row, policy), env.play_group(row, 2, policy)):
+            for play in (env.run(row, policy), env.run_group(row, 2, policy)):
                 with pytest.raises(UserError, match=r"a function of this process.*serve the model"):
                     await play
             with pytest.raises(UserError, match="a function of this process"):
@@ -130,7 +130,7 @@ async def test_a_function_of_this_process_acts_in_no_other_one_and_sessions_are_
 async def test_the_blocking_twin_has_workers_too(tmp_path: Path) -> None:
     def play() -> list[float]:
         with hermes_rl.sync(open_env(spec_in(tmp_path, SCRIPTED), workers=2)) as env:
-            return env.play_group(env.rows()[0], 4).scores
+            return env.run_group(env.rows()[0], 4).scores
 
     assert sorted(await asyncio.to_thread(play)) == [0.0, 0.0, 1.0, 1.0]
     assert not workers()
@@ -201,7 +201,7 @@ async def test_what_a_trainer_captures_is_played_again_only_by_the_trainer(tmp_p
     try:
         async with open_env(spec_in(tmp_path), workers=2) as env:
             endpoint = Policy.endpoint(server.url, "m", api_key=SECRET)
-            playing = asyncio.create_task(env.play(env.rows()[0], endpoint, replays=0))
+            playing = asyncio.create_task(env.run(env.rows()[0], endpoint, retries=0))
             await until(lambda: len(server.seen) == 1 and env.status().phases == {"model": 1})
             for pid in workers():
                 os.kill(pid, signal.SIGKILL)
@@ -210,7 +210,7 @@ async def test_what_a_trainer_captures_is_played_again_only_by_the_trainer(tmp_p
             assert len(server.seen) == 1
             server.otherwise = completion("The sum is 3.")
             await until(lambda: env.status().died == 2)
-            once_more = await env.play(env.rows()[0], endpoint, replays=0)
+            once_more = await env.run(env.rows()[0], endpoint, retries=0)
             assert (once_more.score, once_more.no_tokens) == (1.0, "the trainer captures the tokens at its endpoint")
             assert {one.headers["Authorization"] for one in server.seen} == {f"Bearer {SECRET}"}
             await endpoint.close()
@@ -228,7 +228,7 @@ async def test_connections_to_an_endpoint_end_with_its_rollout(tmp_path: Path) -
             async def play(count: int) -> int:
                 for _ in range(count):
                     endpoint = Policy.endpoint(server.url, "m")
-                    assert (await env.play(env.rows()[0], endpoint, replays=0)).score == 1.0
+                    assert (await env.run(env.rows()[0], endpoint, retries=0)).score == 1.0
                     await endpoint.close()
                 return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in workers())
 
@@ -246,7 +246,7 @@ async def test_a_play_that_is_cancelled_ends_in_its_worker_too(tmp_path: Path) -
     async with model.running() as url, open_env(spec_in(tmp_path), workers=2) as env:
         policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()), version=1)
         model.pause()
-        playing = [asyncio.create_task(env.play(row, policy, group=row.key)) for row in env.rows()]
+        playing = [asyncio.create_task(env.run(row, policy, group=row.key)) for row in env.rows()]
         await until(lambda: len(model.asked) >= 4 and sum(env.status().phases.values()) == 4)
         for task in playing:
             task.cancel()
@@ -254,7 +254,7 @@ async def test_a_play_that_is_cancelled_ends_in_its_worker_too(tmp_path: Path) -
         await until(lambda: not env.status().phases, 5.0)
         asked = len(model.asked)
         model.resume()
-        again = await env.play(env.rows()[0], policy, group=env.rows()[0].key)
+        again = await env.run(env.rows()[0], policy, group=env.rows()[0].key)
         assert again.score == 1.0
         assert len(model.asked) == asked + again.turns, "nothing of what was given up goes on"
         assert (env.status().died, env.status().lost) == (0, 0)
@@ -275,7 +275,7 @@ async def test_a_sandbox_is_released_when_the_wait_for_its_rollout_is_over(tmp_p
     """Otherwise the same rollout, asked for again, would begin while its former self still acts."""
     mark = f"{os.getpid()}.125"
     async with open_env(spec_in(tmp_path, SLEEPS.replace("MARK", mark)), workers=2) as env:
-        playing = asyncio.create_task(env.play(env.rows()[0]))
+        playing = asyncio.create_task(env.run(env.rows()[0]))
         await until(lambda: bool(sleepers(mark)))
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -289,7 +289,7 @@ async def test_an_environment_that_closes_ends_what_its_workers_play(tmp_path: P
         async with open_env(spec_in(tmp_path), workers=2) as env:
             policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()), version=1)
             model.pause()
-            playing = asyncio.create_task(env.play(env.rows()[0], policy))
+            playing = asyncio.create_task(env.run(env.rows()[0], policy))
             await until(lambda: len(model.asked) == 1)
         with pytest.raises(UserError, match="was closed while this was played"):
             await playing
@@ -311,7 +311,7 @@ async def test_what_a_trainer_tells_of_the_weights_holds_for_every_call_from_the
             version=lambda: int(str(weights["version"])),
         )
         model.pause()
-        playing = [asyncio.create_task(env.play(row, policy)) for row in env.rows()]
+        playing = [asyncio.create_task(env.run(row, policy)) for row in env.rows()]
         await until(lambda: len(model.asked) == 4)
         weights |= {"version": 2, "model": "tiny-2"}
         await env.sync_policies()
@@ -319,12 +319,12 @@ async def test_what_a_trainer_tells_of_the_weights_holds_for_every_call_from_the
         rollouts = await asyncio.gather(*playing)
         assert [one.examples(one=True)[0].weights for one in rollouts] == [(1, 2)] * 4
         assert [one["model"] for one in model.asked] == ["tiny-1"] * 4 + ["tiny-2"] * 4
-        again = await env.play(env.rows()[0], policy)
+        again = await env.run(env.rows()[0], policy)
         assert again.examples(one=True)[0].weights == (2, 2)
         plain = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()), version=5)
         model.pause()
         asked = len(model.asked)
-        late = asyncio.create_task(env.play(env.rows()[0], plain))
+        late = asyncio.create_task(env.run(env.rows()[0], plain))
         await until(lambda: len(model.asked) > asked)
         plain.version = 6  # no word but this: the workers hear of it by themselves
         assert env._workers is not None
@@ -339,7 +339,7 @@ async def test_a_server_that_tells_its_version_is_asked_by_the_worker(tmp_path: 
     async with model.running() as url, open_env(spec_in(tmp_path), workers=2) as env:
         path = "/get_weight_version"
         policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()), weights_path=path)
-        rollout = await env.play(env.rows()[0], policy)
+        rollout = await env.run(env.rows()[0], policy)
         assert rollout.examples(one=True)[0].weights == (9, 9)
         assert await policy.weights() == 9
 
@@ -373,7 +373,7 @@ async def test_a_key_travels_in_memory_alone(
         async with open_env(spec_in(tmp_path), record=tmp_path / "run", workers=2) as env:
             policy = Policy.server("openai", server.url, "m", api_key=SECRET, tokenizer=str(small_tokenizer_path()))
             assert SECRET not in repr(policy.described())
-            rollout = await env.play(env.rows()[0], policy)
+            rollout = await env.run(env.rows()[0], policy)
             assert rollout.score == 1.0
             assert env.status().retries == {"policy": 2}
             for pid in workers():

@@ -22,7 +22,7 @@ from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.reward_value import RewardValue, Weighting
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
-from hermes_rl.stop_reasons import OURS, StopReason
+from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, StopReason
 from tests.thorough import THOROUGH
 
 OURSELVES = "import hermes_rl.errors as e\nimport hermes_rl.stop_reasons as n\n"
@@ -32,7 +32,10 @@ KINDS = (
 )
 CLAIMS = {
     **{kind: f"raise e.{kind}('x')" for kind in KINDS},
-    **{f"a failure of ours that ends as {stop_reason}": f"raise e.Failure('x', ending=n.Ending({stop_reason.value!r}))" for stop_reason in OURS},
+    **{
+        f"an infrastructure failure that stops as {reason}": f"raise e.Failure('x', stop_reason=n.StopReason({reason.value!r}))"
+        for reason in INFRASTRUCTURE_FAILURES
+    },
     # What describes the exception raises another one, which nobody expects there.
     **{
         f"{kind} out of the text of an exception": f"class A(Exception):\n def __str__(self): raise e.{kind}('x')\nraise A"
@@ -120,7 +123,7 @@ async def test_claim_neither_ends_a_run_nor_leaves_a_rollout_ungraded(
             CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT, t=turns: Script.of(t, prior)
         )
         async with hermes_rl.open_env(parse_spec(SPEC + rest, folder=tmp_path)) as env:
-            rollout = await env.play(next(iter(env.rows())), replays=0)
+            rollout = await env.run(next(iter(env.rows())), retries=0)
         assert (rollout.error, rollout.score) == (None, score), turns
         if place in TOOLS:
             answers = [call.result for call in rollout.result.tool_calls]

@@ -116,7 +116,7 @@ rewards: {{graded: {{fn: "code.py:graded", isolate: sandbox}}}}
     found = {}
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path / "spec")) as env:
         for row, name in zip(env.rows(), ["leaves", "looks", *attacks], strict=True):
-            rollout = await env.play(row, replays=0)
+            rollout = await env.run(row, retries=0)
             reward = rollout.rewards.get("graded")
             if rollout.error is not None or reward is None or "SECRET" in str(reward.reason):
                 found[name] = (rollout.error, reward)

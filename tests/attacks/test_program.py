@@ -117,11 +117,11 @@ async def test_a_hostile_program_is_graded_and_holds_nobody_up(
     text = TEXT.format(mode=way, command="python3", timeout=200)
     async with open_env(honest) as env, open_env(parse_spec(text, folder=hostile)) as other:
         sampler = Sampler()
-        attack = asyncio.create_task(other.play(other.rows()[0], Sampler().policy()))
+        attack = asyncio.create_task(other.run(other.rows()[0], Sampler().policy()))
         longest, played = 0.0, 0
         while not attack.done() or not played:
             began = time.monotonic()
-            rollout = await env.play(env.rows()[0], sampler.policy())
+            rollout = await env.run(env.rows()[0], sampler.policy())
             longest, played = max(longest, time.monotonic() - began), played + 1
             assert (rollout.stop_reason, rollout.score) == (StopReason.FINISHED, 1.0)
         attacked = await attack

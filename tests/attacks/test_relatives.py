@@ -553,14 +553,14 @@ def right(state): return hermes_rl.Score(1.0, reason=str(os.getpid()))
 ISOLATED = ("process", "reuse", "sandbox")
 
 
-async def rollouts(folder: Path, isolate: str, act: str, replays: int = 0, graded: str = GRADED) -> list[Any]:
+async def rollouts(folder: Path, isolate: str, act: str, retries: int = 0, graded: str = GRADED) -> list[Any]:
     """Return a rollout of each row; the state of the first one does `act` while it starts."""
     (folder / "world.py").write_text(WORLD.replace("ACT", act))
     (folder / "graded.py").write_text(graded)
     sandbox = ", isolate: sandbox" if isolate == "sandbox" else ""
     spec = parse_spec(SPEC.replace("ISOLATE", isolate).replace("SANDBOX", sandbox), folder=folder)
     async with open_env(spec) as env:
-        return [await env.play(row, replays=replays) for row in env.rows()]
+        return [await env.run(row, retries=retries) for row in env.rows()]
 
 
 ENDS = {

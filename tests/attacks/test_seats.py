@@ -90,7 +90,7 @@ async def test_episode_is_graded_whatever_its_schedule_does(tmp_path: Path, code
     )
     (tmp_path / "odd.py").write_text(textwrap.dedent(CODE))
     async with open_env(spec) as env:
-        group = await env.play_group(next(iter(env.rows())), 1)
+        group = await env.run_group(next(iter(env.rows())), 1)
     seats = group.rollouts[0].seats
     assert (group.dropped, str(seats[0].stop_reason)) == (None, stop_reason)
     assert all(seat.score is not None for seat in seats)

@@ -91,7 +91,7 @@ async def test_odd_arguments_are_answered_and_graded(
     turns = [*({"tools": [call]} for call in calls), {"say": "done"}]
     monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.of(turns, prior))
     async with hermes_rl.open_env(parse_spec(SPEC, folder=tmp_path)) as env:
-        rollout = await env.play(next(iter(env.rows())), replays=0)
+        rollout = await env.run(next(iter(env.rows())), retries=0)
     assert (rollout.error, rollout.score) == (None, 1.0)
     assert rollout.result is not None
     assert len(rollout.result.tool_calls) == len(calls)

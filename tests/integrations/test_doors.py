@@ -49,19 +49,19 @@ def policy() -> Policy:
 async def test_groups_from_python(tmp_path: Path) -> None:
     async with open_env(doors_spec(tmp_path)) as env:
         groups = [group async for group in env.groups(2, policy(), rows=env.rows())]
-        alone = await env.play_group(env.row("1"), 2, policy())
+        alone = await env.run_group(env.row("1"), 2, policy())
     require_deserved(rollout for group in groups for rollout in group.rollouts)
     assert alone.scores == [SCORES["1"] + COMPARED] * 2
 
 
 async def test_rollouts_one_by_one(tmp_path: Path) -> None:
     async with open_env(doors_spec(tmp_path, ALONE)) as env:
-        require_deserved([await env.play(row, policy()) for row in env.rows()], compared=False)
+        require_deserved([await env.run(row, policy()) for row in env.rows()], compared=False)
 
 
 def test_from_a_script_without_a_loop(tmp_path: Path) -> None:
     with sync(open_env(doors_spec(tmp_path, ALONE))) as env:
-        require_deserved([env.play(row, policy()) for row in env.rows()], compared=False)
+        require_deserved([env.run(row, policy()) for row in env.rows()], compared=False)
 
 
 async def test_a_session_that_is_stepped_by_token_ids(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def of_verl(folder: Path, change: Change) -> float:
             finish = {"stop": "completed", "abort": "aborted"}[finish]
             return SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason=finish, extra_fields={})
 
-    played = test_verl.loop(folder, Manager(), replays=0)
+    played = test_verl.loop(folder, Manager(), retries=0)
     (key, *_) = await test_verl.rows(folder)
     output = await played.run(dict(test_verl.PARAMETERS), **test_verl.sample(key))
     return float(output.reward_score)
@@ -98,7 +98,7 @@ async def of_skyrl(folder: Path, change: Change) -> float:
             return {"response_ids": [ids], "stop_reasons": [finish], "response_logprobs": [logprobs]}
 
     spec = spec_in(folder)
-    played = test_skyrl.generator(spec, Engine(), replays=0)
+    played = test_skyrl.generator(spec, Engine(), retries=0)
     try:
         whole = await test_skyrl.batch(spec, size=1)
         one = {name: value[:1] if isinstance(value, list) else value for name, value in whole.items()}
@@ -145,7 +145,7 @@ async def of_trl(folder: Path, change: Change, count: Callable[[list[Any]], Any]
 
     def play() -> float:
         training = test_trl.trainer(num_generations=1, processing_class=test_trl.TrainersTokenizer())
-        with Rollouts(spec_in(folder), rows=1, replays=0) as rollouts:
+        with Rollouts(spec_in(folder), rows=1, retries=0) as rollouts:
             return float(rollouts.rollout_func(list(rollouts.rows("train")), training)["score"][0])
 
     return await asyncio.to_thread(play)

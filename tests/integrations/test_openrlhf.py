@@ -45,7 +45,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def play(spec: Any, engine: Any, count: int = 1, given: Mapping[str, Any] | None = None, **settings: Any) -> Any:
     tokenizer, label = settings.pop("tokenizer", None), settings.pop("label", None)
-    one = executor(spec, replays=0, **settings)()
+    one = executor(spec, retries=0, **settings)()
     async with hermes_rl.open_env(spec) as env:
         keys = [row.key for row in env.rows()]
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 200, "logprobs": 1, "min_tokens": 1}

@@ -121,7 +121,7 @@ async def test_a_failure_is_masked_counted_and_leaves_the_baseline_of_its_group(
     tmp_path: Path, step_wise: bool
 ) -> None:
     spec, engine = spec_in(tmp_path), Engine(fails=0.55, wrong=0.4)
-    played = generator(spec, engine, step_wise=step_wise, replays=0)
+    played = generator(spec, engine, step_wise=step_wise, retries=0)
     output = await played.generate(await batch(spec, size=8))
     await played.close()
     scores = [row[-1] if step_wise else row for row in output["rewards"]]
@@ -154,7 +154,7 @@ def test_what_stands_in_for_failures_leaves_advantages_as_they_would_be_without_
 
 async def test_a_batch_without_any_score_ends_training(tmp_path: Path) -> None:
     spec = spec_in(tmp_path)
-    played = generator(spec, Engine(fails=1.0), replays=0)
+    played = generator(spec, Engine(fails=1.0), retries=0)
     with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\): .* is busy"):
         await played.generate(await batch(spec))
     await played.close()

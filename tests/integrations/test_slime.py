@@ -63,7 +63,7 @@ def arguments(folder: Path, url: str, text: str = TEXT, **given: Any) -> SimpleN
     plain = {
         "hermes_spec": str(folder / "sums.yaml"), "sglang_router_ip": host, "sglang_router_port": port.split("/")[0],
         "hf_checkpoint": None,
-        "custom_reward_post_process_path": None, "rollout_max_context_len": None, "hermes_replays": 0,
+        "custom_reward_post_process_path": None, "rollout_max_context_len": None, "hermes_retries": 0,
         "advantage_estimator": "grpo", "rewards_normalization": True, "grpo_std_normalization": True,
     }  # fmt: skip
     return SimpleNamespace(**{**plain, **given})

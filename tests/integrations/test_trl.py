@@ -157,7 +157,7 @@ def test_every_sampled_token_is_trained_on_with_its_log_probability_and_nothing_
 
 def test_failures_have_no_score_and_nothing_that_is_trained_on(tmp_path: Path) -> None:
     logged: dict[str, float] = {}
-    with HermesRollouts(spec_in(tmp_path), policy=Sampler(fails=0.6).policy(), replays=0) as rollouts:
+    with HermesRollouts(spec_in(tmp_path), policy=Sampler(fails=0.6).policy(), retries=0) as rollouts:
         columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
         (score,) = rollouts.reward_funcs
     scores = score(prompts=[], completions=[], log_metric=logged.__setitem__, trainer_state=None, **columns)
@@ -172,7 +172,7 @@ def test_failures_have_no_score_and_nothing_that_is_trained_on(tmp_path: Path) -
 
 
 def test_training_ends_where_not_one_rollout_could_be_scored(tmp_path: Path) -> None:
-    with HermesRollouts(spec_in(tmp_path), policy=Sampler(fails=1.0).policy(), replays=0) as rollouts:
+    with HermesRollouts(spec_in(tmp_path), policy=Sampler(fails=1.0).policy(), retries=0) as rollouts:
         prompts = prompts_of(rollouts)
         with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\).* is busy"):
             rollouts.rollout_func(prompts, trainer())
@@ -218,13 +218,13 @@ def test_a_group_that_was_dropped_has_no_score_at_all(tmp_path: Path) -> None:
             raise OSError("the device is busy")
         return await sampler(ids, sampling)
 
-    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Policy.sampling(sample, None), replays=0) as rollouts:
+    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Policy.sampling(sample, None), retries=0) as rollouts:
         columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
     assert [score is None for score in columns["score"]] == [False] * 8 + [True] * 4 + [False] * 4
 
 
 def test_what_dropped_all_groups_is_said(tmp_path: Path) -> None:
-    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Sampler(fails=1.0).policy(), replays=0) as rollouts:
+    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Sampler(fails=1.0).policy(), retries=0) as rollouts:
         prompts = prompts_of(rollouts)
         with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\).* is busy"):
             rollouts.rollout_func(prompts, trainer())

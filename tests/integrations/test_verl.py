@@ -143,7 +143,7 @@ async def test_the_newer_trainer_gets_all_sequences_and_the_older_one_refuses_se
 
 
 async def test_a_failure_raises_so_that_it_is_never_scored(tmp_path: Path) -> None:
-    played = loop(tmp_path, Manager(fails=1.0), replays=0)
+    played = loop(tmp_path, Manager(fails=1.0), retries=0)
     key = (await rows(tmp_path))[0]
     for more in ({}, {"session_id": 1}):
         with pytest.raises(RunError, match=r"has no score .server_failure: .*the device is busy"):
@@ -216,7 +216,7 @@ async def test_a_member_that_is_cancelled_leaves_the_others_their_group(tmp_path
 
 
 async def test_a_failed_member_fails_its_whole_group(tmp_path: Path) -> None:
-    played = loop(tmp_path, Manager(fails=1.0), COMPARED, replays=0)
+    played = loop(tmp_path, Manager(fails=1.0), COMPARED, retries=0)
     key = (await rows(tmp_path))[0]
     work = [played.run(dict(PARAMETERS), **sample(key, session_id=index)) for index in range(4)]
     ended = await asyncio.gather(*work, return_exceptions=True)

@@ -506,7 +506,7 @@ async def played(env: Any, row: Row, script: Script) -> Rollout:
         return {"role": "assistant", "content": None, "tool_calls": numbered}
 
     most = min(len(script), env.spec.agent.max_turns)  # a script may end before its conversation does
-    return await env.play(row, Policy.chat(chat), sampling={"max_turns": most})
+    return await env.run(row, Policy.chat(chat), sampling={"max_turns": most})
 
 
 async def main(name: str) -> None:

@@ -45,7 +45,7 @@ async def scores(env: Env) -> dict[str, Any]:
     """Play groups; returns the scores, or why there are none, by the group."""
     rows = list(env.rows())
     played = await asyncio.gather(
-        *(env.play_group(rows[number % len(rows)], 2, group=f"g{number}") for number in range(GROUPS))
+        *(env.run_group(rows[number % len(rows)], 2, group=f"g{number}") for number in range(GROUPS))
     )
     return {group.id: group.scores or group.detail for group in played}
 

@@ -77,7 +77,7 @@ def generated(
     given, uids = prepare_generator_input(rows, members, sampling, "hermes_rl", "train", 3)
 
     async def play() -> dict[str, Any]:
-        generator = HermesGenerator(spec, config.generator, engine, tokenizer, replays=0 if engine.every else 2)
+        generator = HermesGenerator(spec, config.generator, engine, tokenizer, retries=0 if engine.every else 2)
         try:
             return await generator.generate(given)
         finally:

@@ -139,7 +139,7 @@ async def ours(domain: str, rows: list[dict[str, Any]]) -> list[float | str]:
 
         async def score(row: Any) -> float | str:
             async with free:
-                rollout = await env.play(row)
+                rollout = await env.run(row)
             return f"{rollout.stop_reason}: {rollout.error}" if rollout.score is None else rollout.score
 
         return await asyncio.gather(*map(score, env.rows()))

@@ -232,7 +232,7 @@ async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
             recording.clear()
             monkeypatch.setattr(summing, "write", said_in_turn(answers))
             sampler = Sampler()
-            rollout = await env.play(row, sampler.policy(), group=what.replace(" ", "-"))
+            rollout = await env.run(row, sampler.policy(), group=what.replace(" ", "-"))
             figures[what] = figures_of(rollout, sampler, recording, renderer)
     odd, neat, *faulty = figures.values()
     assert odd.ours == neat.ours == 1
@@ -277,7 +277,7 @@ async def recorded_of(
     async with open_env(spec) as env:
         row = env.rows()[0]
         monkeypatch.setattr(summing, "write", policy_of_patch(row.columns["patch"]))
-        rollout = await env.play(row, sampler.policy(**given))
+        rollout = await env.run(row, sampler.policy(**given))
     return rollout, figures_of(rollout, sampler, recording, load_renderer(None, RendererSettings()))
 
 
@@ -466,7 +466,7 @@ async def row_of_playing(name: str, monkeypatch: pytest.MonkeyPatch, *sets: str)
         row = env.rows()[0]
         monkeypatch.setattr(summing, "write", policy_of(name, row.columns["patch"]))
         with Usage() as usage:
-            rollout = await env.play(row, sampler.policy())
+            rollout = await env.run(row, sampler.policy())
     assert rollout.result is not None
     program = rollout.result.program
     assert program is not None

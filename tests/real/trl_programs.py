@@ -116,7 +116,7 @@ def failing(folder: Path, spec: Path) -> dict[str, Any]:
         return await sample(self, ids, sampling)
 
     door.ModelCalls.sample = flaky  # type: ignore[method-assign]
-    with door.HermesRollouts(spec, rows=64, replays=0) as rollouts:
+    with door.HermesRollouts(spec, rows=64, retries=0) as rollouts:
         args = trl.GRPOConfig(
             "out", per_device_train_batch_size=64, num_generations=8, max_steps=3, **PLAIN, **LEARNING
         )

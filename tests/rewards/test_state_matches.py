@@ -86,7 +86,7 @@ async def played(folder: Path, turns: Any, args: dict[str, Any], apart: bool = F
         "servers": {"policy": {"type": "scripted"}, "user": {"type": "scripted"}},
     }
     async with open_env(parse_spec(yaml.safe_dump(spec), folder=folder)) as env:
-        return await env.play(env.rows()[0])
+        return await env.run(env.rows()[0])
 
 
 def without(number: int) -> list[dict[str, Any]]:
@@ -147,5 +147,5 @@ async def test_the_example_of_the_docs_tells_right_from_wrong(tmp_path: Path) ->
     for error_rate, scores in ((0, {1.0}), (1, {0.0, 1.0})):
         text = spec.replace("{type: scripted}", f"{{type: scripted, error_rate: {error_rate}}}")
         async with open_env(parse_spec(text, folder=tmp_path)) as env:
-            group = await env.play_group(env.rows()[0], 4)
+            group = await env.run_group(env.rows()[0], 4)
         assert {rollout.score for rollout in group.rollouts} == scores

@@ -66,7 +66,7 @@ async def test_a_scripted_user_calls_its_tools_before_it_speaks(state: str, tmp_
     (tmp_path / "door.py").write_text(DOOR)
     text = TOGETHER.replace("state: door.py:Door", f"state: {state}")
     async with open_env(parse_spec(text, folder=tmp_path)) as env:
-        rollout = await env.play(env.rows()[0])
+        rollout = await env.run(env.rows()[0])
     assert (rollout.score, rollout.stop_reason) == (1.0, StopReason.USER_STOP)
     assert rollout.result is not None
     said = [(message["role"], message["content"]) for message in rollout.result.messages]

@@ -174,7 +174,7 @@ def spec_of(folder: Path, **parts: Any) -> str:
 
 async def played(folder: Path, size: int = 2, **parts: Any) -> Group:
     async with open_env(spec_of(folder, **parts)) as env:
-        return await env.play_group(next(iter(env.rows())), size)
+        return await env.run_group(next(iter(env.rows())), size)
 
 
 def said(group: Group, seat: str, member: int = 0) -> list[str]:
@@ -423,7 +423,7 @@ async def test_schedule_that_fails_for_one_row_costs_that_row(tmp_path: Path, ho
     parts = {"schedule": {"fn": "code.py:hostile"}, "agent": {"tool_timeout": 1 if "hangs" in how else 60}}
     spec = spec_of(tmp_path, dataset={"items": rows}, rewards=rewards, **parts)
     async with open_env(spec) as env:
-        groups = [await env.play_group(row, 1) for row in sorted(env.rows(), key=lambda row: str(row.columns["how"]))]
+        groups = [await env.run_group(row, 1) for row in sorted(env.rows(), key=lambda row: str(row.columns["how"]))]
     assert [group.dropped for group in groups] == [StopReason.SANDBOX_FAILURE, None]
     assert f"the schedule {words}" in str(groups[0].detail)
 
@@ -533,7 +533,7 @@ async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_a
         return str(len(calls))
 
     async with open_env(spec_of(tmp_path)) as env:
-        group = await env.play_group(next(iter(env.rows())), 1, Policy.chat(chat, tokenizer=small_tokenizer_path()))
+        group = await env.run_group(next(iter(env.rows())), 1, Policy.chat(chat, tokenizer=small_tokenizer_path()))
     rollout = group.rollouts[0]
     assert calls[:4] == ["white", "black", "white", "black"] and calls[-4:] == ["white", "black"] * 2
     assert calls.count("white") == 4
@@ -959,7 +959,7 @@ async def test_a_side_of_the_shipped_debate_speaks_in_one_line() -> None:
              {"seat": "judge", "say": "pro"}]  # fmt: skip
     overrides = parse_extra_args([], [f"solution={json.dumps({'turns': turns})}"])
     async with open_env(load_spec("debate", demo=True, overrides=overrides)) as env:
-        rollout = await env.play(next(iter(env.rows())))
+        rollout = await env.run(next(iter(env.rows())))
     judge = next(seat for seat in rollout.seats if seat.seat.name == "judge")
     assert judge.result is not None
     (heard,) = (each["content"].split("\n\n")[1] for each in judge.result.messages if "\n\n" in each["content"])

@@ -129,7 +129,7 @@ def spec_of(folder: Path, mode: str = "plain", **parts: Any) -> str:
 
 async def played(folder: Path, mode: str = "plain", *, policy: Policy | None = None, **parts: Any) -> Group:
     async with open_env(spec_of(folder, mode, **parts)) as env:
-        return await env.play_group(next(iter(env.rows())), 1, policy)
+        return await env.run_group(next(iter(env.rows())), 1, policy)
 
 
 def seat_of(group: Group, name: str) -> Any:

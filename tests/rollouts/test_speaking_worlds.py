@@ -101,7 +101,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
 
 async def play(spec: Any) -> Rollout:
     async with open_env(spec) as env:
-        return await env.play(env.rows()[0])
+        return await env.run(env.rows()[0])
 
 
 def says(*words: str) -> list[Any]:
@@ -169,7 +169,7 @@ async def test_a_state_apart_is_made_there_alone(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(WORLD.replace(made, made + note))
     async with open_env(spec) as env:
         for row in env.rows()[:1] * 2:
-            await env.play(row)
+            await env.run(row)
     pids = (tmp_path / "made").read_text().split()
     assert len(pids) == 2 and str(os.getpid()) not in pids
 
@@ -272,7 +272,7 @@ async def test_other_tools_begin_another_sequence_and_all_that_was_sampled_is_tr
     )
     sampler = summing.Sampler()
     async with open_env(spec) as env:
-        rollout = await env.play(env.rows()[0], sampler.policy())
+        rollout = await env.run(env.rows()[0], sampler.policy())
     assert (rollout.stop_reason, rollout.turns) == (StopReason.FINISHED, 3), rollout.error
     assert len(rollout.sequences or ()) == 2
     assert summing.trained([rollout]) == summing.sampled(sampler.answers)
@@ -551,7 +551,7 @@ async def test_another_row_has_other_tools(tmp_path: Path, apart: bool) -> None:
     rows = [{"q": each["name"], "documents": [each]} for each in DOCUMENT] + [{"q": "none", "documents": []}]
     spec = spec.model_copy(update={"dataset": spec.dataset.model_copy(update={"items": tuple(rows)})})
     async with open_env(spec) as env:
-        assert [offered(await env.play(row)) for row in env.rows()] == [["first"], ["second"], []]
+        assert [offered(await env.run(row)) for row in env.rows()] == [["first"], ["second"], []]
 
 
 @pytest.mark.parametrize(
@@ -689,6 +689,6 @@ async def test_the_example_of_the_docs_offers_what_is_marked_and_named(tmp_path:
     spec, code = (next(block for block in blocks if begin in block) for begin in ("name: marked", "# marked.py"))
     (tmp_path / "marked.py").write_text(code)
     async with open_env(parse_spec(spec, folder=tmp_path)) as env:
-        rollouts = [await env.play(row) for row in env.rows()]
+        rollouts = [await env.run(row) for row in env.rows()]
     assert [offered(rollout) for rollout in rollouts] == [["get_order"], ["get_order", "cancel"]]
     assert [rollout.score for rollout in rollouts] == [1, 1]

@@ -68,7 +68,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
 
 async def play(spec: Any) -> Rollout:
     async with open_env(spec) as env:
-        return await env.play(env.rows()[0])
+        return await env.run(env.rows()[0])
 
 
 def says(*words: str) -> list[Any]:
@@ -224,7 +224,7 @@ async def test_its_tokens_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sampler = summing.Sampler()
     user = {"turns": [{"say": "1?", "min_reward": 1}, {"say": "2?", "min_reward": 1}]}
     async with open_env(spec_of(tmp_path, [], solution=None, user=user)) as env:
-        rollout = await env.play(env.rows()[0], sampler.policy())
+        rollout = await env.run(env.rows()[0], sampler.policy())
     assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, 3), rollout.error
     assert summing.trained([rollout]) == summing.sampled(sampler.answers)
     assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact

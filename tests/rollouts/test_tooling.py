@@ -131,6 +131,6 @@ async def test_sessions_that_the_code_of_a_state_starts_end_with_the_run(tmp_pat
         scores = [json.loads(line)["score"] for line in next(tmp_path.rglob("rollouts.jsonl")).read_text().splitlines()]
     else:
         async with open_env(parse_spec(yaml.safe_dump(spec), folder=tmp_path)) as env:
-            scores = [(await env.play(row)).score for row in env.rows()]
+            scores = [(await env.run(row)).score for row in env.rows()]
     assert scores == [1.0, 1.0]
     await until(lambda: not sleeping(seconds) + sleeping(seconds + "0"))

@@ -113,7 +113,7 @@ async def test_lost_members_are_played_anew_where_the_spec_keeps_them_no_longer(
 async def test_groups_of_the_python_api_count_lost_members(tmp_path: Path) -> None:
     async with hermes_rl.open_env(spec_of(tmp_path, "worst")) as env:
         (row, *_) = env.rows()
-        group = await env.play_group(row, 3)
+        group = await env.run_group(row, 3)
         assert group.dropped is None
         assert len(group.scores) == 3
         (lost,) = [one for one in group.rollouts if one.score is None]

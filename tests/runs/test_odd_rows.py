@@ -17,7 +17,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec import Spec, load_spec
-from hermes_rl.stop_reasons import OURS, StopReason
+from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, StopReason
 from hermes_rl.values import read_own_json, write_json
 from tests.commands import hermes
 from tests.thorough import THOROUGH
@@ -289,11 +289,14 @@ async def refusal(spec: Spec) -> str | None:
             raise UserError("no row is left")
         async with CompiledSpec(spec, {}) as compiled:
             await compiled.open(rows[0])
-            run = Run(compiled, rows, Plan(size=1, split="train", repeat=False, whole=False, replays=0))
+            run = Run(compiled, rows, Plan(size=1, split="train", repeat=False, whole=False, retries=0))
             async for group in run.groups():
                 for rollout in group.rollouts:
                     read_own_json(write_json(rollout_record(rollout)))
-                    if rollout.stop_reason in OURS or rollout.stop_reason is StopReason.ENVIRONMENT_ERROR:
+                    if (
+                        rollout.stop_reason in INFRASTRUCTURE_FAILURES
+                        or rollout.stop_reason is StopReason.ENVIRONMENT_ERROR
+                    ):
                         return f"(row {rollout.key.row.key}) {rollout.stop_reason}: {rollout.error}"
     except HermesRLError as error:
         return str(error)

@@ -236,7 +236,7 @@ async def test_the_teacher_is_asked_only_where_something_is_trained() -> None:
     await RolloutRunner(World(teacher=asked)).start(row(), "g", 2)
     assert sorted(asked.rollouts) == ["g-0", "g-1"]
     world = World(teacher=Asked(ServerFailure("the teacher is gone")))
-    group = await RolloutRunner(world, replays=0).start(row(), "g", 2)
+    group = await RolloutRunner(world, retries=0).start(row(), "g", 2)
     assert (group.dropped, group.detail, group.scores) == (StopReason.SERVER_FAILURE, "the teacher is gone", [])
 
 

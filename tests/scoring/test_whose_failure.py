@@ -356,7 +356,7 @@ async def test_a_state_that_the_policy_broke_is_graded_from_the_first_rollout_on
     monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.of(turns, prior))
     spec = SPEC.replace("ISOLATE", isolate).replace("REWARD", reward)
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path)) as env:
-        rollout = await env.play(next(iter(env.rows())), replays=0)
+        rollout = await env.run(next(iter(env.rows())), retries=0)
     assert (rollout.error, rollout.score) == (None, value)
 
 

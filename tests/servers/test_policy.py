@@ -87,7 +87,7 @@ async def test_the_endpoint_of_a_rollout_is_not_kept_when_it_has_ended(tmp_path:
     model = ChatModel()
     async with model.running() as url, open_env(spec_in(tmp_path)) as env:
         policy = Policy.endpoint(url, "m", api_key="secret")
-        rollout = await env.play(env.rows()[0], policy)
+        rollout = await env.run(env.rows()[0], policy)
         assert rollout.score == 1.0
         assert rollout.examples() == []
         await policy.close()

@@ -101,7 +101,7 @@ async def played(
         },
     }
     async with open_env(parse_spec(yaml.safe_dump(spec), folder=folder)) as env:
-        return [await env.play(row, replays=0) for row in env.rows()]
+        return [await env.run(row, retries=0) for row in env.rows()]
 
 
 @pytest.mark.parametrize("kind", TYPES)

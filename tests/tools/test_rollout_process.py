@@ -69,7 +69,7 @@ def spec(folder: Path, tools: str) -> Path:
 
 async def played(folder: Path, tools: str, rows: int = 2) -> list[Any]:
     async with open_env(spec(folder, tools)) as env:
-        return [await env.play(row) for row in itertools.islice(env.rows(), rows)]
+        return [await env.run(row) for row in itertools.islice(env.rows(), rows)]
 
 
 def answers(rollout: Any) -> list[str]:
@@ -91,13 +91,13 @@ async def test_a_process_that_is_reused_keeps_its_modules_and_gets_a_new_state(t
     path = spec(tmp_path, "[{name: tell, args: {words: a}}]")
     path.write_text(path.read_text().replace("isolate: process}\ntools", "isolate: reuse}\ntools"))
     async with open_env(path) as env:
-        first, second = [await env.play(row) for row in itertools.islice(env.rows(), 2)]
+        first, second = [await env.run(row) for row in itertools.islice(env.rows(), 2)]
         assert '"heard": 1, "shared": 1' in answers(first)[0]
         assert '"heard": 1, "shared": 2' in answers(second)[0]
         assert first.score == pytest.approx(1.01)
         assert second.score == pytest.approx(1.02)
         assert len({text.rpartition('pid": ')[2] for text in answers(first) + answers(second)}) == 1
-        both = await asyncio.gather(*(env.play(row) for row in itertools.islice(env.rows(), 2)))
+        both = await asyncio.gather(*(env.run(row) for row in itertools.islice(env.rows(), 2)))
         pids = [answers(rollout)[0].rpartition('pid": ')[2] for rollout in both]
         assert len(set(pids)) == 2, "two rollouts at a time never share one"
 
@@ -107,7 +107,7 @@ async def test_a_reused_process_that_a_call_has_ended_is_nobodys_any_more(tmp_pa
     path.write_text(path.read_text().replace("isolate: process}\ntools", "isolate: reuse}\ntools"))
     async with open_env(path) as env:
         for row in itertools.islice(env.rows(), 2):
-            (said,) = answers(await env.play(row))
+            (said,) = answers(await env.run(row))
             assert "status 3" in said
             assert "earlier" not in said
 
@@ -175,7 +175,7 @@ async def test_what_a_class_prepares_is_made_once_and_there_in_each_fork(
     (tmp_path / "code.py").write_text(PREPARED + f"# {fails}\n")
     (tmp_path / "spec.yaml").write_text(text)
     async with open_env(tmp_path / "spec.yaml") as env:
-        rollouts = [await env.play(row) for row in itertools.islice(env.rows(), 2)]
+        rollouts = [await env.run(row) for row in itertools.islice(env.rows(), 2)]
     for rollout in rollouts:
         assert (rollout.score, answers(rollout)) == (1, ["1 True"])
 
@@ -204,7 +204,7 @@ async def test_a_state_process_that_is_killed_while_it_starts_is_retried(tmp_pat
     (tmp_path / "rewards.py").write_text("import os\ndef same(state): return state.pid == os.getpid()\n")
     (tmp_path / "spec.yaml").write_text(text.replace("TOOLS", "[{name: look}]"))
     async with open_env(tmp_path / "spec.yaml") as env:
-        rollout = await env.play(next(iter(env.rows())))
+        rollout = await env.run(next(iter(env.rows())))
     assert (rollout.error, rollout.score) == (None, 1), "a reward of another file runs where the state is"
 
 
@@ -236,7 +236,7 @@ async def test_code_of_several_files_runs_where_the_spec_says(
     (tmp_path / "rewards.py").write_text(counted)
     (tmp_path / "spec.yaml").write_text(SPREAD.replace("ISOLATE", isolate).replace("ELSE", otherwise))
     async with open_env(tmp_path / "spec.yaml") as env:
-        rollouts = [await env.play(row) for row in env.rows()]
+        rollouts = [await env.run(row) for row in env.rows()]
     for rollout in rollouts:
         assert rollout.score == 1, rollout.error
         assert (rollout.rewards["counted"].metrics["pid"] != os.getpid()) is apart
@@ -281,7 +281,7 @@ async def rollouts_of(directory: Path, tools: str) -> tuple[list[Any], list[dict
     (directory / "spec.yaml").write_text(MADE.replace("LOG", str(log)).replace("TOOLS", tools))
     async with open_env(directory / "spec.yaml") as env:
         rows = list(env.rows())
-        rollouts = [await env.play(row) for row in rows]
+        rollouts = [await env.run(row) for row in rows]
         shown = env.tools(rows[0])
     return rollouts, shown, [int(line) for line in log.read_text().split()]
 
@@ -352,7 +352,7 @@ solution: {turns: [{tools: [{name: "tool_{{ n }}"}]}, {say: done}]}
 servers: {policy: {type: scripted}}
 """)
     async with open_env(tmp_path / "spec.yaml") as env:
-        assert [(await env.play(row)).score for row in itertools.islice(env.rows(), 3)] == [1, 1, 1]
+        assert [(await env.run(row)).score for row in itertools.islice(env.rows(), 3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("isolate", ["process", "none"])
@@ -373,4 +373,4 @@ servers: {{policy: {{type: scripted}}}}
         with pytest.raises(
             UserError, match=r"the tool `tool_1` are no JSON Schema that can be used: it refers to itself"
         ):
-            await env.play(next(iter(env.rows())))
+            await env.run(next(iter(env.rows())))

@@ -95,7 +95,7 @@ def test_a_group_without_tokens_is_refused() -> None:
 
 
 def test_a_group_without_a_proof_is_refused_where_exactness_is_asked_for() -> None:
-    assert refused(group(0.0, 1.0), exact=True) == ("uncertified", "it has no certificate")
+    assert refused(group(0.0, 1.0), exact=True) == ("unproven", "it has no token provenance")
     assert (
         refused(group(0.0, 1.0, provenance={"problems": ["a turn is missing"]}), exact=True)[1] == "a turn is missing"
     )

@@ -14,7 +14,7 @@ KEPT = "\n\t\u200c\u200d"
 """Harmless control and format characters: line breaks, tabs, and joiners of letters and emoji."""
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return `text` with all other control and format characters, line separators and surrogates as ``\\u001b``."""
     if text.isascii() and text.isprintable():
         return text

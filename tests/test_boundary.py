@@ -42,7 +42,7 @@ from hermes_rl.servers.base import Malformed, ServerConfig, Timing, read_answer,
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.values import LARGEST_NUMBER, read_json, write_json
 from tests.analysis.recorded import programmed, recorded, write_run
 from tests.test_values import as_read
@@ -251,7 +251,7 @@ def a_line_of_a_run(chance: random.Random, folder: Path) -> None:
     report(record)
     for rollout in record.rollouts:
         is_whole(shown_rollout(record, rollout.id, Screen()))
-        visible(str(rollout))
+        escape_controls(str(rollout))
 
 
 def what_run_json_says(chance: random.Random, folder: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.runs.progress import Progress
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from tests.commands import hermes
 
 HOSTILE = {
@@ -31,23 +31,23 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_a_terminal_would_obey_is_shown_escaped(what: str) -> None:
     text = HOSTILE[what]
-    shown = visible(f"a {text} b")
+    shown = escape_controls(f"a {text} b")
     assert shown.isprintable()
     assert shown.startswith("a ") and shown.endswith(" b") and "\\u" in shown
 
 
 @pytest.mark.parametrize("text", ["", "plain", "ä ö 中文 ✓ ·", "👩‍💻", "two\nlines\tand a tab", "mi\u200cx"])
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
-    assert visible(text) == text
+    assert escape_controls(text) == text
 
 
 @given(st.text())
 def test_all_that_is_shown_can_be_printed_and_json_stays_json(text: str) -> None:
-    shown = visible(text)
+    shown = escape_controls(text)
     shown.encode()
     assert not {unicodedata.category(each) for each in shown} & {"Cs", "Zl", "Zp"}
     assert set("".join(each for each in shown if unicodedata.category(each) == "Cc")) <= {"\n", "\t"}
-    assert json.loads(visible(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
+    assert json.loads(escape_controls(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
 
 
 def test_notes_and_lines_of_progress_are_text() -> None:
@@ -92,7 +92,7 @@ def test_a_long_text_takes_memory_by_its_length_alone() -> None:
     text = "\u2212" * 900_000
     tracemalloc.start()
     try:
-        assert visible(text) == text
+        assert escape_controls(text) == text
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_rl.analysis.record import beginning
 from hermes_rl.analysis.summary import RunSummary
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.version import __version__
 
 LONGEST, MOST = 300, 50
@@ -106,4 +106,4 @@ def plain(text: object, longest: int = LONGEST) -> str:
 
 def cut(text: object, longest: int = LONGEST) -> str:
     """Return any text on one line of at most `longest` characters, with control characters escaped."""
-    return beginning(visible(str(text)), longest)
+    return beginning(escape_controls(str(text)), longest)

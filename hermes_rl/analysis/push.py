@@ -31,7 +31,7 @@ from hermes_rl.runs.groups import group_of
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.run_log import redacted, secrets_of
 from hermes_rl.runs.store import Line
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.version import __version__
 
 TABLE, CARD = "data/rollouts.parquet", "README.md"
@@ -300,4 +300,4 @@ def _status(error: BaseException) -> int | None:
 
 
 def _shown(text: str, token: str) -> str:
-    return visible(" ".join(redacted(text, [token]).split()))[:1000]
+    return escape_controls(" ".join(redacted(text, [token]).split()))[:1000]

@@ -18,7 +18,7 @@ from typing import Any
 from hermes_rl.agent.result import reasoning_of
 from hermes_rl.analysis.record import EXPECTED, RolloutSummary, RunRecord, beginning, prompt_of, text_of
 from hermes_rl.errors import UserError
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.tokens.transcript import unpacked
 
 NUMBER = 24
@@ -52,7 +52,7 @@ class Screen:
     def text(self, text: str) -> str:
         """Return a text without control characters, cut if it is too long."""
         beginning = text[: max(min(self.longest, self.room), 0)]
-        seen, cut = visible(beginning), len(text) - len(beginning)
+        seen, cut = escape_controls(beginning), len(text) - len(beginning)
         self.room -= len(encode_basestring_ascii(seen))  # as in a page, where three more characters are escaped
         self.room -= 5 * (seen.count("<") + seen.count(">") + seen.count("&"))
         return seen + (f"\n[… {cut:,} more characters are in rollouts.jsonl]" if cut else "")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.provenance import tokenizer_hashes
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.tokens.load import OWN, load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenSequence, unpacked
@@ -142,6 +142,6 @@ def _decoded(whole: TokenSequence, begin: int, end: int, tokenizer: Tokenizer | 
             text = tokenizer.decode(whole.ids[at : at + size])
         if "\ufffd" in text:
             size, text = 1, alone
-        texts += [visible(text), *[""] * (size - 1)]
+        texts += [escape_controls(text), *[""] * (size - 1)]
         at += size
     return texts

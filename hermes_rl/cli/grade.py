@@ -12,7 +12,7 @@ from hermes_rl.cli.options import Options
 from hermes_rl.cli.run import run_interruptible
 from hermes_rl.runs.regrade import compiled_to_grade
 from hermes_rl.spec.model import Spec
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 
 def grade_files(source: str, options: Options, files: Sequence[Path], row: str | None, *, as_json: bool) -> int:
@@ -28,7 +28,7 @@ def grade_files(source: str, options: Options, files: Sequence[Path], row: str |
             f"{name} {'none' if value.value is None else f'{value.value:g}'}" for name, value in each.rewards.items()
         ]
         text = each.error or ", ".join(parts)
-        echo(visible(f"{score}  {each.file} (row {each.row}): {text}"))
+        echo(escape_controls(f"{score}  {each.file} (row {each.row}): {text}"))
     return 0 if all(each.score is not None for each in graded) else 1
 
 

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from hermes_rl.rollouts.rollout import Group as RolloutGroup
 from hermes_rl.runs.progress import Progress, RunStatus, Watched
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 EVERY = 0.5
 """Seconds between two drawings."""
@@ -164,7 +164,9 @@ class LivePanel(Progress):
             while True:
                 stopping = stop.wait(EVERY)
                 while self._notes:
-                    self.console.print(visible(self._notes.popleft()), markup=False, highlight=False, soft_wrap=True)
+                    self.console.print(
+                        escape_controls(self._notes.popleft()), markup=False, highlight=False, soft_wrap=True
+                    )
                 if stopping:
                     return
                 try:
@@ -188,7 +190,7 @@ class LivePanel(Progress):
         head = Table.grid(expand=True)
         head.add_column(no_wrap=True)
         head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
-        head.add_row(Text(visible(self.title), style="bold"), Text(visible(self._folder), style="dim"))
+        head.add_row(Text(escape_controls(self.title), style="bold"), Text(escape_controls(self._folder), style="dim"))
         lines: list[RenderableType] = [head, self._way()]
         return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._failures(status)]
 
@@ -230,7 +232,7 @@ class LivePanel(Progress):
             recent = list(values)
             low, high = min(recent), max(recent)
             table.add_row(
-                Text(visible(name), style="bold" if name == "score" else ""),
+                Text(escape_controls(name), style="bold" if name == "score" else ""),
                 f"{sum(value / len(recent) for value in recent):.3f}",
                 Text(histogram(recent), style="cyan"),
                 Text(f"{low:g} to {high:g}", style="dim"),

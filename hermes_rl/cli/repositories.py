@@ -20,7 +20,7 @@ from hermes_rl.repositories.cache import trust as remember
 from hermes_rl.repositories.files import files_of
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.spec.load import repository_of, spec_of
-from hermes_rl.terminal_text import pluralize, visible
+from hermes_rl.terminal_text import pluralize, escape_controls
 
 SHOWN = 60
 """Maximum number of files listed by name."""
@@ -77,7 +77,7 @@ def agree_to_grade(path: Path, *, trust: bool) -> None:
     echo(f"{path}: this run was not made here, or its spec has been changed since", err=True)
     echo(f"  content: sha256 {digest}", err=True)
     for name in code_of(read_text(path / "spec.yaml")):
-        echo(f"  {visible(name)}", err=True)
+        echo(f"  {escape_controls(name)}", err=True)
     echo("Rewards, states and datasets that its spec names run on this machine with your rights.", err=True)
     if not trust:
         _ask(f"the code of {path}")

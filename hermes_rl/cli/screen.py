@@ -20,7 +20,7 @@ from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.servers.usage import Usage
-from hermes_rl.terminal_text import pluralize, visible
+from hermes_rl.terminal_text import pluralize, escape_controls
 
 WIDE = 1_000
 """Width in columns of output that has no edge: a pipe or a file."""
@@ -30,7 +30,7 @@ GOOD, BAD, DIM, HEAD = "green", "red", "dim", "bold"
 
 def safe(text: object, style: str = "") -> Text:
     """Return any text in a form that a terminal only displays, with tabs as spaces."""
-    return Text(visible(str(text)).expandtabs(4), style=style)
+    return Text(escape_controls(str(text)).expandtabs(4), style=style)
 
 
 def short(text: object) -> Text:
@@ -74,7 +74,7 @@ def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
 
 
 def show_exactly(text: str, *, pager: bool = False) -> None:
-    """Print a text; characters that a terminal would interpret are escaped as in `visible`.
+    """Print a text; characters that a terminal would interpret are escaped as in `escape_controls`.
 
     A pipe or a file gets all other characters unchanged.
     """

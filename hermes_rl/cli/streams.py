@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 KEPT = frozenset({"run", "regrade", "serve-http", "serve-openenv", "view", "push", "init"})
 """Commands whose results are not their output, so that they do not fail if the output cannot be printed."""
@@ -53,7 +53,7 @@ class Output:
 
 class _Visible(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return escape_controls(super().format(record))
 
 
 def prepare() -> tuple[Output, Output]:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from hermes_rl.env.hooks import convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 MODES = ("serve", "process", "evaluate")
 
@@ -35,7 +35,7 @@ def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
     try:
         run(cls, list(sys.argv[1:] if arguments is None else arguments))
     except HermesRLError as error:
-        sys.stderr.write(f"error: {visible(str(error))}\n")
+        sys.stderr.write(f"error: {escape_controls(str(error))}\n")
         sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; groups that were written are kept\n")

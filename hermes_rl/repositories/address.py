@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from hermes_rl.errors import UserError
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _SHORT = re.compile(rf"{_NAME}/{_NAME}")
@@ -81,12 +81,14 @@ def address_of(text: str) -> Address | None:
         place, _, revision = behind.partition("@")
         match = _HUB.fullmatch(place)
         if match is None or match[2].partition("/")[0] in _KINDS:
-            raise UserError(f"{visible(text)} is no repository of a hub: write hf://OWNER/NAME@REV")
+            raise UserError(f"{escape_controls(text)} is no repository of a hub: write hf://OWNER/NAME@REV")
         return _checked(text, Address(f"hf://{place}", _KINDS[match[1]], match[2]), revision, inside)
     if not scheme.startswith("git+"):
         return None
     if (scheme := scheme.removeprefix("git+")) not in SCHEMES:
-        raise UserError(f"{visible(text)}: git is asked by {', '.join(f'git+{scheme}' for scheme in SCHEMES)} alone")
+        raise UserError(
+            f"{escape_controls(text)}: git is asked by {', '.join(f'git+{scheme}' for scheme in SCHEMES)} alone"
+        )
     return _of_git(text, scheme, behind, inside)
 
 
@@ -95,19 +97,19 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
     path, _, revision = path.partition("@")
     url = f"{scheme}://{host}{slash}{path}"
     if not path or any(ord(char) <= ord(" ") for char in url):
-        raise UserError(f"{visible(text)} names no repository: write git+https://HOST/PATH@REV")
+        raise UserError(f"{escape_controls(text)} names no repository: write git+https://HOST/PATH@REV")
     if scheme == "file" and host not in ("", "localhost"):
         raise UserError(
-            f"{visible(text)}: {visible(host)} stands where a host does; the path of this machine has three slashes "
+            f"{escape_controls(text)}: {escape_controls(host)} stands where a host does; the path of this machine has three slashes "
             "in front, as in git+file:///srv/environments"
         )
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UserError(f"{visible(text)} names no repository: {error}") from error
+        raise UserError(f"{escape_controls(text)} names no repository: {error}") from error
     if parts.password is not None or (parts.username and scheme != "ssh"):
         raise UserError(
-            f"git+{scheme}://…@{visible(host.rpartition('@')[2])}/…: an address with a password or a token in it would "
+            f"git+{scheme}://…@{escape_controls(host.rpartition('@')[2])}/…: an address with a password or a token in it would "
             "be in every record of a run; leave it out, and let git's credential helper know it"
         )
     return _checked(text, Address(f"git+{url}", "git", url), revision, inside)
@@ -121,11 +123,15 @@ def _means_a_file(place: str) -> bool:
 
 def _checked(text: str, address: Address, revision: str, inside: str) -> Address:
     if "@" in text.partition("#")[0].removeprefix(address.place) and not revision:
-        raise UserError(f"{visible(text)}: a branch, a tag or a commit is missing behind `@`")
+        raise UserError(f"{escape_controls(text)}: a branch, a tag or a commit is missing behind `@`")
     if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise UserError(f"{visible(text)}: {visible(revision)!r} is no name of a branch, a tag or a commit")
+        raise UserError(
+            f"{escape_controls(text)}: {escape_controls(revision)!r} is no name of a branch, a tag or a commit"
+        )
     if inside and not plain_path(inside.rstrip("/")):
-        raise UserError(f"{visible(text)}: {visible(inside)!r} is no path inside of the repository, such as envs/maths")
+        raise UserError(
+            f"{escape_controls(text)}: {escape_controls(inside)!r} is no path inside of the repository, such as envs/maths"
+        )
     return replace(address, revision=revision or None, inside=inside.rstrip("/"))
 
 

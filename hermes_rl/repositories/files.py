@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import plain_path
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 2**20
@@ -68,7 +68,9 @@ def write_files(entries: Iterable[RepositoryFile], folder: Path) -> None:
         path.symlink_to(target)
     for path, target in links:
         if Path(target).is_absolute() or not _real(path).is_relative_to(top):
-            raise Unfit(f"{visible(path.relative_to(folder).as_posix())} is a link that leads out of the repository")
+            raise Unfit(
+                f"{escape_controls(path.relative_to(folder).as_posix())} is a link that leads out of the repository"
+            )
 
 
 def _real(path: Path) -> Path:
@@ -76,7 +78,7 @@ def _real(path: Path) -> Path:
 
 
 def _require_fit(entry: RepositoryFile, total: int, names: set[str]) -> None:
-    shown = visible(entry.name.encode("utf-8", "replace").decode())
+    shown = escape_controls(entry.name.encode("utf-8", "replace").decode())
     if not plain_path(entry.name) or entry.name in names:
         raise Unfit(f"{shown!r} is no name of a file that may be written here")
     if total > MOST_BYTES:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import Address
 from hermes_rl.repositories.files import MOST_BYTES, RepositoryFile, Unfit
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 SECONDS = 600
 """Timeout of a fetch in seconds."""
@@ -92,7 +92,7 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
             stdout.read(1)
             if content.startswith(_POINTER) and size < 1024:
                 raise Unfit(
-                    f"{visible(name)} is kept by Git LFS, and is not in the repository itself: take it out of LFS"
+                    f"{escape_controls(name)} is kept by Git LFS, and is not in the repository itself: take it out of LFS"
                 )
             yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
 
@@ -135,4 +135,4 @@ def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, i
     if "File too large" in words:
         raise UserError(f"{address} is larger than {2 * MOST_BYTES:,} bytes: an environment is code and few rows")
     hint = "" if "://" in address.place else "; nothing of that name is here, so it was taken for one on GitHub"
-    raise UserError(f"{address} cannot be had: git says: {visible(words)[:600]}{hint}")
+    raise UserError(f"{address} cannot be had: git says: {escape_controls(words)[:600]}{hint}")

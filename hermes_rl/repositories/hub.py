@@ -11,7 +11,7 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import Address
 from hermes_rl.repositories.files import RepositoryFile
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 ANSWER = 60.0
 """Timeout in seconds for each response of a hub."""
@@ -68,4 +68,4 @@ def _type(address: Address) -> str:
 
 def _refused(address: Address, error: Exception) -> UserError:
     reason = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
-    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {visible(reason)[:300]}")
+    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {escape_controls(reason)[:300]}")

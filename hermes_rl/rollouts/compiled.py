@@ -731,7 +731,7 @@ class CompiledSpec:
         order = self.spec.schedule.order if self.spec.schedule is not None else None
         for seat in seats:
             name, own = seat.name, self.spec.agents[seat.name]
-            played_by = policy if seat.role == POLICY else self.roles[seat.role]
+            model = policy if seat.role == POLICY else self.roles[seat.role]
             bounds = replace(_bounds_of_seat(options, own.agent, self.spec), seed=seeds[name])
             if players:
                 bounds = replace(bounds, max_turns_per_answer=None)  # only the first seat responds to the user
@@ -748,7 +748,7 @@ class CompiledSpec:
             players.append(
                 SeatRunner(
                     name,
-                    played_by,
+                    model,
                     self.prompt(key.row, name),
                     bounds,
                     toolkit,
@@ -756,7 +756,7 @@ class CompiledSpec:
                     request_id=identity,
                     tokenizer=tokenizer if seat.role == POLICY else None,
                     user=None if players else user,
-                    program=self._program_of(seat, key, identity, port, partial(context_of, played_by, bounds)),
+                    program=self._program_of(seat, key, identity, port, partial(context_of, model, bounds)),
                     port=port,
                 )
             )
@@ -854,8 +854,8 @@ class CompiledSpec:
 
     def _forget(self, name: str) -> None:
         for seat, own in self.spec.agents.items():
-            for played_by in own.opponents or (own.server,):
-                self.roles[played_by].forget(seat_id(name, seat))
+            for role in own.opponents or (own.server,):
+                self.roles[role].forget(seat_id(name, seat))
         self.policy.forget(name)
         if self._simulated is not None:
             self.roles[self._simulated.server].forget(user_id(name))

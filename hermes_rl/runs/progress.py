@@ -23,7 +23,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.runs.wandb_text import readable
 from hermes_rl.spec.model import Spec, Wandb
-from hermes_rl.terminal_text import pluralize, visible
+from hermes_rl.terminal_text import pluralize, escape_controls
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ class Progress:
     def say(self, message: str) -> None:
         """Show a line on any subject."""
         self.end()
-        print(visible(message), file=self.stream, flush=True)
+        print(escape_controls(message), file=self.stream, flush=True)
 
     def end(self) -> None:
         """Finish a line that is rewritten in place."""
@@ -307,7 +307,7 @@ class Progress:
 
     def write(self, text: str) -> None:
         """Print the status line."""
-        text = visible(text)
+        text = escape_controls(text)
         if self._inline:
             self.stream.write(f"\r\x1b[2K{text}")
             self._open_line = True

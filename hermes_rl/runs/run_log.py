@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hermes_rl.active_environment import ENVIRONMENT
 from hermes_rl.runs.progress import Progress
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 NAME = "run.log"
 LARGEST = 1 << 25
@@ -78,7 +78,7 @@ class _File(RotatingFileHandler):
         self.handle(logging.LogRecord("hermes_rl", logging.INFO, "", 0, message, None, None))
 
     def format(self, record: logging.LogRecord) -> str:
-        return redacted(visible(super().format(record)), self._secrets).replace("\n", "\n    ")
+        return redacted(escape_controls(super().format(record)), self._secrets).replace("\n", "\n    ")
 
     def emit(self, record: logging.LogRecord) -> None:
         if ENVIRONMENT.get() not in ("", self._environment):

@@ -341,7 +341,7 @@ class ImageRoot(Root):
             _image_users.append(self._user)
             self._user = OUTER_UID
 
-    def around(self, executable: str, disk: int) -> list[str]:
+    def command_prefix(self, executable: str, disk: int) -> list[str]:
         argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
         argv += [*_shown(SYSTEM), "--ro-bind", str(self._shown), "/image", "--ro-bind", str(self._runtime), "/runtime"]
         argv += [

@@ -435,27 +435,27 @@ class LocalProcess:
             stderr = memory_file(b"", "stderr")
             own.callback(os.close, stderr)
             with ExitStack() as unclaimed:
-                ours, theirs = socket_pair(socket.SOCK_SEQPACKET)
-                unclaimed.callback(ours.close)
+                parent_end, child_end = socket_pair(socket.SOCK_SEQPACKET)
+                unclaimed.callback(parent_end.close)
                 descriptors = Descriptors()
                 try:
-                    descriptors.control = descriptors.add(theirs.detach())
+                    descriptors.control = descriptors.add(child_end.detach())
                     descriptors.code = descriptors.add(memory_file(bundle, "helper"))
                     descriptors.stderr = descriptors.add(copy_of(stderr))
-                    wanted = program(descriptors)
+                    requested = program(descriptors)
                 except BaseException:  # only this method knows them
                     descriptors.close()
                     raise
-                self._launched = launcher().launch(wanted)
+                self._launched = launcher().launch(requested)
                 # Also on cancellation: the launcher needs them until the program is started.
                 self._launched.add_done_callback(lambda _: descriptors.close())
                 try:
                     await asyncio.shield(asyncio.wrap_future(self._launched))
                 except (OSError, ValueError, subprocess.SubprocessError) as error:  # a zero byte is a ValueError
-                    raise SandboxFailure(f"{wanted.executable} cannot be started: {error}") from error
+                    raise SandboxFailure(f"{requested.executable} cannot be started: {error}") from error
                 unclaimed.pop_all()
             try:
-                yield ours
+                yield parent_end
             except SandboxFailure as failure:
                 message = os.pread(stderr, 4096, 0).decode("utf-8", "replace").strip()
                 raise SandboxFailure(f"the sandbox did not start: {message or failure}") from None

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import UserError
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.values import read_own_json, write_json
@@ -103,7 +103,9 @@ class Replay:
         """Return the recorded result; raises `ToolInputError` if there is none, as the model chose the arguments."""
         key = _key(tool, arguments)
         if key not in self._answers:
-            log.warning("%s has no answer to %s; record it with toolsets.record", self.folder, visible(key[:500]))
+            log.warning(
+                "%s has no answer to %s; record it with toolsets.record", self.folder, escape_controls(key[:500])
+            )
             raise ToolInputError("this call has no recorded answer, and nothing is asked of the world now")
         counts = self._counts.setdefault(runtime, Counter())
         number = counts[key]

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 
 from hermes_rl.sandbox.base import FileInfo, Sandbox
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,10 @@ class Staging:
                     await sandbox.rename(placed.aside, placed.path)
             except OSError as error:
                 log.warning(
-                    "sandbox %s: %s could not be restored: %s", sandbox.id, visible(placed.path), visible(str(error))
+                    "sandbox %s: %s could not be restored: %s",
+                    sandbox.id,
+                    escape_controls(placed.path),
+                    escape_controls(str(error)),
                 )
         for path, mode in reversed(self._opened):
             with contextlib.suppress(OSError):  # a process that ran meanwhile may have removed it

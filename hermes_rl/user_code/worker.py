@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 from hermes_rl.errors import RewardFailure
 from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code, files_named_in
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import run_detached, run_in_thread
 from hermes_rl.user_code.environment import listed_variables, user_code_variables
 from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError, exception_of
@@ -487,7 +487,7 @@ class _Printed:
         self._lines += 1
         self._bytes += LINE + len(line.text)
         if self._lines <= MOST_LINES:
-            log.log(line.level, "%s", visible(f"{line.logger}: {line.text}"))
+            log.log(line.level, "%s", escape_controls(f"{line.logger}: {line.text}"))
 
     def log(self) -> None:
         text = self._text.decode("utf-8", "replace").strip()

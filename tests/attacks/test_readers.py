@@ -36,7 +36,7 @@ from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.scoring.reward_function import SHIPPED_SECONDS, find_reward
 from hermes_rl.servers.base import without_thinking
 from hermes_rl.shipped import shipped_rewards
-from hermes_rl.terminal_text import visible
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_text
 from hermes_rl.tokens.parsers.table import unread_call
@@ -223,7 +223,7 @@ IN_THREADS: dict[str, Draw] = {
     "what a command printed": on_text(lambda printed: readable(printed.encode("utf-8", "replace"))),
     "the history": in_history,
     "a patch that was taken": taken_patch,
-    "what is shown": on_text(visible),
+    "what is shown": on_text(escape_controls),
     "the values of a message": on_text(too_many_values),
 }
 """What is read in threads where it is long; it lets the event loop have its turn."""

@@ -18,10 +18,10 @@
         ├── JudgeFailure       a judge failed or its verdict could not be read
         └── RowFailure         a row cannot be used, so that another attempt is in vain
 
-A `Failure` stops a rollout, which is then retried; it never becomes a score. A mistake of the policy (a bad tool call, an
-empty reply) is not an exception: it is a `ToolError` or a `StopReason`. Only a reward that cannot continue because of it
-raises `AgentFault`: otherwise an agent could avoid being graded. `UserError` and `RunError` end a run before its first
-rollout; after it, whatever an agent can cause counts as caused by the policy.
+A `Failure` stops a rollout, which is then retried; it never becomes a score. A mistake of the policy (a bad tool call,
+an empty reply) is not an exception: it is a `ToolError` or a `StopReason`. Only a reward that cannot continue because
+of it raises `AgentFault`: otherwise an agent could avoid being graded. `UserError` and `RunError` end a run before its
+first rollout; after it, whatever an agent can cause counts as caused by the policy.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_rl import Score
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.listener import REPORT_FD
-from hermes_rl.scoring import apart as apart_tests
+from hermes_rl.scoring import isolated_import as apart_tests
 from hermes_rl.scoring import isolated_protocol, isolated_relay, isolated_server, reporter
 from hermes_rl.scoring.canaries import Planted, plant
 from hermes_rl.scoring.control_files import (

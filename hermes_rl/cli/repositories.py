@@ -20,7 +20,7 @@ from hermes_rl.repositories.cache import trust as remember
 from hermes_rl.repositories.files import files_of
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.spec.load import repository_of, spec_of
-from hermes_rl.terminal_text import pluralize, escape_controls
+from hermes_rl.terminal_text import escape_controls, pluralize
 
 SHOWN = 60
 """Maximum number of files listed by name."""

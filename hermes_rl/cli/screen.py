@@ -20,7 +20,7 @@ from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.servers.usage import Usage
-from hermes_rl.terminal_text import pluralize, escape_controls
+from hermes_rl.terminal_text import escape_controls, pluralize
 
 WIDE = 1_000
 """Width in columns of output that has no edge: a pipe or a file."""

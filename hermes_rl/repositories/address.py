@@ -100,7 +100,7 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
         raise UserError(f"{escape_controls(text)} names no repository: write git+https://HOST/PATH@REV")
     if scheme == "file" and host not in ("", "localhost"):
         raise UserError(
-            f"{escape_controls(text)}: {escape_controls(host)} stands where a host does; the path of this machine has three slashes "
+            f"{escape_controls(text)}: {escape_controls(host)} is in the place of a host; a local path has three slashes "
             "in front, as in git+file:///srv/environments"
         )
     try:
@@ -109,7 +109,7 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
         raise UserError(f"{escape_controls(text)} names no repository: {error}") from error
     if parts.password is not None or (parts.username and scheme != "ssh"):
         raise UserError(
-            f"git+{scheme}://…@{escape_controls(host.rpartition('@')[2])}/…: an address with a password or a token in it would "
+            f"git+{scheme}://…@{escape_controls(host.rpartition('@')[2])}/…: an address with a password or token would "
             "be in every record of a run; leave it out, and let git's credential helper know it"
         )
     return _checked(text, Address(f"git+{url}", "git", url), revision, inside)
@@ -130,7 +130,7 @@ def _checked(text: str, address: Address, revision: str, inside: str) -> Address
         )
     if inside and not plain_path(inside.rstrip("/")):
         raise UserError(
-            f"{escape_controls(text)}: {escape_controls(inside)!r} is no path inside of the repository, such as envs/maths"
+            f"{escape_controls(text)}: {escape_controls(inside)!r} is not a path in the repository such as envs/maths"
         )
     return replace(address, revision=revision or None, inside=inside.rstrip("/"))
 

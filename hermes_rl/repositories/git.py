@@ -91,9 +91,7 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
             content = stdout.read(size)
             stdout.read(1)
             if content.startswith(_POINTER) and size < 1024:
-                raise Unfit(
-                    f"{escape_controls(name)} is kept by Git LFS, and is not in the repository itself: take it out of LFS"
-                )
+                raise Unfit(f"{escape_controls(name)} is kept by Git LFS, not in the repository: take it out of LFS")
             yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.base import SandboxFile
-from hermes_rl.scoring import apart as apart_tests
+from hermes_rl.scoring import isolated_import as apart_tests
 from hermes_rl.scoring import isolated_protocol, isolated_relay, isolated_server
 from hermes_rl.scoring.isolated_import import Asking
 from hermes_rl.scoring.isolated_protocol import GoneError

@@ -120,7 +120,7 @@ def _agent_error(kind: type[OSError], number: int, problem: str, filename: str |
 
 
 class Failure(HermesRLError):
-    """Infrastructure failed. `ending` names the cause; `detail` is kept in the rollout's record.
+    """Infrastructure failed. `stop_reason` is the cause; `detail` is kept in the rollout's record.
 
     `result` is the part of the conversation that was played, where the agent loop raised it.
     """

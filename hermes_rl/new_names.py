@@ -108,6 +108,8 @@ PYTHON: Mapping[str, str] = {
     "hermes_rl.certify": "attach_provenance",
 }
 """Old name of the Python API, with its class or module → its new name."""
+REPLY: Mapping[str, str] = {"over": "done"}
+"""Old key of the reply of a user implemented in code → its new name."""
 PARAMETERS: Mapping[str, str] = {"replays": "retries"}
 """Old parameter of functions of the Python API → its new name."""
 

@@ -48,7 +48,7 @@ class StopReason(StrEnum):
     @property
     def graded(self) -> bool:
         """True if the policy caused the stop reason, so that its rewards are computed."""
-        return self.rule.policys
+        return self.rule.caused_by_policy
 
     @property
     def finished_naturally(self) -> bool:
@@ -57,81 +57,77 @@ class StopReason(StrEnum):
 
 
 class Rule(NamedTuple):
-    """One row of the table: stop reasons with `policys` are graded, the others are infrastructure failures and never
-    are.
+    """One row of the table: stop reasons `caused_by_policy` are graded, infrastructure failures never are.
 
     `retried`: the rollout is retried in a fresh sandbox; if its retries are exhausted, its group is dropped and
     counted.
     """
 
-    what: str
-    policys: bool
+    description: str
+    caused_by_policy: bool
     retried: bool = False
 
 
-def _policy_caused(what: str) -> Rule:
-    return Rule(what, policys=True)
+def _policy_caused(description: str) -> Rule:
+    return Rule(description, caused_by_policy=True)
 
 
-def _infrastructure(what: str, *, retried: bool = True) -> Rule:
-    return Rule(what, policys=False, retried=retried)
+def _infrastructure(description: str, *, retried: bool = True) -> Rule:
+    return Rule(description, caused_by_policy=False, retried=retried)
 
 
 RULES: Mapping[StopReason, Rule] = {
     StopReason.FINISHED: _policy_caused(
-        "it answered without calling a tool, or its agent program ended with status 0 behind an answer"
+        "it replied without calling a tool; an agent program exited with status 0 after a reply"
     ),
     StopReason.MAX_TURNS: _policy_caused(
-        "`agent.max_turns` model calls were made, refused and malformed tool calls included"
+        "`agent.max_turns` model calls were made, including refused and malformed tool calls"
     ),
     StopReason.TOKEN_BUDGET: _policy_caused(
         "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
     ),
     StopReason.LENGTH: _policy_caused("a turn was cut at `agent.max_tokens`"),
     StopReason.TIMEOUT: _policy_caused(
-        "`agent.timeout` or `agent.task_timeout` seconds of working time, or `agent.deadline` seconds of the clock"
-        " were used up"
+        "`agent.timeout` or `agent.task_timeout` seconds of working time, or `agent.deadline` seconds of wall-clock"
+        " time were used up"
     ),
-    StopReason.EMPTY: _policy_caused("it answered with no text and no tool call"),
+    StopReason.EMPTY: _policy_caused("it replied with no text and no tool call"),
     StopReason.REFUSED: _policy_caused("the server reported a refusal or a content filter"),
     StopReason.SANDBOX_KILLED: _policy_caused("its own commands hit a limit of the sandbox, or killed it"),
     StopReason.USER_STOP: _policy_caused(
-        "the simulated user said a stop phrase, or the policy's words left it without any"
+        "the simulated user sent a stop phrase, or the policy's message left it without a reply"
     ),
     StopReason.USER_TURNS: _policy_caused(
         "`user.max_turns` turns of the simulated user were used up without a stop phrase"
     ),
     StopReason.ENVIRONMENT_DONE: _policy_caused(
-        "a tool, the state, the user by code, or the schedule of several agents said that it is over"
+        "a tool, the state, a user implemented in code, or the schedule of several agents reported that it is done"
     ),
     StopReason.ENVIRONMENT_ERROR: _policy_caused(
-        "the spec's code that speaks for the user, says who of several agents speaks, or whether it is over, raised, "
-        "or what comes with the user's words could not be laid down"
+        "the spec's code for the user or the schedule raised, or a file or command of a user turn failed"
     ),
-    StopReason.STEP_FAILED: _policy_caused(
-        "the rewards of a step were below the `min_reward` of the words that follow it"
-    ),
+    StopReason.STEP_FAILED: _policy_caused("the rewards of a step were below the `min_reward` of the next user turn"),
     StopReason.TOOL_ERRORS: _policy_caused("`agent.max_tool_errors` tool calls were errors"),
     StopReason.PROGRAM_ABORTED: _policy_caused(
-        "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
-        "with another status than 0"
+        "its agent program ended without a request to the model, after a request without a response, or after a tool"
+        " call with a status other than 0"
     ),
     StopReason.UNTRAINED: _policy_caused(
-        "less than `agent.min_trained_share` of the tokens that were sampled for its agent program is trained on"
+        "less than `agent.min_trained_share` of the tokens sampled for its agent program is trained on"
     ),
-    StopReason.SERVER_FAILURE: _infrastructure("a model server gave no usable answer after all attempts"),
+    StopReason.SERVER_FAILURE: _infrastructure("a model server gave no usable reply in all attempts"),
     StopReason.SANDBOX_FAILURE: _infrastructure("a sandbox could not start, its setup failed, or its backend was lost"),
     StopReason.TOOL_SERVER_FAILURE: _infrastructure(
-        "a server behind a tool was lost, or its HTTP layer answered in its place"
+        "a server behind a tool was lost, or a proxy responded in its place"
     ),
-    StopReason.REWARD_FAILURE: _infrastructure("a reward raised, could not tell although it counts, or was not finite"),
+    StopReason.REWARD_FAILURE: _infrastructure("a reward raised, returned None although it counts, or was not finite"),
     StopReason.JUDGE_FAILURE: _infrastructure("a judge failed, or its verdict could not be read"),
     StopReason.ROW_FAILURE: _infrastructure(
         "its row cannot be used: a template fails for it, or its prompt does not fit the model's context or is refused"
-        " by the server, which answers another one",
+        " by the server, which accepts another one",
         retried=False,
     ),
-    StopReason.CANCELLED: _infrastructure("the run ended, or its group was given up, before it had", retried=False),
+    StopReason.CANCELLED: _infrastructure("the run ended, or its group was dropped, before it finished", retried=False),
     StopReason.STALE: _infrastructure("the weights that sampled it are older than `serve.max_staleness`"),
 }
 """Rules for grading each stop reason. A wrong tool call does not end a rollout."""
@@ -142,7 +138,7 @@ def stop_reason_named(name: str) -> StopReason | None:
     return next((stop_reason for stop_reason in StopReason if stop_reason == name), None)
 
 
-INFRASTRUCTURE_FAILURES = frozenset(stop_reason for stop_reason, rule in RULES.items() if not rule.policys)
+INFRASTRUCTURE_FAILURES = frozenset(stop_reason for stop_reason, rule in RULES.items() if not rule.caused_by_policy)
 """Stop reasons caused by infrastructure: no score, retries, then the group is dropped and replaced."""
 
 RETRIES_EXHAUSTED = "retries_exhausted"
@@ -156,8 +152,11 @@ POLICY_STOP_REASONS = tuple(stop_reason for stop_reason in StopReason if stop_re
 
 def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
-    lines = ["| ending | what happened | whose doing | graded | played anew |", "|---|---|---|---|---|"]
+    lines = ["| stop reason | event | cause | graded | retried |", "|---|---|---|---|---|"]
     for stop_reason, rule in RULES.items():
-        whose, graded = ("the policy's", "yes, unless `on_stop` says otherwise") if rule.policys else ("ours", "never")
-        lines.append(f"| `{stop_reason}` | {rule.what} | {whose} | {graded} | {'yes' if rule.retried else 'no'} |")
+        policy = rule.caused_by_policy
+        cause, graded = ("policy", "yes, unless `on_stop` changes it") if policy else ("infrastructure", "never")
+        lines.append(
+            f"| `{stop_reason}` | {rule.description} | {cause} | {graded} | {'yes' if rule.retried else 'no'} |"
+        )
     return "\n".join(lines)

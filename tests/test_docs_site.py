@@ -170,8 +170,8 @@ def test_the_games_of_moving_keep_their_rules(moved: Path) -> None:
     assert {pair: wordle["compared"](*pair) for pair in marks} == marks
     game = wordle["Wordle"]({"word": "apple"})
     answers = [game.answer(words) for words in ["apple", "[paper]", "[apples]", "[house]", "hm", "[paper]"]]
-    assert [answer["over"] for answer in answers] == [False] * 5 + [True]
-    assert answers[-1] == {"say": "YYGYX", "over": True, "reward": 0.5}
+    assert [answer["done"] for answer in answers] == [False] * 5 + [True]
+    assert answers[-1] == {"say": "YYGYX", "done": True, "reward": 0.5}
     for cards, moves, won in (
         ("KJ", "check check", 1),
         ("JK", "check check", -1),

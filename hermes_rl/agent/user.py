@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.errors import Failure, ServerFailure, UserError
+from hermes_rl.new_names import REPLY
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.stop_reasons import StopReason
@@ -343,12 +344,14 @@ def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
         ToolFailedError: the reply has another form; the detail is a predicate.
     """
     if value is None or isinstance(value, str):
-        value = {"say": value, "over": value is None}
-    if not isinstance(value, Mapping) or not value.keys() <= {"say", "over", "tools", "reward"}:
-        raise _malformed("a text, null, or a mapping of `say`, `over`, `tools` and `reward`", value)
-    say, over, offered, reward = (value.get(key) for key in ("say", "over", "tools", "reward"))
-    if not isinstance(over, bool | None) or not isinstance(say, str if not over else str | None):
-        raise _malformed("`say` with a text, unless `over` is true", value)
+        value = {"say": value, "done": value is None}
+    if isinstance(value, Mapping) and (renamed := value.keys() & REPLY.keys()):
+        raise ToolFailedError("", "; ".join(f"`{old}` of a reply is now `{REPLY[old]}`" for old in renamed))
+    if not isinstance(value, Mapping) or not value.keys() <= {"say", "done", "tools", "reward"}:
+        raise _malformed("a text, null, or a mapping of `say`, `done`, `tools` and `reward`", value)
+    say, done, offered, reward = (value.get(key) for key in ("say", "done", "tools", "reward"))
+    if not isinstance(done, bool | None) or not isinstance(say, str if not done else str | None):
+        raise _malformed("`say` with a text, unless `done` is true", value)
     if offered is not None and not (isinstance(offered, list | tuple) and set(tools).issuperset(map(str, offered))):
         raise _malformed(
             f"`tools` with names of the agent's tools ({', '.join(sorted(tools)) or 'it has none'})", value
@@ -356,7 +359,7 @@ def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
     if reward is not None and not is_number(reward):
         raise _malformed("`reward` with a number", value)
     message = None if say is None else {"role": "user", "content": say}
-    return UserAnswer(message, StopReason.ENVIRONMENT_DONE if over else None, offered, reward)
+    return UserAnswer(message, StopReason.ENVIRONMENT_DONE if done else None, offered, reward)
 
 
 def _malformed(needed: str, value: Any) -> ToolFailedError:

@@ -165,9 +165,9 @@ def _meaning(stop_reason: str) -> dict[str, Any]:
     """Return the meaning of a stop reason and its cause: the policy or the infrastructure."""
     known = stop_reason_named(stop_reason)
     if known is None:
-        return {"what": "", "policys": False}
+        return {"what": "", "caused_by_policy": False}
     rule = known.rule
-    return {"what": rule.what.replace("`", ""), "policys": rule.policys}
+    return {"what": rule.description.replace("`", ""), "caused_by_policy": rule.caused_by_policy}
 
 
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:

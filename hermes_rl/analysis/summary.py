@@ -99,7 +99,7 @@ class RunSummary:
         waiting: number of rollouts that wait for a reward that compares them with their group.
         score: mean, lowest and highest score, or None if nothing is graded.
         failures: reasons why others have no score, the most frequent first.
-        again: attempts that were retried after infrastructure failures, by stop reason (`ending`).
+        again: attempts that were retried after infrastructure failures, by stop reason.
         counts: turns, tokens, cost if servers report it, tool calls and their errors, per rollout.
         seconds: seconds by phase, per rollout.
         seats: means of each seat's `score`, `reward/NAME`, `turns` and `completion_tokens`, if there are several
@@ -234,7 +234,7 @@ def select_rollouts(
     Args:
         success: score from which a rollout passes.
         failed: only rollouts that do not pass, or have no score; ungraded ones first, then the lowest scores.
-        ending: only rollouts with this stop reason.
+        stop_reason: only rollouts with this stop reason.
         tool: only rollouts that called this tool.
         sort: sort key; with `failed`, the score unless another is given.
     """
@@ -257,7 +257,7 @@ def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None]
             yield f"it has no score: {line['stop_reason']}"
         else:
             whose = "the policy's doing" if stop_reason.graded else "not the policy's doing, so it is no 0"
-            yield f"it has no score: {stop_reason.rule.what} ({stop_reason}; {whose})"
+            yield f"it has no score: {stop_reason.rule.description} ({stop_reason}; {whose})"
         if line["error"]:
             yield str(line["error"])
         return
@@ -283,7 +283,7 @@ def _too_early(line: Mapping[str, Any], stop_reason: StopReason) -> Iterator[str
     program = line.get("program")
     if program is None or stop_reason is not StopReason.PROGRAM_ABORTED:
         if not stop_reason.finished_naturally:
-            yield f"it ended before it was done: {stop_reason.rule.what} ({stop_reason})"
+            yield f"it ended before it was done: {stop_reason.rule.description} ({stop_reason})"
     elif program["calls"]:
         refusal = program.get("refusal")
         refused = f"; the last request that was refused: {refusal}" if refusal else ""

@@ -149,7 +149,7 @@ class Env(OfThisProcess, RenamedAttributes):
     """A spec that is ready to run. When it closes, everything is released, including running rollouts.
 
     Infrastructure failures (of a server, a sandbox, a judge) are never raised from a rollout: the rollout has the score
-    None, and `ending` and `error` give the cause. Mistakes of the user raise `UserError`.
+    None, and `stop_reason` and `error` give the cause. Mistakes of the user raise `UserError`.
     """
 
     def __init__(

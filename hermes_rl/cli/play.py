@@ -251,7 +251,8 @@ def _ended(rollout: Rollout) -> Iterator[RenderableType]:
     yield shown
     score = "no score" if rollout.score is None else f"score {rollout.score:.4g}"
     yield safe(
-        f"{score}; ended as {rollout.stop_reason}: {rollout.stop_reason.rule.what}", GOOD if rollout.score else BAD
+        f"{score}; ended as {rollout.stop_reason}: {rollout.stop_reason.rule.description}",
+        GOOD if rollout.score else BAD,
     )
     if rollout.error:
         yield safe(rollout.error, BAD)

@@ -335,7 +335,7 @@ def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     if 2 * count <= counts.total() or stop_reason.finished_naturally or stop_reason not in WAYS_ON:
         return ""
     why = stop_reasons[stop_reason].get("first")
-    reason = f"{stop_reason.rule.what}{f' ({why})' if why else ''}"
+    reason = f"{stop_reason.rule.description}{f' ({why})' if why else ''}"
     return (
         f"{count} of {pluralize(counts.total(), 'rollout')} ended with {stop_reason}: {reason}; {WAYS_ON[stop_reason]}"
     )

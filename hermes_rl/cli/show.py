@@ -261,7 +261,7 @@ def _number(value: float | None) -> str:
 
 def _meaning(stop_reason: str) -> str:
     known = stop_reason_named(stop_reason)
-    return "" if known is None else known.rule.what
+    return "" if known is None else known.rule.description
 
 
 # ------------------------------------------------------------------------------------------------- One rollout

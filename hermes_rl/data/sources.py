@@ -97,7 +97,7 @@ def _require_readable(path: str) -> None:
         beside = [entry.name for entry in Path(path).parent.iterdir()] if Path(path).parent.is_dir() else []
         raise UserError(f"{path}: no such file or folder{did_you_mean(Path(path).name, beside)}")
     endings = ", ".join(ENDINGS)
-    raise UserError(f"{path}: its ending names no format ({endings}); write {{path: FORMAT, data_files: FILE}}")
+    raise UserError(f"{path}: its suffix names no format ({endings}); write {{path: FORMAT, data_files: FILE}}")
 
 
 def is_fetched(source: Source) -> bool:

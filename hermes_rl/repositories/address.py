@@ -100,7 +100,7 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
         raise UserError(f"{escape_controls(text)} names no repository: write git+https://HOST/PATH@REV")
     if scheme == "file" and host not in ("", "localhost"):
         raise UserError(
-            f"{escape_controls(text)}: {escape_controls(host)} is in the place of a host; a local path has three slashes "
+            f"{escape_controls(text)}: {escape_controls(host)} is not a host; a local path has three slashes "
             "in front, as in git+file:///srv/environments"
         )
     try:

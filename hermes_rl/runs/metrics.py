@@ -174,7 +174,7 @@ def metrics_by_seat(
                 seats.setdefault(members[0]["seat"]["name"], []).append(list(members))
     for seat, lines in seats.items():
         paid = any(line["rewards"] for own in lines for line in own)
-        prefixes = (*_TOLD_BY, "eval/pass", "eval/ending") if paid else ("eval/rows", "eval/ending")
+        prefixes = (*_TOLD_BY, "eval/pass", "eval/stop_reason") if paid else ("eval/rows", "eval/stop_reason")
         for name, number in metrics_of([*map(row_of, lines)], rollouts_per_row, success, (0.0, 1.0)).items():
             if name.startswith(prefixes) and not name.endswith(("_lower", "_upper")):
                 metrics[f"{BY_SEAT}{seat}/{name.removeprefix('eval/')}"] = number

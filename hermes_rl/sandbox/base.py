@@ -7,7 +7,7 @@ implementation belongs to the backend's module; reading a configuration from a s
 
 Errors: a file that is missing, or of another kind than required, raises the `OSError` that a local call would raise
 (`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose stop reason
-(`ending`) tells the cause: `SANDBOX_KILLED` is caused by the agent, `SANDBOX_FAILURE` is an infrastructure failure.
+(`stop_reason`) is the cause: `SANDBOX_KILLED` is caused by the agent, `SANDBOX_FAILURE` is an infrastructure failure.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class GroupTold(BaseModel):
 
     group: str
     row_key: str
-    dropped: str | None = Field(description="null, or an ending, or `inexact`: nothing of it may be trained on.")
+    dropped: str | None = Field(description="null, or a stop reason, or `inexact`: nothing of it may be trained on.")
     detail: str | None
     weights: list[int | None] = Field(description="The oldest and the newest version that sampled it.")
     provenance: dict[str, Any] | None

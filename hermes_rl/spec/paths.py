@@ -71,7 +71,7 @@ def leading_out(root: Node, folder: Path) -> Iterator[Problem]:
 
 
 def file_format(path: str) -> str | None:
-    """Return the format that the ending of a file's name means."""
+    """Return the format that the suffix of a file's name means."""
     packed = next((stop_reason for stop_reason in PACKED if path.endswith(stop_reason)), "")
     return ENDINGS.get(Path(path.removesuffix(packed)).suffix.lower())
 

@@ -533,7 +533,7 @@ def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
         elif name in ours:
             yield Fault(path, f"`{name}` is a failure of ours and never graded", at="key")
         elif name not in known:
-            yield Fault(path, f"there is no ending `{name}`{choices(name, known)}", at="key")
+            yield Fault(path, f"there is no stop reason `{name}`{choices(name, known)}", at="key")
 
 
 def _checks(data: dict[str, Any]) -> Iterator[Fault]:

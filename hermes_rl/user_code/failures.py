@@ -66,7 +66,7 @@ def exception_of(raised: Raised, sent: Iterable[Exception]) -> Exception:
         try:
             claimed = kind(text, stop_reason=StopReason(str(raised.stop_reason)))
         except ValueError as error:
-            raise WireError("an ending that there is not") from error
+            raise WireError("an unknown stop reason") from error
     elif kind is UserError:
         claimed = UserError(text)
     return ForeignError(f"{name}: {text}", claimed)

@@ -98,7 +98,7 @@ class Science:
         if words is None:
             return f"{self.server.getTaskDescription()}\n\n{said}"
         done = bool(self.server.getCompleted()) or self.server.getNumMoves() > MOST_MOVES or self.score < 0
-        return {"say": said, "over": done}
+        return {"say": said, "done": done}
 
     def close(self) -> None:
         """End the world."""

@@ -82,7 +82,7 @@ class Arena:
             return text or "Your move."
         rewards, _ = self.game.close()
         self.reward = float(rewards[0])
-        return {"say": text or "The game is over.", "over": True, "reward": self.reward}
+        return {"say": text or "The game is over.", "done": True, "reward": self.reward}
 
 
 def reward(result: Any, state: Arena) -> float:

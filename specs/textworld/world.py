@@ -83,7 +83,7 @@ class Game:
         if words is None:
             return str(self.now.feedback).strip()
         self.now, _, self.done = self.game.step(" ".join(words.split()))
-        return {"say": str(self.now.feedback).strip(), "over": bool(self.done)}
+        return {"say": str(self.now.feedback).strip(), "done": bool(self.done)}
 
     def points(self) -> float:
         """The share of the game's points that were made."""

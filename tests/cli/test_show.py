@@ -75,7 +75,7 @@ def test_why_a_rollout_failed_stands_on_top(run: str, capsys: pytest.CaptureFixt
     assert first[3] == "others of its group: #8 -"
     for part in (
         "answer    d", "I had better guess.", "→ terminal", "command: ls", "← terminal 0.25 s (failed)", "distance 3.5",
-        "finished: it answered without calling a tool", "artifacts/d/report", "prompt 120, completion 12", "total 1.50",
+        "finished: it replied without calling a tool", "artifacts/d/report", "prompt 120, completion 12", "total 1.50",
     ):  # fmt: skip
         assert part in out
     out = shown(capsys, run, "d:0-1")

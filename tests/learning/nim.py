@@ -56,7 +56,7 @@ class Nim:
             self._move("first", said, "second")
             if self.winner is None:
                 self._move("second", str(self.chance.randint(1, min(2, self.left))), "first")
-        return {"say": str(self.left), "over": self.winner is not None}
+        return {"say": str(self.left), "done": self.winner is not None}
 
 
 def won(result: Any, state: Nim) -> float:

@@ -114,7 +114,7 @@ def test_a_model_learns_a_game_against_itself(tmp_path: Path) -> None:
     found = play("self_play", tmp_path, tmp_path / "self_play.yaml")
     print("wins against chance:", *found["wins"])  # noqa: T201
     assert found["wins"][0] < 0.6
-    assert found["wins"][-1] >= 0.95
+    assert found["wins"][-1] >= 0.9
     assert max(found["worst"]) <= 1e-4
     assert min(found["trained"]) > 200
     (record,) = tmp_path.glob("outputs/self_play/*/rollouts.jsonl")

@@ -877,7 +877,7 @@ class World:
         self.heard.append(said)
         if len(self.heard) == 1:
             return {"say": "and another", "tools": ["ann"], "reward": 0.5}
-        return {"say": "thanks", "over": True}
+        return {"say": "thanks", "done": True}
 
     def look(self) -> str:
         """Look."""

@@ -47,7 +47,7 @@ class Game:
         self.guesses += 1
         guess = int(words)
         if guess == self.number:
-            return {"say": "Right!", "over": True, "reward": 1.0}
+            return {"say": "Right!", "done": True, "reward": 1.0}
         return {"say": "Higher." if guess < self.number else "Lower.", "reward": -0.1}
 
     async def later(self, words):
@@ -588,7 +588,7 @@ class Hall:
         if "crash" in words:
             raise ValueError(words)
         if "bye" in words:
-            return {"say": "Goodbye.", "over": True}
+            return {"say": "Goodbye.", "done": True}
         return {"say": words.upper(), "tools": ["look"] if "tools" in words else []}
 
     def count(self):

@@ -31,7 +31,7 @@ class World:
         if words is None:
             return "Which number?"
         self.guesses += 1
-        return {"say": "Yes.", "over": True, "reward": 1} if words == str(self.number) else "No."
+        return {"say": "Yes.", "done": True, "reward": 1} if words == str(self.number) else "No."
 
     def guess(self, number: int) -> str:
         """Guess the number."""

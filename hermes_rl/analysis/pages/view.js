@@ -601,7 +601,7 @@ function runHead(run) {
 
 function runFigures(run, name) {
   const ended = run.stop_reasons.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name], { stop_reason: one.name }, { title: one.what })),
-    el("td", { class: "number" }, count(one.count)), el("td", { class: "number" }, share(one.count, run.rollouts)), barCell(one.count, run.rollouts, !one.policys)));
+    el("td", { class: "number" }, count(one.count)), el("td", { class: "number" }, share(one.count, run.rollouts)), barCell(one.count, run.rollouts, !one.caused_by_policy)));
   const causes = run.failures.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name, one.rollout]), el("p", {}, one.last.slice(0, 240))),
     el("td", { class: "number" }, count(one.count))));
   const most = Math.max(1, ...run.tools.map((one) => one.calls));

@@ -61,7 +61,7 @@ async def grade(_: ToolRuntime) -> None:
     for text in HARD:
         result = AgentResult(messages=[{"role": "assistant", "content": text}])
         arguments = {"result": result, "target": "the answer is 1"}
-        await POOL.call(FUZZY.code, arguments, "hermes_rl.plugins:itself", 10.0)
+        await POOL.call(FUZZY.code, arguments, "hermes_rl.plugins:identity", 10.0)
 
 
 WORST: dict[str, tuple[str, Work]] = {

@@ -21,14 +21,14 @@ from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.listener import REPORT_FD
 from hermes_rl.scoring import isolated_import as apart_tests
 from hermes_rl.scoring import isolated_protocol, isolated_relay, isolated_server, reporter
-from hermes_rl.scoring.canaries import Planted, plant
+from hermes_rl.scoring.canaries import Planted, add_canaries
 from hermes_rl.scoring.control_files import (
     CONFIGURATIONS,
     INIT,
     Steering,
-    above,
     created,
     named_in_configuration,
+    parent_folders,
     renamed,
 )
 from hermes_rl.scoring.missing_programs import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
@@ -163,7 +163,7 @@ class _Tests:
         in_files = collected(last_command(self.command) or "", self.sources)
         if not in_files or not self.names:
             return None
-        return plant(self.sources, in_files, sha256(repr((self.command, self.sources)).encode()).hexdigest())
+        return add_canaries(self.sources, in_files, sha256(repr((self.command, self.sources)).encode()).hexdigest())
 
 
 # ------------------------------------------------------------------ what the reference does
@@ -400,7 +400,7 @@ def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
 
 def _packages(ctx: Any, paths: Sequence[str]) -> set[str]:
     """Return the folders above tests that are packages in the image, or are made such by the tests' own files."""
-    marks = {f"{folder}/{INIT}" for path in paths for folder in above(path) if folder not in ("", "/")}
+    marks = {f"{folder}/{INIT}" for path in paths for folder in parent_folders(path) if folder not in ("", "/")}
     own = marks & set(paths)
     there = (_there(ctx, sorted(marks - own)) or set()) - set(ctx.restored_files()) if marks - own else set()
     return {posixpath.dirname(mark) for mark in own | there}

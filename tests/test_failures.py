@@ -16,7 +16,7 @@ def test_the_documentation_shows_the_table_of_the_code() -> None:
 
 def test_every_ending_has_a_rule_and_only_ours_are_played_anew() -> None:
     assert set(RULES) == set(StopReason)
-    assert not any(rule.retried and rule.policys for rule in RULES.values())
+    assert not any(rule.retried and rule.caused_by_policy for rule in RULES.values())
 
 
 def test_every_failure_is_one_of_ours() -> None:

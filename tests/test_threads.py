@@ -151,7 +151,7 @@ class Busy:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine is busy, a call that computes may get next to nothing of a core for a tenth of a second."""
-    monkeypatch.setattr(threads, "GLANCE", 2.0)
+    monkeypatch.setattr(threads, "POLL_INTERVAL", 2.0)
 
 
 @pytest.mark.usefixtures("patient")

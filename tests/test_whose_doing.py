@@ -17,7 +17,7 @@ ROOMS = ("agent", "user_code", "rollouts", "sandbox", "scoring", "servers", "tok
 MODULES = (
     "plugins.py",
     "threads.py",
-    *(f"runs/{name}.py" for name in ("journal", "player", "run", "store", "workers")),
+    *(f"runs/{name}.py" for name in ("journal", "rollout_worker", "run", "store", "workers")),
 )
 ENDINGS = ("UserError", "RunError", "Failure", "Unavailable")
 MADE = ("WorkerLostError", "KilledByAgentError", "LoopGoneError", "WorkersDied", "sandbox_gone")
@@ -29,7 +29,7 @@ Places = Mapping[str, str]
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
     "agent/program.py": "AgentFunction.of",
-    "agent/seats.py": "Table.play",
+    "agent/seats.py": "MultiAgentEpisode.play",
     "agent/user.py": "CodeUser.speak ScriptedUser.__init__ ScriptedUser.speak",
     "sandbox/isolation.py": "_require require_by_hand",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
@@ -125,7 +125,7 @@ OURS: Places = {
     "Docker._make_folders Docker._remove_container Docker._pull",
     "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox.boot HelperSandbox.unusable_image",
-    "sandbox/launcher.py": "_Ending._give_up _Ending.over ours python_output LocalProcess.pid LocalProcess.started",
+    "sandbox/launcher.py": "_Ending._give_up _Ending.poll_finished as_sandbox_failure python_output LocalProcess.pid LocalProcess.started",
     "sandbox/remote.py": "Link.start Link.execute",
     "servers/transport.py": "exhausted",
     "tools/base.py": "ToolRuntime._start",
@@ -148,7 +148,7 @@ DECIDED: Places = {
     "sandbox/remote.py": "answer RemoteSandbox._ask RemoteSandbox._reading",
     "scoring/grader.py": "_per_member Grader._read Grader._compared",
     "scoring/reward_function.py": "call_reward _apart _on_loop _of_error",
-    "scoring/judge.py": "_Asking.decided",
+    "scoring/judge.py": "_JudgeSession.decided",
     "rewards/reward_file.py": "_require_it_can_run",
     "tools/context.py": "ToolContext._on_sandbox",
     "tools/execute.py": "_outcome_of",
@@ -157,7 +157,7 @@ DECIDED: Places = {
 LOST: Places = {
     # An agent could bring these about at a price that the spec sets: by `on_stop.retries_exhausted`.
     "rollouts/teacher.py": "Teacher.ask",
-    "runs/workers.py": "Workers.compare Workers._answered PolicyWorkers.play PolicyWorkers.compare",
+    "runs/workers.py": "Workers.compare Workers._answered PolicyWorkers.run PolicyWorkers.compare",
     # The HTTP layer of a server that arguments of a call bring down.
     "tools/mcp_server.py": "McpServer.call",
 }

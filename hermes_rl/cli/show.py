@@ -151,7 +151,7 @@ def _head(summary: RunSummary) -> RenderableType:
 
 
 def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
-    stop_reasons = table("stop_reason", "rollouts", "", right=("rollouts",))
+    stop_reasons = table("stop reason", "rollouts", "", right=("rollouts",))
     for stop_reason, count in summary.stop_reasons.items():
         stop_reasons.add_row(safe(stop_reason), str(count), safe(_meaning(stop_reason), DIM))
     parts = [stop_reasons]
@@ -215,7 +215,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
     rows = table(
         "#",
         "score",
-        "stop_reason",
+        "stop reason",
         "turns",
         "calls",
         "tokens",
@@ -223,7 +223,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
         "id",
         "row",
         right=_NUMBERS,
-        whole=("stop_reason",),
+        whole=("stop reason",),
     )
     for rollout in rollouts[: limit or None]:
         rows.add_row(
@@ -403,7 +403,7 @@ class _Rollout:
     def _facts(self) -> Iterator[RenderableType]:
         line = self.line
         yield heading("end")
-        facts = {"stop_reason": f"{line['stop_reason']}: {_meaning(line['stop_reason'])}"}
+        facts = {"stop reason": f"{line['stop_reason']}: {_meaning(line['stop_reason'])}"}
         if line["error"]:
             facts["error"] = str(line["error"])
         for error in line["tool_errors"]:

@@ -63,7 +63,6 @@ from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, Trial
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.reward_value import Weighting
-from hermes_rl.server_types import refused_part
 from hermes_rl.servers.base import POLICY, ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
@@ -398,9 +397,6 @@ class CompiledSpec:
             prompt, place = own.prompt, f"agents.{seat}.prompt"
         with locating(self.spec, row.key, ("prompt",)):
             messages = messages_of(prompt, row, self._folder, place)
-            policy = self.roles.get(POLICY if own is None else own.server)
-            if policy is not None and (refused := refused_part(messages, policy.parts)) is not None:
-                raise TemplateError(refused, where=f"{place}.messages", row=row.key)
         return with_thinking(messages, self.spec.atropos.get("custom_thinking_prompt"))
 
     async def toolkit(self, row: Row, group: str) -> Toolkit:

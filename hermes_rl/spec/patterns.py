@@ -46,7 +46,7 @@ def limited(method: str, pattern: str, text: str, *more: Any) -> Any:
 
     arguments = {"method": method, "pattern": pattern, "text": text, "more": list(more)}
     call: Coroutine[Any, Any, Any] = POOL.call(
-        Code.of(f"{__name__}:called"), arguments, "hermes_rl.plugins:itself", SECONDS
+        Code.of(f"{__name__}:called"), arguments, "hermes_rl.plugins:identity", SECONDS
     )
     try:
         return asyncio.run_coroutine_threadsafe(call, _loop(os.getpid())).result()

@@ -191,7 +191,7 @@ class FamilyRenderer:
             "before": tokens[: len(before)],
             "tools": tools,
         }
-        return dict(await POOL.call(_RESPONSE, arguments, "hermes_rl.plugins:itself", PARSE_SECONDS))
+        return dict(await POOL.call(_RESPONSE, arguments, "hermes_rl.plugins:identity", PARSE_SECONDS))
 
     def _read(self, response: dict[str, Any], sampled: list[int]) -> Parsed:
         calls: list[ParsedCall] = []

@@ -118,7 +118,7 @@ async def _checked_apart(raw: str, tool: Tool, repair: bool) -> tuple[dict[str, 
         answer = await POOL.call(
             Code.of(f"{__name__}:answer_checked"),
             {"raw": raw, "schema": tool.parameters, "repair": repair, "check": tool.checks_arguments},
-            "hermes_rl.plugins:itself",
+            "hermes_rl.plugins:identity",
             CHECK_SECONDS,
             lambda answer: require_texts(answer, {"problem"}, {"checked"}),
         )

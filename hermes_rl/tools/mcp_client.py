@@ -228,7 +228,7 @@ class McpSession:
         arguments = {"content": result.structured_content, "schema": schema}
         try:
             problem: object = await POOL.call(
-                Code.of(f"{__name__}:problem_of"), arguments, "hermes_rl.plugins:itself", CHECK_SECONDS
+                Code.of(f"{__name__}:problem_of"), arguments, "hermes_rl.plugins:identity", CHECK_SECONDS
             )
         except EndedError as error:
             raise RuntimeError(f"checking it {error}") from None

@@ -101,7 +101,7 @@ class RolloutProcess:
         Cancellation ends the process: nothing else can stop the call.
         """
         code = Code.of(f"{HERE}:{function}")
-        return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST, read)
+        return await self.held.call(code, arguments, "hermes_rl.plugins:identity", LONGEST, read)
 
     async def tools(self, source: Mapping[str, Any]) -> tuple[Tool, ...]:
         """Return the tools of an entry that names a part of the state, as described by the state in the process.
@@ -183,7 +183,7 @@ class RolloutTool(IsolatedTool):
 
     async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
         held: OwnProcess = runtime.process.held
-        return await held.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+        return await held.call(call, arguments, "hermes_rl.plugins:identity", LONGEST, read_answer)
 
 
 class PoolTool(IsolatedTool):
@@ -195,7 +195,7 @@ class PoolTool(IsolatedTool):
         super().__init__(description_of(tool), rule, "call_function", code=self.code, arguments=rule)
 
     async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
-        return await POOL.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+        return await POOL.call(call, arguments, "hermes_rl.plugins:identity", LONGEST, read_answer)
 
 
 class SandboxedTool(PoolTool):
@@ -209,7 +209,7 @@ class SandboxedTool(PoolTool):
     async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
         process = await CONFINED.hold(*self.codes)
         try:
-            return await process.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+            return await process.call(call, arguments, "hermes_rl.plugins:identity", LONGEST, read_answer)
         finally:
             await process.close()
 

@@ -207,7 +207,7 @@ async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_ba
     assert result.program is not None
     assert (result.program.exit_code, result.program.requests) == (7, 2)
     assert [(call["kind"], call["continues"]) for call in result.program.calls] == [("main", None), ("main", 0)]
-    assert [call["begins"] for call in result.program.calls] == ['add({"a": 1, "b": 2})', "The sum is 3."]
+    assert [call["preview"] for call in result.program.calls] == ['add({"a": 1, "b": 2})', "The sum is 3."]
     assert sum(call["tokens"] for call in result.program.calls) == len(sampled(sampler.answers))
     assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
 

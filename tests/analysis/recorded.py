@@ -51,7 +51,7 @@ def programmed(row: str, calls: Iterable[tuple[str, int | None, int, bool]]) -> 
     """Return the line of a rollout that a program has played; its calls have a kind, what they continue, tokens, and
     whether they are trained."""
     names = ("kind", "continues", "tokens", "trained")
-    made = [{**dict(zip(names, call, strict=True)), "begins": f"answer {n}"} for n, call in enumerate(calls, 1)]
+    made = [{**dict(zip(names, call, strict=True)), "preview": f"answer {n}"} for n, call in enumerate(calls, 1)]
     run = ProgramRun(
         0, "working <b>\x1b[31m\n", len(made) + 1, 1, made, {"side_calls": 9}, {"temperature": 0.2}, "`n` must be 1"
     )

@@ -73,7 +73,7 @@ def test_tokens_together_are_the_text_and_say_how_they_were_sampled(text: str) -
 def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
     line = with_tokens("Say it: ", "yes")
     found = shown_tokens(line, 0, 1, 1, None)
-    assert (found["decoded"], found["begin"], found["end"]) == (False, 1, 2)
+    assert (found["decoded"], found["start"], found["end"]) == (False, 1, 2)
     assert found["tokens"][0][0].isdigit()
     assert prompt_text(line, None) is None
     with pytest.raises(UserError, match="no sequence 1"):
@@ -118,7 +118,7 @@ def test_the_calls_of_a_program_are_a_tree(tmp_path: Path) -> None:
         (1, "side_calls", "1", None, 9, 0),
         (1, "subagents", "3, 5", None, 5, 5),
     ]
-    assert [call["begins"] for call in played["lines"][-1]["calls"]] == ["answer 3", "answer 5"]
+    assert [call["preview"] for call in played["lines"][-1]["calls"]] == ["answer 3", "answer 5"]
     assert (played["output"], played["sampling"]) == ("working <b>\\u001b[31m\n", "temperature 0.2")
     assert shown(tmp_path, recorded("b"))["program"] is None
 

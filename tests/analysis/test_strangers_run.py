@@ -109,8 +109,8 @@ def test_ending_of_another_version_is_shown_as_it_is(folder: Path) -> None:
     path = folder / "run" / "rollouts.jsonl"
     first, *others = map(json.loads, path.read_text().splitlines())
     lines = [
-        first | {"stop_reason": "of_later"},
-        *(other | {"stop_reason": "of_later", "score": None} for other in others),
+        first | {"ending": "of_later"},
+        *(other | {"ending": "of_later", "score": None} for other in others),
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for command in (

@@ -19,7 +19,7 @@ def described(temperature: float = 1.0, parts: dict[str, str] | None = None, **m
         "demo": False,
         "policy": [{"type": "openai", "model": "some/model", "sampling": {"temperature": temperature, "seed": "call"}}],
         "parts": {"prompt": "1", "agent": "2", "servers": "3", "seed": "4", **(parts or {})},
-        "grading": {"rewards": {"right": "a"}, "scoring": {"weightings": WEIGHTS, "clamp": None, "stop_reasons": {}}},
+        "grading": {"rewards": {"right": "a"}, "scoring": {"weightings": WEIGHTS, "clamp": None, "on_stop": {}}},
         **more,
     }
 
@@ -70,7 +70,7 @@ def test_each_further_run_is_compared_with_the_first(tmp_path: Path, capsys: pyt
          "rewards.more is only in B"),
         ({"scoring": {"weightings": [{"name": "right", "weight": 2.0}]}}, "rewards.right has weight 1 in A and 2 in B"),
         ({"scoring": {"clamp": [0, 1]}}, "score.clamp is not set in A and [0, 1] in B"),
-        ({"scoring": {"stop_reasons": {"max_turns": 0}}}, "on_stop is {} in A and {'max_turns': 0} in B"),
+        ({"scoring": {"on_stop": {"max_turns": 0}}}, "on_stop is {} in A and {'max_turns': 0} in B"),
     ],
 )  # fmt: skip
 def test_another_grading_is_refused(

@@ -125,7 +125,7 @@ def test_a_model_whose_server_is_away_does_not_stop_the_others(folder: Path, cap
         (folder / "small.yaml").write_text(SET.replace("  models:\n", "  models:\n" + gone))
         assert status(["run", "small.yaml", "evaluate", "--quiet"]) == 1
     said = capsys.readouterr()
-    assert "error: 2 of 6 runs failed; the same command tries them again" in said.err
+    assert "error: 2 of 6 runs failed; the same command retries them" in said.err
     assert "  few × gone: no server of the role 'policy' can be reached" in said.err
     assert "Traceback" not in said.err
     found = json.loads((folder / "outputs/small/set.json").read_text())

@@ -61,7 +61,7 @@ def test_a_run_is_summed_up(run: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_failed_ones_are_listed_the_worst_first(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(capsys, run, "--failed")
-    table = out[out.index(" score  ending") :].splitlines()
+    table = out[out.index(" score  stop reason") :].splitlines()
     assert [line.split()[:3] for line in table[1:3]] == [["8", "-", "sandbox_failure"], ["7", "0.25", "finished"]]
     assert f"next: hermes-rl show {run} 8" in out
 

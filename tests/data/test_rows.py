@@ -211,7 +211,7 @@ def test_a_name_that_the_hub_may_have_too_is_said_to_be_the_folder(tmp_path: Pat
     [
         ("  path: p.jsonl\n", "no such file; did you mean `q.jsonl`?"),
         ("  path: ./nothing\n", "no such file or folder"),
-        ("  path: q.xlsx\n", "its ending names no format"),
+        ("  path: q.xlsx\n", "its suffix names no format"),
         ("  path: q.jsonl\n  eval: {split: test}\n", "data_files: {train: …, test: …}}"),
     ],
 )

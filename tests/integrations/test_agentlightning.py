@@ -70,5 +70,5 @@ async def test_what_it_cannot_carry_is_refused_by_name(door: ModuleType, tmp_pat
     other.mkdir()
     text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     async with ChatModel().running() as url:
-        with pytest.raises(door.AttemptWithoutScore, match="the spec masks the ending max_turns"):
+        with pytest.raises(door.AttemptWithoutScore, match="the spec masks max_turns"):
             await played(door, spec_file(other, text), url)

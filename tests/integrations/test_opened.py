@@ -110,15 +110,15 @@ def test_endless_rows_need_a_number(tmp_path: Path) -> None:
 FORK = """
 import os, sys
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.common import opened, tasks_of
+from hermes_rl.integrations.common import shared_environment, tasks_of
 
 spec, before = sys.argv[1:]
 tasks = tasks_of(spec, "train", None, "it")
 if before == "opened":
-    assert opened(spec) is opened(spec)
+    assert shared_environment(spec) is opened(spec)
 if os.fork() == 0:
     try:
-        print("forked", len(list(opened(spec)[0].rows())), flush=True)
+        print("forked", len(list(shared_environment(spec)[0].rows())), flush=True)
     except UserError as error:
         print(error, flush=True)
 else:

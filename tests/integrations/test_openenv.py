@@ -49,7 +49,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def said(door: ModuleType, content: str = "", **arguments: Any) -> Any:
     function = {"name": "add", "arguments": json.dumps(arguments)}
     calls = [{"id": "call", "type": "function", "function": function}] if arguments else []
-    return door.Say(content=content, tool_calls=calls)
+    return door.ReplyAction(content=content, tool_calls=calls)
 
 
 def test_a_client_hears_what_is_new_and_at_the_end_the_score(door: ModuleType, tmp_path: Path) -> None:

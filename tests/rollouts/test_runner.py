@@ -194,7 +194,7 @@ async def test_a_member_that_was_lost_counts_as_the_worst_and_has_no_score() -> 
     lost = group.rollouts[0]
     assert (lost.score, lost.error, lost.state, lost.masked) == (None, "no space", RolloutState.RETRIES_EXHAUSTED, True)
     assert group.advantages("mean") == [None, -0.75, 0.25, 1.25]
-    assert sorted(store.states) == [["failed"], ["failed"], ["lost"], ["scored"], ["scored"], ["scored"]]
+    assert sorted(store.states) == [["failed"], ["failed"], ["retries_exhausted"], ["scored"], ["scored"], ["scored"]]
 
 
 async def test_a_group_in_which_fewer_than_two_have_a_score_is_dropped() -> None:
@@ -226,7 +226,7 @@ async def test_members_are_compared_without_those_that_were_lost() -> None:
     world.on_group = compare
     group = await RolloutRunner(world, store=(store := Written())).start(row(), "g", 3, keep_lost=True)
     assert (compared, group.dropped, group.scores) == ([[0, 2]], None, [10.0, 10.0, 12.0])
-    assert store.states[-2:] == [["scored", "scored"], ["lost"]]
+    assert store.states[-2:] == [["scored", "scored"], ["retries_exhausted"]]
 
 
 async def test_what_the_user_did_wrong_ends_a_run_before_a_rollout_was_graded_and_is_a_rollouts_own_after() -> None:
@@ -270,7 +270,7 @@ async def test_a_comparison_that_the_users_input_keeps_from_one_group_is_of_that
 class Dying:
     """Others that play, and die over one row."""
 
-    async def play(self, key: RolloutKey, split: str) -> Rollout:
+    async def run(self, key: RolloutKey, split: str) -> Rollout:
         if key.row.key == "wrong":
             raise WorkerLostError("3 workers died")
         rollout = Rollout(key, 0)
@@ -295,7 +295,7 @@ class ShortTeacher:
 
     name = "teacher"
 
-    def live_here(self) -> None: ...
+    def bind_to_loop(self) -> None: ...
 
     def forget(self, rollout: str) -> None: ...
 

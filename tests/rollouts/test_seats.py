@@ -667,7 +667,7 @@ async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
             spec, RunOptions("evaluate", out=tmp_path / run, progress=Progress(quiet=True))
         )
     seats = {name for name in evaluation.metrics if name.startswith("eval/seat/judge/")}
-    assert seats == {"eval/seat/judge/rows", "eval/seat/judge/ending/environment_done"}
+    assert seats == {"eval/seat/judge/rows", "eval/seat/judge/stop_reason/environment_done"}
     assert evaluation_lines(evaluation)[-2:] == ["seat/white/mean_reward 2.0000", "seat/black/mean_reward -2.0000"]
     a, b = (str(tmp_path / run) for run in ("a", "b"))
     assert status(["show", a]) == 0

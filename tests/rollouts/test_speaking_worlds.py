@@ -144,7 +144,7 @@ async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
     [
         ("crash", "KeyError"),
         ("odd", "has to answer with a text, null, or a mapping"),
-        ("nothing", "`say` with a text, unless `over` is true"),
+        ("nothing", "`say` with a text, unless `done` is true"),
         ("wish", "names of the agent's tools (look)"),
         ("no number", "invalid literal"),
     ],

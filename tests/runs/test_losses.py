@@ -40,12 +40,12 @@ async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_p
     said = io.StringIO()
     spec = load_spec(str(tmp_path / "spec.yaml"))
     summary, directory = await run_process(spec, RunOptions("process", out=tmp_path / "out", progress=Progress(said)))
-    lost = json.loads((directory.path / "run.json").read_text())["lost"]
+    lost = json.loads((directory.path / "run.json").read_text())["failure_rates"]
     assert lost["causes"] == {"reward_failure": 6}
-    assert lost["played"] == 12 + 6
-    assert lost["rate"] == round(6 / 18, 4)
-    assert [(row["row_key"], row["played"], row["rate"]) for row in lost["rows"]] == [("2", 6, 1.0)]
-    assert sum(policy["played"] for policy in lost["policies"].values()) == 18
+    assert lost["attempts"] == 12 + 6
+    assert lost["failure_rate"] == round(6 / 18, 4)
+    assert [(row["row_key"], row["attempts"], row["failure_rate"]) for row in lost["rows"]] == [("2", 6, 1.0)]
+    assert sum(policy["attempts"] for policy in lost["policies"].values()) == 18
     assert "row 2 loses 100% of its rollouts (reward_failure: 6), the others 0%" in said.getvalue()
     assert "33.3% of the rollouts played were lost (reward_failure: 6)" in summary.lost
 
@@ -54,7 +54,7 @@ def test_a_failure_that_all_rows_share_blames_none() -> None:
     losses = FailureRates()
     words = [losses.count(attempt(row, StopReason.SERVER_FAILURE)) for _ in range(ENOUGH) for row in "abc"]
     assert words == [None] * 3 * ENOUGH
-    assert losses.all.rate == 1.0
+    assert losses.all.failure_rate == 1.0
 
 
 def test_a_row_that_is_told_of_is_told_of_once() -> None:
@@ -63,7 +63,7 @@ def test_a_row_that_is_told_of_is_told_of_once() -> None:
         assert losses.count(attempt("good", StopReason.FINISHED)) is None
     told = [losses.count(attempt("bad", StopReason.SANDBOX_FAILURE)) for _ in range(3 * ENOUGH)]
     assert len([word for word in told if word]) == 1
-    assert losses.by_row["bad"].played == 3 * ENOUGH
+    assert losses.by_row["bad"].attempts == 3 * ENOUGH
     assert "good" not in losses.by_row
 
 
@@ -92,4 +92,4 @@ def test_attempts_before_the_first_loss_count_too() -> None:
         StopReason.JUDGE_FAILURE,
     ):
         losses.count(attempt("a", stop_reason))
-    assert losses.by_row["a"].record() == {"played": 3, "rate": 0.3333, "causes": {"judge_failure": 1}}
+    assert losses.by_row["a"].record() == {"attempts": 3, "failure_rate": 0.3333, "causes": {"judge_failure": 1}}

@@ -77,18 +77,18 @@ async def test_a_lost_member_is_masked_and_has_the_score_of_the_worst_in_every_l
         assert len(line["tokens"][1]) == 1
         assert line["overrides"][1] == {"set_advantage_to_zero": True}
     recorded = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
-    lost = [line for line in recorded if line["state"] == "lost"]
+    lost = [line for line in recorded if line["state"] == "retries_exhausted"]
     assert [(line["score"], line["attempt"], line["stop_reason"]) for line in lost] == [(None, 2, "judge_failure")] * 2
     assert all("it cannot be graded" in line["error"] for line in lost)
-    told = json.loads((tmp_path / "run/run.json").read_text())["lost"]
-    assert told["members"] == {"ended": 6, "given_up": 2, "kept_as_worst": 2}
-    assert {row["given_up"] for row in told["rows"]} == {1}
+    told = json.loads((tmp_path / "run/run.json").read_text())["failure_rates"]
+    assert told["members"] == {"ended": 6, "retries_exhausted": 2, "kept_as_worst": 2}
+    assert {row["retries_exhausted"] for row in told["rows"]} == {1}
     assert "2 of 6 members of groups were given up and 2 of them count as the worst of their group" in summary.lost
     trained = [json.loads(line) for line in (tmp_path / "run/sft.jsonl").read_text().splitlines()]
     assert {row["score"] for row in trained} == {0.0, 2.0}
     record = RunRecord(tmp_path / "run")
     record.refresh()
-    assert sum(one.state == "lost" for one in record.counting()) == 2
+    assert sum(one.state == "retries_exhausted" for one in record.counting()) == 2
 
 
 async def test_a_run_goes_on_with_lost_members_as_they_are(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_lost_members_are_played_anew_where_the_spec_keeps_them_no_longer(
     changed, lines = await play(tmp_path, "drop", vetoes=9)
     assert all(len(line["scores"]) == 3 and None not in line["scores"] for line in lines)
     recorded = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
-    assert "lost" not in {line["state"] for line in recorded}
+    assert "retries_exhausted" not in {line["state"] for line in recorded}
     assert changed.attempts > 0
 
 

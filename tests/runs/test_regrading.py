@@ -81,15 +81,15 @@ def test_the_same_scoring_changes_nothing(files: Files) -> None:
 
 
 def test_an_ending_may_have_a_score_be_masked_or_dropped_and_back(files: Files) -> None:
-    files.regrade(grading(stop_reasons={"max_turns": 0.0}))
+    files.regrade(grading(on_stop={"max_turns": 0.0}))
     assert files.scores() == [None, 0.0, 1.0]
-    files.regrade(grading(stop_reasons={"max_turns": "mask"}), grading(stop_reasons={"max_turns": 0.0}))
+    files.regrade(grading(on_stop={"max_turns": "mask"}), grading(on_stop={"max_turns": 0.0}))
     assert files.scores() == [None, 3.0, 1.0]
-    files.regrade(grading(), grading(stop_reasons={"max_turns": "mask"}))
+    files.regrade(grading(), grading(on_stop={"max_turns": "mask"}))
     assert (files.scores(), files.changed) == ([None, 3.0, 1.0], {"row-1:0"}), "another mask is another line"
-    files.regrade(grading(stop_reasons={"max_turns": "drop"}))
+    files.regrade(grading(on_stop={"max_turns": "drop"}))
     assert (files.scores(), files.states()) == ([None, None, 1.0], ["failed", "excluded", "scored"])
-    files.regrade(grading(), grading(stop_reasons={"max_turns": "drop"}))
+    files.regrade(grading(), grading(on_stop={"max_turns": "drop"}))
     assert files.scores() == [None, 3.0, 1.0]
 
 

@@ -200,7 +200,7 @@ async def test_a_chat_server_that_fails_now_and_then_gives_the_same_with_workers
     assert {name: one[name] for name in both} == {name: two[name] for name in both}
     said = json.loads((tmp_path / "2" / "run.json").read_text())
     assert said["retried"]["calls"]["policy"] > 0, "what workers send again is counted"
-    assert set(said["lost"]["policies"]) >= {"faulty"}
+    assert set(said["failure_rates"]["policies"]) >= {"faulty"}
 
 
 def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
         done = hermes("run", "spec.yaml", "process", "--out", number, "--workers", number, *more, cwd=tmp_path)
         assert done.returncode == 1
         said.append(done.stderr.partition("error: ")[2])
-        lost = json.loads((tmp_path / number / "run.json").read_text())["lost"]
-        assert lost["rate"] == 1.0 and set(lost["causes"]) == {"reward_failure"}
+        lost = json.loads((tmp_path / number / "run.json").read_text())["failure_rates"]
+        assert lost["failure_rate"] == 1.0 and set(lost["causes"]) == {"reward_failure"}
         assert {line["state"] for line in lines(tmp_path / number / "rollouts.jsonl")} == {"failed"}
     of_one, of_two = rollouts(tmp_path / "1"), rollouts(tmp_path / "2")
     both = of_one.keys() & of_two.keys()

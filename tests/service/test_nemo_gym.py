@@ -128,7 +128,7 @@ async def test_who_goes_away_or_a_service_that_ends_releases_a_run(tmp_path: Pat
             await holds(lambda: in_flight(service) == 1)
             service.process.send_signal(signal.SIGTERM)
             answer = await answering
-            assert (answer.status, answer.json["error"]) == (503, "stop_reason")
+            assert (answer.status, answer.json["error"]) == (503, "ending")
             assert await asyncio.to_thread(service.process.wait, 30) == 0
             assert service.said == ""
 

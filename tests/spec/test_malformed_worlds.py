@@ -206,7 +206,7 @@ CASES: dict[str, tuple[str, str]] = {
     "another way to combine": (STATE + "score: {combine: ▶mean}\n", "choices: sum, product, minimum"),
     "a way that is nearly one": (STATE + "score: {combine: ▶minium}\n", "did you mean `minimum`?"),
     "an ending that is nearly one": (STATE + "on_stop: {▶step_fail: 0}\n", "did you mean `step_failed`?"),
-    "an ending of the world": (STATE + "on_stop: {▶world_ended: 0}\n", "there is no ending `world_ended`"),
+    "an ending of the world": (STATE + "on_stop: {▶world_ended: 0}\n", "there is no stop reason `world_ended`"),
     "a user's call without a name": (
         STATE + "solution: {turns: [{user_tools: [▶{args: {}}], user: Hi.}]}\n",
         "missing key `name`",

@@ -18,7 +18,7 @@ class Feeding:
     begun: int = 0
     pending: int = 0
     looked: float = 0.0
-    able: bool = True
+    can_start: bool = True
     room: bool = True
     full: bool = False
     woken: int = 0
@@ -49,12 +49,12 @@ def test_what_is_begun_keeps_to_the_weights_at_every_moment(weights: tuple[float
 
 
 def test_one_that_cannot_begin_holds_up_no_other_and_catches_up() -> None:
-    fast, slow = Feeding(1), Feeding(1, able=False)
+    fast, slow = Feeding(1), Feeding(1, can_start=False)
     turns = together(fast, slow)
     for _ in range(10):
         assert turns.turn(fast)
         fast.begin()
-    slow.able = True
+    slow.can_start = True
     assert turns.turn(slow) and not turns.turn(fast)
 
 
@@ -65,8 +65,8 @@ def test_weights_hold_where_each_may_have_two_groups_in_flight() -> None:
     for _ in range(200):
         for one in (light, heavy):
             one.full = in_flight.count(one) >= 2
-            one.able = not one.full
-        beginning = [one for one in (light, heavy) if one.able and turns.turn(one)]
+            one.can_start = not one.full
+        beginning = [one for one in (light, heavy) if one.can_start and turns.turn(one)]
         for one in beginning[:1]:
             one.begin()
             in_flight.append(one)

@@ -59,7 +59,7 @@ def pool() -> Iterator[ProcessPool]:
 def call(pool: ProcessPool, directory: Path, name: str, source: str = CODE, **arguments: Any) -> Any:
     path = directory / "code.py"
     path.write_text(source)
-    return asyncio.run(pool.call(Code.of(f"{path}:{name}"), arguments, "hermes_rl.plugins:itself", 60))
+    return asyncio.run(pool.call(Code.of(f"{path}:{name}"), arguments, "hermes_rl.plugins:identity", 60))
 
 
 def test_user_code_sees_general_and_listed_variables_alone(

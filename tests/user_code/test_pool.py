@@ -45,7 +45,7 @@ from tests.waiting import until, until_blocking
 CODE = """
 import asyncio, json, os, random, re, signal, socket, struct, subprocess, sys, threading, time
 from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, SandboxFailure, UserError
-from hermes_rl.stop_reasons import Ending
+from hermes_rl.stop_reasons import StopReason
 
 calls = 0
 
@@ -84,7 +84,7 @@ def raises(): raise KeyError("column")
 def leaves(): sys.exit(3)
 def of_ours(which):
     raise {"user": UserError("wrong"), "agent": AgentFault("its doing"), "judge": JudgeFailure("no verdict"),
-           "sandbox": SandboxFailure("killed", ending=Ending.SANDBOX_KILLED)}[which]
+           "sandbox": SandboxFailure("killed", stop_reason=StopReason.SANDBOX_KILLED)}[which]
 def spins():
     while True: pass
 def sleeps(seconds=100): time.sleep(seconds); return seconds
@@ -176,7 +176,7 @@ class Caller:
 
 def play(pool: ProcessPool, code: Code, arguments: dict[str, Any], timeout: float = 60.0) -> Any:
     """Call code from an event loop of its own."""
-    return asyncio.run(pool.call(code, arguments, "hermes_rl.plugins:itself", timeout))
+    return asyncio.run(pool.call(code, arguments, "hermes_rl.plugins:identity", timeout))
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ async def test_short_calls_at_once_wait_for_a_few_processes(
     call: Caller, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_pool, "PATIENCE", 30.0)
-    calls = [pool.call(call.code("pid"), {}, "hermes_rl.plugins:itself", 60) for _ in range(10 * code_pool.FREE)]
+    calls = [pool.call(call.code("pid"), {}, "hermes_rl.plugins:identity", 60) for _ in range(10 * code_pool.FREE)]
     used = await asyncio.gather(*calls)
     assert len(set(used)) <= code_pool.FREE
 
@@ -433,18 +433,18 @@ def test_no_message_of_a_process_reaches_another_call_or_moves_code(
             arguments["waits"] &= own  # else a thread of one call may write into that of another seed
             process: Any = await pool.hold(writes, add) if own else pool
             with contextlib.suppress(EndedError, ForeignError, HermesRLError):
-                await process.call(writes, arguments, "hermes_rl.plugins:itself", 0.5)
+                await process.call(writes, arguments, "hermes_rl.plugins:identity", 0.5)
             for number in range(2):
                 # A call that knows the secret may reply and work on, or send a second reply, which is refused as late.
                 late = own or (arguments["genuine"] and number == 0)
                 with contextlib.suppress(*([EndedError] if late else [])):
                     sums = await process.call(
-                        add, {"a": seed, "b": number}, "hermes_rl.plugins:itself", 1 if late else 60
+                        add, {"a": seed, "b": number}, "hermes_rl.plugins:identity", 1 if late else 60
                     )
                     assert sums == seed + number, arguments
             if own:
                 await process.close()
-        assert await pool.call(pid, {}, "hermes_rl.plugins:itself", 60) != os.getpid()
+        assert await pool.call(pid, {}, "hermes_rl.plugins:identity", 60) != os.getpid()
 
     asyncio.run(played())
     assert pool._busy == 0
@@ -470,24 +470,24 @@ def test_arguments_that_cannot_be_made_anew_are_an_error_of_their_call(call: Cal
 async def test_a_class_of_one_file_is_known_to_code_of_another(pool: ProcessPool, tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text("class World:\n    n = 7\n")
     other = Caller(pool, tmp_path / "rewards.py", "def counted(world): return world.n\ndef first(): return 1\n")
-    await pool.call(other.code("first"), {}, "hermes_rl.plugins:itself", 60)
+    await pool.call(other.code("first"), {}, "hermes_rl.plugins:identity", 60)
     world = load_object(f"{tmp_path}/world.py:World")()
-    assert await pool.call(other.code("counted"), {"world": world}, "hermes_rl.plugins:itself", 60) == 7
+    assert await pool.call(other.code("counted"), {"world": world}, "hermes_rl.plugins:identity", 60) == 7
 
 
 async def test_a_call_that_nobody_waits_for_is_ended(call: Caller, pool: ProcessPool) -> None:
     async def begun(name: str) -> asyncio.Task[Any]:
-        task = asyncio.create_task(pool.call(call.code(name), {}, "hermes_rl.plugins:itself", 60))
+        task = asyncio.create_task(pool.call(call.code(name), {}, "hermes_rl.plugins:identity", 60))
         await asyncio.sleep(0.5)
         return task
 
-    pid = await pool.call(call.code("pid"), {}, "hermes_rl.plugins:itself", 60)
+    pid = await pool.call(call.code("pid"), {}, "hermes_rl.plugins:identity", 60)
     task = await begun("sleeps")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.to_thread(until_gone, pid)
-    assert await pool.call(call.code("add"), {"a": 1, "b": 1}, "hermes_rl.plugins:itself", 60) == 2
+    assert await pool.call(call.code("add"), {"a": 1, "b": 1}, "hermes_rl.plugins:identity", 60) == 2
     assert pool._busy == 0
 
 
@@ -504,9 +504,9 @@ async def test_a_session_that_a_call_has_started_ends_with_its_process(
 ) -> None:
     code = call.code("starts_a_session")
     other = await pool.hold(code)
-    kept = await other.call(code, {"double": double}, "hermes_rl.plugins:itself", 60)
+    kept = await other.call(code, {"double": double}, "hermes_rl.plugins:identity", 60)
     process = await pool.hold(code)
-    child = await process.call(code, {"double": double}, "hermes_rl.plugins:itself", 60)
+    child = await process.call(code, {"double": double}, "hermes_rl.plugins:identity", 60)
     os.kill(child, 0)
     await process.close()
     await asyncio.to_thread(until_gone, child)
@@ -520,7 +520,7 @@ async def test_a_session_ends_though_its_process_ended_while_other_code_was_load
 ) -> None:
     code = call.code("starts_a_session")
     process = await pool.hold(code)
-    child = await process.call(code, {"double": False}, "hermes_rl.plugins:itself", 60)
+    child = await process.call(code, {"double": False}, "hermes_rl.plugins:identity", 60)
     slow = Caller(
         pool,
         tmp_path / "slow.py",
@@ -528,7 +528,7 @@ async def test_a_session_ends_though_its_process_ended_while_other_code_was_load
         "def wait():\n here = Path(__file__).parent\n (here / 'loading').touch()\n"
         " while not (here / 'ended').exists(): sleep(0.01)\nfirst.prepare = wait\n",
     )
-    loads = asyncio.create_task(pool.call(slow.code("first"), {}, "hermes_rl.plugins:itself", 60))
+    loads = asyncio.create_task(pool.call(slow.code("first"), {}, "hermes_rl.plugins:identity", 60))
     await until((tmp_path / "loading").exists)
     worker = parent_of(child)
     os.kill(worker, signal.SIGKILL)
@@ -560,9 +560,9 @@ async def test_what_a_module_has_started_while_it_was_loaded_outlives_a_call(poo
     """Its parent may end later, and the template process is its parent from then on."""
     call = Caller(pool, tmp_path / "code.py", DAEMON)
     process = await pool.hold(call.code("pids"))
-    between, daemon = await process.call(call.code("pids"), {}, "hermes_rl.plugins:itself", 60)
+    between, daemon = await process.call(call.code("pids"), {}, "hermes_rl.plugins:identity", 60)
     try:
-        assert await process.call(call.code("orphans"), {}, "hermes_rl.plugins:itself", 60) == daemon
+        assert await process.call(call.code("orphans"), {}, "hermes_rl.plugins:identity", 60) == daemon
         await process.close()  # by then the template has looked for what the process has left behind
         await asyncio.to_thread(until_gone, between)
         assert alive(daemon)
@@ -596,7 +596,7 @@ def test_no_place_is_lost_by_those_who_give_up(call: Caller, pool: ProcessPool) 
         chance = random.Random(seed)
         given = {"seconds": 0.002}
         tasks = [
-            asyncio.create_task(pool.call(call.code("sleeps"), given, "hermes_rl.plugins:itself", 60))
+            asyncio.create_task(pool.call(call.code("sleeps"), given, "hermes_rl.plugins:identity", 60))
             for _ in range(100)
         ]
         for task in chance.sample(tasks, 50):
@@ -620,7 +620,7 @@ def test_processes_end_with_the_runner_also_where_it_is_killed(tmp_path: Path) -
     from hermes_rl.plugins import Code
     code = Code.of({str(tmp_path / "code.py")!r} + ":pid")
     def call(code):
-        return asyncio.run(POOL.call(code, {{}}, "hermes_rl.plugins:itself", 60))
+        return asyncio.run(POOL.call(code, {{}}, "hermes_rl.plugins:identity", 60))
     print(call(code), POOL._warm._process.pid, flush=True)
     call(Code.of({str(tmp_path / "code.py")!r} + ":spins"))
     """
@@ -857,7 +857,7 @@ async def test_question_that_is_open_when_its_call_ends_is_given_up(
     shelf.loop = asyncio.get_running_loop()
     code = call.code("returns_while_it_asks")
     with contextlib.suppress(EndedError):
-        await pool.call(code, {"shelf": shelf, "how": how}, "hermes_rl.plugins:itself", 60)
+        await pool.call(code, {"shelf": shelf, "how": how}, "hermes_rl.plugins:identity", 60)
     assert shelf.books == ["given up"]
 
 

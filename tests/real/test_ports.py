@@ -76,7 +76,14 @@ def python(name: str) -> Path:
     return own.get(name, ports_python)()
 
 
-@pytest.mark.parametrize("name", PORTS)
+SLOW_ORIGINAL = pytest.mark.by_turns(3, unless_changed=("specs/scienceworld/*", "tests/real/port_trajectories.py"))
+"""ScienceWorld's trajectories take six minutes."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("scienceworld", marks=SLOW_ORIGINAL) if port.values[0] == "scienceworld" else port for port in PORTS],
+)
 def test_scores_are_those_of_the_original(name: str, record_property: Callable[[str, object], None]) -> None:
     program = [str(python(name)), str(HERE / "port_trajectories.py"), name]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "random"}

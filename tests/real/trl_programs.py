@@ -150,13 +150,13 @@ def ranks(folder: Path, spec: Path) -> dict[str, Any]:
     with door.HermesRollouts(spec, rows=16) as rollouts:
         played: list[Any] = []
 
-        play = rollouts.env.play
+        play = rollouts.env.run
 
         async def noted(row: Any, **given: Any) -> Any:
             played.append((given["group"], given["index"], given["size"]))
             return await play(row, **given)
 
-        rollouts.env.play = noted
+        rollouts.env.run = noted
         args = trl.GRPOConfig(
             "out", per_device_train_batch_size=12, num_generations=8, max_steps=2, **PLAIN, **LEARNING
         )

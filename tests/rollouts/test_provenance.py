@@ -1,4 +1,4 @@
-"""The certificate of a group: it holds for what was sampled, and names whatever was changed."""
+"""The provenance of a group: it holds for what was sampled, and names whatever was changed."""
 
 from __future__ import annotations
 

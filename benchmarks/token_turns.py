@@ -118,7 +118,8 @@ def seconds(case: tuple[Path, str] | None, url: str, rollouts: int, concurrency:
         items=items, task=json.dumps(TASK), isolate=ISOLATE[isolate], url=url, tokenizer=tokenizer,
         groups=rollouts // GROUP, size=GROUP, concurrency=concurrency,
     )  # fmt: skip
-    if not (checkout / "hermes_rl" / "fork_server.py").exists():  # before `process:` of a tool was `isolate:`
+    # Before that file moved, `isolate:` of a tool was `process:`.
+    if not (checkout / "hermes_rl" / "user_code" / "fork_server.py").exists():
         spec = spec.replace("isolate: process", "process: true").replace("isolate: none", "process: false")
     (work / "spec.yaml").write_text(spec, "utf-8")
     command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "spec.yaml", "process", "--quiet", "--out", "played"]

@@ -5,7 +5,7 @@ Public names are loaded on first use, so that importing this package is cheap an
 
 from __future__ import annotations
 
-from hermes_rl.version import __version__ as __version__
+__version__ = "0.1.0"
 
 TYPE_CHECKING = False  # for type checkers, without the time for importing `typing`
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from hermes_rl.rollouts.rollout import Rollout as Rollout
     from hermes_rl.rollouts.rollout import attach_provenance as attach_provenance
     from hermes_rl.scoring.reward_value import Score as Score
-    from hermes_rl.server_types import ServerType as ServerType
     from hermes_rl.servers.base import Sampled as Sampled
     from hermes_rl.servers.base import Sampling as Sampling
     from hermes_rl.servers.policy import LogprobDifference as LogprobDifference
     from hermes_rl.servers.policy import Policy as Policy
     from hermes_rl.spec.load import load_spec as load_spec
     from hermes_rl.spec.model import Spec as Spec
+    from hermes_rl.spec.server_types import ServerType as ServerType
     from hermes_rl.stop_reasons import StopReason as StopReason
     from hermes_rl.tools.base import Tool as Tool
     from hermes_rl.tools.base import ToolInputError as ToolInputError
@@ -83,11 +83,11 @@ _NAMES = {
     "rollouts.advantages": "discounted_returns",
     "rollouts.rollout": "Example Group Rollout attach_provenance",
     "scoring.reward_value": "Score",
-    "server_types": "ServerType",
     "servers.base": "Sampled Sampling",
     "servers.policy": "LogprobDifference Policy",
     "spec.load": "load_spec",
     "spec.model": "Spec",
+    "spec.server_types": "ServerType",
     "tools.base": "Tool ToolInputError Toolset clear_task_env_overrides register_task_env_overrides",
     "tools.context": "ToolContext cleanup_all_environments cleanup_vm",
     "trainers.base": "GroupRefused Registered Registration Trainer TrainerState",
@@ -102,7 +102,7 @@ _HOMES |= dict.fromkeys(("_tool_executor", "apply_patches", "resize_tool_pool"),
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        from hermes_rl.new_names import missing_attribute
+        from hermes_rl.spec.new_names import missing_attribute
 
         raise missing_attribute("hermes_rl", name)
     from importlib import import_module

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
-from hermes_rl.json_schema import CompiledSchema
+from hermes_rl.spec.json_schema import CompiledSchema
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import JsonSchema

@@ -221,9 +221,9 @@ def serve(modules: tuple[str, ...]) -> None:
 
 def _load(modules: tuple[str, ...]) -> None:
     from hermes_rl.cli.main import program
-    from hermes_rl.fork_server import FORK_SERVER
     from hermes_rl.runs.handles import PRELOAD
     from hermes_rl.spec.section import Section
+    from hermes_rl.user_code.fork_server import FORK_SERVER
     from hermes_rl.user_code.worker import MODULES
 
     program()

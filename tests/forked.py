@@ -1,4 +1,4 @@
-"""What processes of `tests/test_fork_server.py` run: each function writes JSON to the descriptor that it is given."""
+"""Functions that processes of `tests/user_code/test_fork_server.py` run: each writes JSON to its descriptor."""
 
 from __future__ import annotations
 

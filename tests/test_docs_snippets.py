@@ -17,7 +17,7 @@ import yaml
 
 from hermes_rl import open_env
 from hermes_rl.cli.commands import app
-from hermes_rl.spec import parse_spec
+from hermes_rl.spec.load import parse_spec
 from tests.commands import hermes
 
 ROOT = Path(__file__).parents[1]

@@ -38,9 +38,9 @@ from hermes_rl.agent.result import Message, first_answer, tokens_of
 from hermes_rl.agent.tool_server import PATH as TOOLS_PATH
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.errors import HermesRLError
-from hermes_rl.server_types import CHAT_PARTS, refused_part
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
+from hermes_rl.spec.server_types import CHAT_PARTS, refused_part
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.values import parse_count, read_bounded, write_message

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hermes_rl.errors import ToolError
-from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.servers.usage import Usage
+from hermes_rl.spec.new_names import RenamedAttributes
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.user_code.process import current_runner
 from hermes_rl.user_code.proxies import lives_in_runner

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from hermes_rl import __version__
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.errors import ToolError
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.execute import execute_calls
-from hermes_rl.version import __version__
 
 PATH = "/mcp"
 """Suffix of the request path."""

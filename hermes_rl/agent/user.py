@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.errors import Failure, ServerFailure, UserError
-from hermes_rl.new_names import REPLY
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
 from hermes_rl.servers.completion import as_chat_server
+from hermes_rl.spec.new_names import REPLY
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, capped
 from hermes_rl.tools.execute import execute_calls

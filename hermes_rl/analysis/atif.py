@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hermes_rl import __version__
 from hermes_rl.agent.result import reasoning_of, text_of
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.errors import UserError
 from hermes_rl.runs.store import Line
 from hermes_rl.values import read_bounded, safe_name, write_json
-from hermes_rl.version import __version__
 
 VERSION = "ATIF-v1.7"
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")

@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from hermes_rl import __version__
 from hermes_rl.analysis.record import beginning
 from hermes_rl.analysis.summary import RunSummary
 from hermes_rl.terminal_text import escape_controls
-from hermes_rl.version import __version__
 
 LONGEST, MOST = 300, 50
 """Maximum characters of one text, and maximum number of listed rewards."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hermes_rl import __version__
 from hermes_rl.analysis.card import FILES, dataset_card
 from hermes_rl.analysis.overview import running
 from hermes_rl.analysis.record import RolloutSummary, RunRecord
@@ -32,7 +33,6 @@ from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.run_log import redacted, secrets_of
 from hermes_rl.runs.store import Line
 from hermes_rl.terminal_text import escape_controls
-from hermes_rl.version import __version__
 
 TABLE, CARD = "data/rollouts.parquet", "README.md"
 OURS = (CARD, TABLE, *FILES)

@@ -16,8 +16,8 @@ from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
-from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.spec.new_names import RenamedAttributes
 from hermes_rl.threads import LEAVING, OfThisProcess, ended_within, wait_for_loop
 
 T = TypeVar("T")

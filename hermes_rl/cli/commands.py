@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from typer.core import TyperGroup
 
+from hermes_rl import __version__
 from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
-from hermes_rl.version import __version__
 
 Mode = Literal["serve", "process", "evaluate"]
 Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes", "agents"]

@@ -91,7 +91,7 @@ def status(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit status; a bug is raised with its traceback."""
     words = sys.argv[1:] if arguments is None else arguments
     if words == ["--version"]:  # Typer would load pydantic for it, which takes as long as everything else
-        from hermes_rl.version import __version__
+        from hermes_rl import __version__
 
         sys.stdout.write(f"{__version__}\n")
         return 0
@@ -129,7 +129,7 @@ def status(arguments: list[str] | None = None) -> int:
 def _refuse_old_names(words: Sequence[str]) -> None:
     """Raise UserError for a command or an option that has a new name."""
     from hermes_rl.errors import UserError
-    from hermes_rl.new_names import COMMANDS, OPTIONS
+    from hermes_rl.spec.new_names import COMMANDS, OPTIONS
 
     command = words[0] if words else ""
     if command in COMMANDS:

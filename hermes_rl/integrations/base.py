@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeGuard
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.common import require_carried, require_own_baseline, trained_seats
-from hermes_rl.new_names import with_renamed_parameters
+from hermes_rl.spec.new_names import with_renamed_parameters
 
 FAILURES = tuple(stop_reason for stop_reason in hermes_rl.StopReason if not stop_reason.graded)
 """Stop reasons caused by infrastructure; integrations log them separately."""

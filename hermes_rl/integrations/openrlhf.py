@@ -25,7 +25,7 @@ from hermes_rl.integrations.base import (
     sampled_by_vllm,
 )
 from hermes_rl.integrations.common import logprobs_of, require_no_comparing, values_of
-from hermes_rl.new_names import with_renamed_parameters
+from hermes_rl.spec.new_names import with_renamed_parameters
 
 PROCESSED = "give vLLM logprobs_mode=processed_logprobs and say executor(…, processed_logprobs=True)"
 

@@ -28,7 +28,7 @@ from hermes_rl.integrations.base import (
     row_named,
 )
 from hermes_rl.integrations.common import logprobs_of, values_of
-from hermes_rl.new_names import with_renamed_parameters
+from hermes_rl.spec.new_names import with_renamed_parameters
 
 RAW = "set generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
 """Advice for engines whose log-probabilities are computed before temperature and top_p are applied."""

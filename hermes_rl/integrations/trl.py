@@ -41,7 +41,7 @@ from hermes_rl.integrations.common import (
     values_of,
 )
 from hermes_rl.integrations.trl_loop import HermesEnvironments as HermesEnvironments
-from hermes_rl.new_names import with_renamed_parameters
+from hermes_rl.spec.new_names import with_renamed_parameters
 
 logger = logging.getLogger(__name__)
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

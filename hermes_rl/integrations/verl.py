@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.base import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
-from hermes_rl.new_names import with_renamed_parameters
+from hermes_rl.spec.new_names import with_renamed_parameters
 
 GATHERING = 60.0
 """Seconds within which verl must start all members of a compared group; verl normally starts them together."""

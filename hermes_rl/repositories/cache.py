@@ -18,12 +18,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_rl.caches import cache_home
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.address import Address
 from hermes_rl.repositories.files import Unfit, digest_of, write_files
 from hermes_rl.repositories.git import Named, git_commit, git_files
 from hermes_rl.repositories.hub import hub_commit, hub_files
+
+
+def cache_home() -> Path:
+    """Return $XDG_CACHE_HOME/hermes-rl if set, else ~/.cache/hermes-rl, for root /var/cache/hermes-rl."""
+    top = os.environ.get("XDG_CACHE_HOME")
+    default = Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache"
+    return (Path(top) if top else default) / "hermes-rl"
 
 
 @dataclass(frozen=True)

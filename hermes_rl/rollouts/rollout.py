@@ -19,11 +19,11 @@ from typing import Any, Literal
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure, UserError
-from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.rollouts.advantages import ESTIMATORS, Normalise, of_tokens, of_turns
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.servers.usage import Usage
+from hermes_rl.spec.new_names import RenamedAttributes
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.terminal_text import pluralize
 from hermes_rl.threads import run_in_thread

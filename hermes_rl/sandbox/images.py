@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hermes_rl.caches import cache_home
 from hermes_rl.errors import UserError
+from hermes_rl.repositories.cache import cache_home
 from hermes_rl.sandbox.launcher import isolated, own_python
 
 OUTER_UID = 65534

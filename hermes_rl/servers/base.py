@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hermes_rl.errors import HermesRLError, ServerFailure
-from hermes_rl.server_types import CHAT_PARTS, ServerType, refused_part, server_type
+from hermes_rl.spec.server_types import CHAT_PARTS, ServerType, refused_part, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
 from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, read_bounded, write_message
 
@@ -65,7 +65,7 @@ class ServerConfig:
     """Configuration of one server, with its secrets resolved."""
 
     type: str
-    """Type as in a spec (see `hermes_rl.server_types`), or `CALLABLE`."""
+    """Type as in a spec (see `hermes_rl.spec.server_types`), or `CALLABLE`."""
     base_url: str | None = None
     """Address that `/chat/completions` is appended to; None for `scripted`."""
     model: str = ""

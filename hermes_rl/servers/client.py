@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
-from hermes_rl.server_types import TEXT_PARTS
 from hermes_rl.servers.base import (
     ABORT,
     UNREADABLE,
@@ -44,6 +43,7 @@ from hermes_rl.servers.base import (
 from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
 from hermes_rl.servers.weights import Pauses, Versions
+from hermes_rl.spec.server_types import TEXT_PARTS
 from hermes_rl.threads import settled
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
 

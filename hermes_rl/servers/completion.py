@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from hermes_rl.errors import Failure, ServerFailure
-from hermes_rl.server_types import CHAT_PARTS, TEXT_PARTS
 from hermes_rl.servers.base import (
     ChatReply,
     ChatRequest,
@@ -19,6 +18,7 @@ from hermes_rl.servers.base import (
     require_parts,
 )
 from hermes_rl.servers.transport import is_context_overflow
+from hermes_rl.spec.server_types import CHAT_PARTS, TEXT_PARTS
 
 
 def as_chat_server(server: Any) -> ChatServer:

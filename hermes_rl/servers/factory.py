@@ -1,4 +1,4 @@
-"""Create the clients of a spec's roles with their keys; `hermes_rl.server_types` has the table of types."""
+"""Create the clients of a spec's roles with their keys; `hermes_rl.spec.server_types` has the table of types."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.server_types import code_of
 from hermes_rl.servers.base import Backend, Secret, ServerConfig
 from hermes_rl.servers.client import ModelClient, TokenServerClient
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.spec.server_types import code_of
 
 _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers", "naming", "version"}
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.server_types import server_type
 from hermes_rl.servers.base import CALLABLE, POLICY, Secret, ServerConfig
 from hermes_rl.servers.client import AnsweredByFunction, ChatFunction, ModelClient, SampledByFunction, SampleFunction
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.server_types import server_type
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererSettings
 

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
+from hermes_rl.spec.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.spec.model import FileMode, Turn
 from hermes_rl.spec.section import EnvText, FileText, PathText, SystemText, to_plain, wrong
 from hermes_rl.values import read_json

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from hermes_rl.errors import Problem, SpecError
 from hermes_rl.others_files import read_regular
-from hermes_rl.server_types import refused_part
 from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, CheckedToolSchemas, GoldTurn, Role, ToolSchemas
 from hermes_rl.spec.findings import Findings, locating
 from hermes_rl.spec.model import (
@@ -44,6 +43,7 @@ from hermes_rl.spec.row_files import (
 )
 from hermes_rl.spec.rules import asked_first
 from hermes_rl.spec.section import EnvText, PathText, SystemText, is_template, to_plain
+from hermes_rl.spec.server_types import refused_part
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text
 
@@ -55,7 +55,7 @@ TEXT = object()
 IMAGE = object()
 """The type of an image: an address, a path, or the bytes themselves."""
 SAMPLING_SECONDS = 10.0
-"""Processor time for rendering all templates with sample rows; see `hermes_rl.template_limits` for that of one."""
+"""Processor time for rendering all templates with sample rows; see `hermes_rl.spec.template_limits` for that of one."""
 
 
 class SampleRow(NamedTuple):

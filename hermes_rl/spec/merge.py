@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hermes_rl.errors import Problem
-from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.nodes import (
     Entry,
     MappingNode,
@@ -29,6 +28,7 @@ from hermes_rl.spec.nodes import (
     plain,
 )
 from hermes_rl.spec.reader import read_file, read_text
+from hermes_rl.spec.server_types import DEFAULT
 
 _KINDS: Mapping[Pattern, tuple[str, ...]] = {
     ("dataset",): ("path", "generator", "items", "harbor"),

@@ -26,7 +26,6 @@ from pydantic import (
 )
 
 from hermes_rl.errors import Problem, UserError
-from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.nodes import MappingNode, Mark, NodePath, ScalarNode, SourceText, find, locate, plain, rewrite, walk
 from hermes_rl.spec.origin import line_mark, place
 from hermes_rl.spec.section import (
@@ -49,6 +48,7 @@ from hermes_rl.spec.section import (
     freeze,
     wrong,
 )
+from hermes_rl.spec.server_types import DEFAULT, ServerType, server_type
 
 if TYPE_CHECKING:
     from hermes_rl.spec.templates import TemplateError

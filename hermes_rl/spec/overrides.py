@@ -14,7 +14,6 @@ from typing import NamedTuple
 from pydantic import SecretStr
 
 from hermes_rl.errors import Problem, SpecError
-from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.flags import FLAGS, REFUSED, Flag
 from hermes_rl.spec.hints import option_for
 from hermes_rl.spec.merge import changes_kind, expand_shorthand, keys_of_kinds
@@ -36,6 +35,7 @@ from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.renamed import current, renamed
 from hermes_rl.spec.rules import REAL_ONLY, SCRIPTED_ONLY
 from hermes_rl.spec.section import is_template
+from hermes_rl.spec.server_types import DEFAULT
 from hermes_rl.spec.suggest import choices
 
 # -------------------------------------------------------------------------------- Laying one value over the tree

@@ -1,4 +1,4 @@
-"""Translate the keys and values of a spec that have a new name, by the table of `hermes_rl.new_names`.
+"""Translate the keys and values of a spec that have a new name, by the table of `hermes_rl.spec.new_names`.
 
 The loader refuses an old name with the new one, the specs stored in run directories are translated, `hermes-rl migrate`
 rewrites files, and the fingerprint of a run is computed with the old names, so that runs of earlier versions resume.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import Problem
-from hermes_rl.new_names import KEYS, VALUES
+from hermes_rl.spec.new_names import KEYS, VALUES
 from hermes_rl.spec.nodes import (
     Entry,
     MappingNode,

@@ -13,12 +13,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core.core_schema import PlainValidatorFunctionSchema
 from typing_extensions import TypedDict
 
-from hermes_rl.server_types import type_names
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.argument_types import ARGUMENT_TYPES
 from hermes_rl.spec.flags import PASSED
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import EMPTY, LazySection, Section
+from hermes_rl.spec.server_types import type_names
 from hermes_rl.spec.signatures import CodeError, Parameter, function
 
 # ------------------------------------------------ Annotations as they stand in source text: a type, or left open

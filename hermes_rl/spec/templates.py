@@ -35,7 +35,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.patterns import limited
 from hermes_rl.spec.section import RENDERED, Section, is_template
 from hermes_rl.spec.suggest import did_you_mean
-from hermes_rl.template_limits import LimitedEnvironment, limited_rendering
+from hermes_rl.spec.template_limits import LimitedEnvironment, limited_rendering
 from hermes_rl.values import read_json
 
 # ----------------------------------------------------------------------- The Jinja environment and its functions

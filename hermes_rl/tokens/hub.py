@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-from hermes_rl.template_limits import LimitedEnvironment, limited_rendering
+from hermes_rl.spec.template_limits import LimitedEnvironment, limited_rendering
 from hermes_rl.tokens.tokenizer import Messages, TokenizerUnavailable, Tools, refusals
 from hermes_rl.values import replace_surrogates
 

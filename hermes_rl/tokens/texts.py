@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes_rl.server_types import TEXT_PARTS, refused_part
+from hermes_rl.spec.server_types import TEXT_PARTS, refused_part
 from hermes_rl.tokens.tokenizer import TemplateRefused
 
 if TYPE_CHECKING:

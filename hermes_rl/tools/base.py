@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxConfig
 from hermes_rl.sandbox.isolation import require_by_hand
+from hermes_rl.spec.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.tools.artifacts import RestoredArtifacts, TakenArtifact
 from hermes_rl.tools.staging import Staging
 

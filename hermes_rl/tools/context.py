@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, KilledByAgentError, SandboxFailure, UserError, agent_error
-from hermes_rl.new_names import RenamedAttributes
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import connect_programs
 from hermes_rl.sandbox.listener import Message
+from hermes_rl.spec.new_names import RenamedAttributes
 from hermes_rl.threads import may_wait_for, wait_for_loop
 from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtimes
 from hermes_rl.tools.catalogue import toolsets

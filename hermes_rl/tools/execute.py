@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
-from hermes_rl.json_schema import MOST_PROBLEMS, CompiledSchema, is_of, place_of, type_of
 from hermes_rl.plugins import Code, did_you_mean
+from hermes_rl.spec.json_schema import MOST_PROBLEMS, CompiledSchema, is_of, place_of, type_of
 from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,

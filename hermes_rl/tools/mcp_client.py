@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError, install_command
-from hermes_rl.json_schema import CompiledSchema
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation
+from hermes_rl.spec.json_schema import CompiledSchema
 from hermes_rl.threads import run_exclusively
 from hermes_rl.tools.host_process import LineTooLongError, lines_of
 from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange

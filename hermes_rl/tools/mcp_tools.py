@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
-from hermes_rl.json_schema import InvalidSchemaError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.spec.json_schema import InvalidSchemaError
 from hermes_rl.tools.base import DescribedTool, ToolRuntime
 from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
 from hermes_rl.tools.mcp_server import AT_ONCE, HostServer, HttpServer, McpServer, McpSettings, SandboxServer

@@ -1,10 +1,10 @@
 """Implement the processes for user code: one that has loaded the code and forks, and its forks, which run calls.
 
-The first process is a fork of the fork server (`hermes_rl.fork_server`), started by `hermes_rl.user_code.worker`. It
-imports code on request, so that a fork has it immediately (half a millisecond, one megabyte), and runs none of it. A
-fork has its own connection to the runner: it receives calls, one after the other, and may call objects of the runner (a
-sandbox, a model) while it works. Both end when the runner does, and have the environment variables of the time when
-they loaded the code.
+The first process is a fork of the fork server (`hermes_rl.user_code.fork_server`), started by
+`hermes_rl.user_code.worker`. It imports code on request, so that a fork has it immediately (half a millisecond, one
+megabyte), and runs none of it. A fork has its own connection to the runner: it receives calls, one after the other, and
+may call objects of the runner (a sandbox, a model) while it works. Both end when the runner does, and have the
+environment variables of the time when they loaded the code.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hermes_rl.errors import HermesRLError
-from hermes_rl.fork_server import adopt_orphans, die_with_parent, reseed, text_output
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.user_code.environment import missing_variable
+from hermes_rl.user_code.fork_server import adopt_orphans, die_with_parent, reseed, text_output
 from hermes_rl.user_code.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT
 from hermes_rl.user_code.wire import Inbox, send, to_json
 

@@ -28,12 +28,12 @@ from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code, files_named_in
 from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import run_detached, run_in_thread
 from hermes_rl.user_code.environment import listed_variables, user_code_variables
 from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError, exception_of
+from hermes_rl.user_code.fork_server import FORK_SERVER
 from hermes_rl.user_code.messages import LogLine, Question, Reply, read_message
 from hermes_rl.user_code.process import CALL, HEADER, ForeignCall
 from hermes_rl.user_code.served import ServedObjects

@@ -27,8 +27,8 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
-from hermes_rl.sandbox.base import ResourceLimits
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.stop_reasons import StopReason

@@ -35,7 +35,7 @@ from hermes_rl.rollouts.sandboxes import sandbox_config
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.scrubber import Scrubber
-from hermes_rl.spec import parse_spec
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.row_files import image_url
 from hermes_rl.spec.templates import TemplateError
 from hermes_rl.tools.mcp_client import _Pump, over_process

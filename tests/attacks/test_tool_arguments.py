@@ -11,7 +11,7 @@ import hermes_rl
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.servers.scripted import Script
-from hermes_rl.spec import parse_spec
+from hermes_rl.spec.load import parse_spec
 
 CODE = """
 from enum import Enum

@@ -24,7 +24,7 @@ import yaml
 
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.setup import RunOptions
-from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.bubblewrap import _has_users
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec

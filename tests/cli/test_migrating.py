@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.cli.main import status
-from hermes_rl.new_names import COMMANDS, OPTIONS
-from hermes_rl.spec import load_spec
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.new_names import COMMANDS, OPTIONS
 
 OLD = """\
 # evaluate.success stays in a comment

@@ -22,7 +22,8 @@ from hermes_rl.data.files import read_files
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Rows, digest
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.spec import Spec, load_spec, parse_spec
+from hermes_rl.spec.load import load_spec, parse_spec
+from hermes_rl.spec.model import Spec
 
 
 def spec_of(dataset: str, folder: Path | None = None, more: str = "") -> Spec:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.data.load import eval_digests, is_eval, load_rows
 from hermes_rl.data.rows import Row, digest
-from hermes_rl.spec import parse_spec
+from hermes_rl.spec.load import parse_spec
 from tests.thorough import examples
 
 
@@ -97,7 +97,7 @@ def test_another_process_finds_the_same_split(tmp_path: Path) -> None:
     text += "], shuffle: 4, eval: {fraction: 0.3}}\n"
     (tmp_path / "s.yaml").write_text(text)
     code = (
-        "import sys; from hermes_rl.spec import load_spec; from hermes_rl.data.load import load_rows; "
+        "import sys; from hermes_rl.spec.load import load_spec; from hermes_rl.data.load import load_rows; "
         "spec = load_spec(sys.argv[1]); "
         "print([row.key for side in ('train', 'eval') for row in load_rows(spec, side, notify=print)])"
     )

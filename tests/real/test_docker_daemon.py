@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import RunError, SandboxFailure, SpecError, UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
+from hermes_rl.sandbox import channel, docker_engine
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
-from hermes_rl.sandbox.base import SandboxFile, SandboxService
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.stop_reasons import StopReason

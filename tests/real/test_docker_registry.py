@@ -15,7 +15,9 @@ import pytest
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.setup import RunOptions
-from hermes_rl.sandbox import SandboxConfig, create_sandbox, docker, docker_engine
+from hermes_rl.sandbox import docker, docker_engine
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.spec.load import load_spec
 from tests.real import odd_registry
 from tests.real.conftest import hermes

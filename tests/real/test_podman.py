@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, conformance, give_images, groups, rollouts
 from tests.real.podman_service import PodmanService

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.sandboxes import RewardSandboxes, kept_artifacts
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.setup import RunOptions
-from hermes_rl.sandbox import SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tools.artifacts import ArtifactRequest
 from hermes_rl.tools.base import ToolRuntime, find_runtime

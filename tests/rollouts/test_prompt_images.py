@@ -13,7 +13,7 @@ import pytest
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import messages_of
-from hermes_rl.spec import parse_spec
+from hermes_rl.spec.load import parse_spec
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -14,8 +14,8 @@ import yaml
 from hermes_rl import open_env
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.sandboxes import Tooling, named_toolsets, toolset_problems
-from hermes_rl.sandbox import SandboxConfig
-from hermes_rl.spec import parse_spec
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.tools.hermes_toolsets import HermesToolsets
 from tests.commands import hermes
 from tests.waiting import until

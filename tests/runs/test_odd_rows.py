@@ -16,7 +16,8 @@ from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
-from hermes_rl.spec import Spec, load_spec
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, StopReason
 from hermes_rl.values import read_own_json, write_json
 from tests.commands import hermes

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.sandbox.docker import leftovers
 from hermes_rl.sandbox.docker_engine import Engine
 from tests.ports import free_port

@@ -19,8 +19,9 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
-from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, bubblewrap, create_sandbox, none
-from hermes_rl.sandbox.base import SandboxService
+from hermes_rl.sandbox import bubblewrap, none
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled, shared_prefix
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox, jobs
+from hermes_rl.sandbox import jobs
+from hermes_rl.sandbox.base import Sandbox
 from tests.waiting import until
 
 

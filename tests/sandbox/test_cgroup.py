@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import ResourceLimits, SandboxConfig, cgroup, create_sandbox
+from hermes_rl.sandbox import cgroup
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.cgroup import (
     RESERVE,
     SOCKETS,
@@ -79,7 +81,8 @@ async def test_share_of_the_processor() -> None:
 def test_killed_runner_leaves_no_group_and_nothing_that_it_has_marked(how: str) -> None:
     """Ray kills the children of a worker before it ends the worker itself."""
     code = (
-        "import asyncio\nfrom hermes_rl.sandbox import SandboxConfig, create_sandbox\n"
+        "import asyncio\nfrom hermes_rl.sandbox.backends import create_sandbox\n"
+        "from hermes_rl.sandbox.base import SandboxConfig\n"
         "import subprocess\nfrom hermes_rl.sandbox.cgroup import find_layout, runner_mark\n"
         "async def main():\n    async with create_sandbox(SandboxConfig()):\n"
         "        begun = subprocess.Popen(['/bin/sleep', '60'], env=runner_mark(), start_new_session=True)\n"
@@ -127,7 +130,8 @@ def bounded(memory: int, code: str, *words: str) -> subprocess.CompletedProcess[
 CROWD = """
 import asyncio, json, sys
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.cgroup import together, total_memory
 
 async def one(sandbox):

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig, SandboxFile
 from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.base import Conversation
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Conversation, Sandbox, SandboxConfig
 from tests.waiting import until
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxFile
 
 MAKE = r"""
 import os

@@ -21,9 +21,10 @@ import aiohttp
 import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker, docker_engine
+from hermes_rl.sandbox import channel, docker, docker_engine
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
-from hermes_rl.sandbox.base import SandboxService
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxService
 from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_ignore import DockerIgnore

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import SandboxConfig, create_sandbox, etc
+from hermes_rl.sandbox import etc
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.etc import etc_folder
 
 SEEN = """

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.images import ZSTANDARD, overlay_refused, ready_image
 from hermes_rl.sandbox.packages import runtime_folder
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.launcher import socket_pair
 from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack

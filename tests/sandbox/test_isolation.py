@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, bubblewrap, create_sandbox
+from hermes_rl.sandbox import bubblewrap
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
 from hermes_rl.sandbox.bubblewrap import ALL_USERS
 from hermes_rl.sandbox.cgroup import find_layout
 

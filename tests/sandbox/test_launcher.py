@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import SandboxConfig, bubblewrap, create_sandbox
+from hermes_rl.sandbox import bubblewrap
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.bubblewrap import _has_users, _image_mounts, _image_users, _lays_images
 from hermes_rl.sandbox.launcher import Launcher, Program, launcher
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.base import ResourceLimits
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
 from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public

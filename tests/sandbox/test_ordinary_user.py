@@ -45,7 +45,8 @@ def laid_in(ctx):
 """
 START = """
 import asyncio, os, sys
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.backends import create_sandbox
 
 async def main():
     async with create_sandbox(SandboxConfig(image=sys.argv[1])) as sandbox:

@@ -19,11 +19,11 @@ import pytest
 
 from hermes_rl.cli.main import status
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.backends import Pool
+from hermes_rl.sandbox.backends import Pool, create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.packages import PACKAGES, npm_folder, package_folder
-from hermes_rl.spec import parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
+from hermes_rl.spec.load import parse_spec
 from tests.rootfs import small_root
 
 BASE = "dataset: {items: [{q: a}]}\nprompt: {user: x}\n"

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
-from hermes_rl.sandbox.backends import MOST, SPARES, Pool
+from hermes_rl.sandbox.backends import MOST, SPARES, Pool, create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 
 

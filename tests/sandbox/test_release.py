@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from tests.waiting import stays, until
 
@@ -152,7 +153,8 @@ async def test_no_descriptor_thread_or_folder_is_left(
 
 RUNNER = """
 import asyncio, sys
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.backends import create_sandbox
 
 async def main():
     sandbox = create_sandbox(SandboxConfig(backend=sys.argv[1]))
@@ -202,7 +204,8 @@ async def test_a_start_that_is_cancelled_twice_leaves_no_process(
 
 KILLED_IN_ITS_START = """
 import asyncio, os, signal, sys
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 
 setattr(HelperSandbox, sys.argv[1], lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL))

@@ -16,7 +16,9 @@ from types import ModuleType
 import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote
+from hermes_rl.sandbox import remote
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 from hermes_rl.stop_reasons import StopReason

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox.base import Sandbox
 from tests.thorough import examples
 
 ODD_NAMES = ["a b", "new\nline", "quo'te\"s", "größer ☕", "-rf", "$(reboot)", "back\\slash", "*", "\udcff\udc80"]
@@ -48,7 +48,8 @@ async def test_fifty_megabytes_under_an_awkward_name(sandbox: Sandbox) -> None:
 def test_any_bytes_under_any_name(data: bytes, name: str) -> None:
     import asyncio
 
-    from hermes_rl.sandbox import SandboxConfig, create_sandbox
+    from hermes_rl.sandbox.backends import create_sandbox
+    from hermes_rl.sandbox.base import SandboxConfig
 
     async def play() -> None:
         async with create_sandbox(SandboxConfig()) as sandbox:

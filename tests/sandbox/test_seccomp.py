@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.seccomp import ALLOW, MACHINES, REFUSE, TIOCSTI, filter_program
 
 NUMBERS = MACHINES[platform.machine()].numbers

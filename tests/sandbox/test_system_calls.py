@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.seccomp import AARCH64, IN_APPEARANCE, INSPECTED, X86_64
 from tests.sandbox.test_seccomp import NUMBERS, call
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import CommandResult, ResourceLimits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import CommandResult, ResourceLimits, Sandbox, SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.shell_server import ShellServer, _live, may_wait
 from hermes_rl.tools.base import ShellState

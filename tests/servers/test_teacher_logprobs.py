@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 
 from hermes_rl.errors import ServerFailure, UserError
-from hermes_rl.server_types import TYPES
 from hermes_rl.servers.base import Malformed, Sampled, Sampling, ServerConfig, scores_of, scores_of_prompt
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
@@ -20,6 +19,7 @@ from hermes_rl.servers.scripted import ScriptedServer
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.servers.vllm import Completions
+from hermes_rl.spec.server_types import TYPES
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenLogprobs, ids
 from tests.servers.token_policy import TokenPolicy

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import Spec, load_spec
+from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.merge import merge
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText, plain
 from tests.thorough import examples
 

@@ -9,9 +9,8 @@ import pytest
 from hermes_rl.cli.validate import validate_one
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import parse_spec
 from hermes_rl.spec.check import check_spec
-from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
 
 BASE = "dataset: {items: [{q: a, answer: b}, {q: c, answer: d}], eval: only}\nprompt: {user: '{{ q }}'}\n"

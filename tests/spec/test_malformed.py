@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import load_spec
-from hermes_rl.spec.load import load_draft
+from hermes_rl.spec.load import load_draft, load_spec
 
 ROWS = 'dataset: {items: [{q: "one"}, {q: "two"}]}\n'
 BASE = f'version: 1\n{ROWS}prompt: {{user: "{{{{ q }}}}"}}\n'

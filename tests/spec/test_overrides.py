@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import Mode, Spec, load_spec
 from hermes_rl.spec.flags import FLAGS, OWNED, PASSED, REFUSED
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
 
 HERE = Path(__file__).parent

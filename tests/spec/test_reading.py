@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import parse_spec
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.nodes import MappingNode, ScalarNode, SourceText, plain
 from hermes_rl.spec.reader import read_text, resolve
 from tests.thorough import examples
@@ -142,7 +142,7 @@ def test_anchors_and_byte_order_mark() -> None:
 
 
 def test_windows_line_ends(tmp_path: Path) -> None:
-    from hermes_rl.spec import load_spec
+    from hermes_rl.spec.load import load_spec
 
     path = tmp_path / "a.yaml"
     path.write_bytes(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SpecError
-from hermes_rl.new_names import KEYS, VALUES
-from hermes_rl.spec import load_spec, parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
+from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.new_names import KEYS, VALUES
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.spec.renamed import current

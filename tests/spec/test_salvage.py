@@ -8,7 +8,7 @@ import pytest
 
 from hermes_rl.cli.validate import validate_one
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import load_spec
+from hermes_rl.spec.load import load_spec
 
 GOOD = """\
 version: 1

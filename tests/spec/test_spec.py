@@ -15,9 +15,9 @@ import yaml
 from pydantic import ValidationError
 
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.spec import Spec, load_spec, parse_spec, shipped_specs
 from hermes_rl.spec.fingerprint import fingerprint
-from hermes_rl.spec.model import TextFile
+from hermes_rl.spec.load import load_spec, parse_spec, shipped_specs
+from hermes_rl.spec.model import Spec, TextFile
 from hermes_rl.spec.section import FrozenDict, parse_duration, parse_size
 
 SPECS = sorted((Path(__file__).parent / "specs").glob("*.yaml"))

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl import template_limits
 from hermes_rl.errors import SpecError
-from hermes_rl.spec import parse_spec, patterns
+from hermes_rl.spec import patterns, template_limits
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Limits, SandboxSection
 from hermes_rl.spec.templates import (
     TemplateError,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.spec import Spec, parse_spec
+from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.substitution import read_env_file
 
 BASE = 'version: 1\ndataset: {items: [{q: "${HOME}"}]}\nprompt: {user: "{{ q }}"}\n'

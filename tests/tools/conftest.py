@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from tests.tools.calling import Player

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.json_schema import CompiledSchema
+from hermes_rl.spec.json_schema import CompiledSchema
 from hermes_rl.tools.base import ToolInputError
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import check_arguments, read_arguments

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.rollouts.sandboxes import keep_artifacts, kept_artifacts
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.base import FileInfo
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import FileInfo, Sandbox, SandboxConfig
 from hermes_rl.tools.artifacts import LIMIT, ArtifactFile, ArtifactRequest, RestoredArtifacts, TakenArtifact, collect
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.python_tools import python_tool

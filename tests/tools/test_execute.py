@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import Failure, SandboxFailure, ToolError, UserError
-from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.base import RESULT_LIMIT, Tool, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from tests.tools.calling import Player, call

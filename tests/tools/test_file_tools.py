@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.search import Query, search
 from tests.rootfs import small_root
 from tests.tools.calling import Player

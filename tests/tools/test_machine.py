@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, runtime_for
 from hermes_rl.tools.catalogue import resolve_toolsets
 from tests.tools.calling import Player

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import ToolServerFailure
-from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tools import mcp_server
 from hermes_rl.tools.base import Toolkit, ToolRuntime

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
-from hermes_rl.sandbox import SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.tools import mcp_client, mcp_tools
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.mcp_server import McpServer, McpSettings

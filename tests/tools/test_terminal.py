@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.rollouts.admission import open_descriptors
-from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.jobs import LEFT_PIPES
 from hermes_rl.tools.base import LISTED_OUTPUT, MOST_LISTED, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets

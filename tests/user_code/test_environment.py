@@ -83,7 +83,7 @@ def test_no_process_of_user_code_has_a_secret_in_its_environment(pool: ProcessPo
 def test_without_a_fork_server_they_see_the_same(
     pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes_rl.fork_server.sys.platform", "other")
+    monkeypatch.setattr("hermes_rl.user_code.fork_server.sys.platform", "other")
     admit(["GAME_DIR"], os.environ)
     assert SECRET not in "".join(call(pool, tmp_path, "of_processes"))
     assert call(pool, tmp_path, "variables") == user_code_variables()

@@ -23,7 +23,7 @@ from hermes_rl.agent.dialects.base import (
     require_text,
 )
 from hermes_rl.agent.result import Message
-from hermes_rl.server_types import CHAT_PARTS
+from hermes_rl.spec.server_types import CHAT_PARTS
 from hermes_rl.values import write_message
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}

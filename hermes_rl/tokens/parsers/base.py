@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from hermes_rl.json_schema import TYPES, CompiledSchema, is_of
+from hermes_rl.spec.json_schema import TYPES, CompiledSchema, is_of
 from hermes_rl.tokens.texts import stand_in
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import UnwantedValueError, read_value, too_deep

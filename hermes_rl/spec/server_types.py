@@ -119,7 +119,7 @@ def server_type(name: str) -> ServerType:
     published_type = load_published(points[name], "type of server")
     if not isinstance(published_type, ServerType):
         raise UserError(
-            f"the type of server {name!r} ({points[name].value}) is no hermes_rl.server_types.ServerType, but "
+            f"the type of server {name!r} ({points[name].value}) is no hermes_rl.spec.server_types.ServerType, but "
             f"{type(published_type).__name__}"
         )
     return published_type

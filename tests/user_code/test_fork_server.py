@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import fork_server
-from hermes_rl.fork_server import ForkServer, StartedProcess
 from hermes_rl.runs.handles import PRELOAD
+from hermes_rl.user_code import fork_server
+from hermes_rl.user_code.fork_server import ForkServer, StartedProcess
 from hermes_rl.user_code.worker import MODULES
 from tests.commands import ROOT
 from tests.forked import occurrences
@@ -264,7 +264,7 @@ def test_killed_server_takes_its_children_along_and_is_replaced(start: Starter) 
 
 CLIENT = """
 import os, sys
-from hermes_rl.fork_server import FORK_SERVER
+from hermes_rl.user_code.fork_server import FORK_SERVER
 reader, writer = os.pipe()
 kept, given = os.pipe()
 started = [FORK_SERVER.start("tests.forked:wait", writer, name="forked"),

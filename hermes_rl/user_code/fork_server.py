@@ -236,7 +236,7 @@ class ForkServer:
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [os.path.abspath(directory) for directory in sys.path]  # noqa: PTH100 - the server runs in another one
-        code = f"import sys; sys.path[:] = {path!r}\nfrom hermes_rl.fork_server import main; main()"
+        code = f"import sys; sys.path[:] = {path!r}\nfrom hermes_rl.user_code.fork_server import main; main()"
         try:
             with theirs:
                 self._process = subprocess.Popen(

@@ -10,8 +10,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Engine
 from transformers import PreTrainedTokenizerFast
 
-from hermes_rl import template_limits as limits
-from hermes_rl.template_limits import LimitedEnvironment
+from hermes_rl.spec import template_limits as limits
+from hermes_rl.spec.template_limits import LimitedEnvironment
 from hermes_rl.tokens.hub import HubTokenizer, wrapped
 from hermes_rl.tokens.tokenizer import TemplateRefused, small_tokenizer_path
 from tests.tokens.families import FAMILIES

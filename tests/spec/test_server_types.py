@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.server_types import TYPES, ServerType, code_of, server_type
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.schema import spec_json_schema
+from hermes_rl.spec.server_types import TYPES, ServerType, code_of, server_type
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.commands import hermes
 
 Install = Callable[..., Path]
 SOURCE = '''
-from hermes_rl.server_types import ServerType
+from hermes_rl.spec.server_types import ServerType
 from hermes_rl.servers.vllm import Completions
 
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
-from hermes_rl.json_schema import TYPES, CompiledSchema, InvalidSchemaError, is_of
+from hermes_rl.spec.json_schema import TYPES, CompiledSchema, InvalidSchemaError, is_of
 from tests.thorough import THOROUGH
 
 NAMES = "abc"

@@ -33,7 +33,7 @@ from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import to_plain
 from hermes_rl.stop_reasons import RETRIES_EXHAUSTED, StopReason
-from hermes_rl.threads import acquire_in_thread, end_tasks
+from hermes_rl.threads import acquire_in_thread
 
 # ------------------------------------------------ Effect of changed rewards on existing rollouts
 # Every reward's value is recorded, so other weights, a clamp or a policy for stop reasons need no new rollouts: the
@@ -430,7 +430,6 @@ def _lines(store: RolloutStore) -> Iterator[Line]:
 async def _all(works: Iterable[Any]) -> None:
     """Run the coroutines with bounded concurrency; the first failure ends the others."""
     places = asyncio.Semaphore(AT_ONCE)
-    tasks: set[asyncio.Task[None]] = set()
 
     async def placed(work: Any) -> None:
         try:
@@ -439,17 +438,15 @@ async def _all(works: Iterable[Any]) -> None:
             places.release()
 
     try:
-        for work in works:
-            await places.acquire()
-            tasks.add(asyncio.create_task(placed(work)))
-            done = {task for task in tasks if task.done()}
-            tasks -= done
-            await asyncio.gather(*done)
-        await asyncio.gather(*tasks)
-    except Failure as failure:
+        async with asyncio.TaskGroup() as tasks:
+            for work in works:
+                await places.acquire()
+                tasks.create_task(placed(work))
+    except ExceptionGroup as failed:
+        error = failed.exceptions[0]
+        if not isinstance(error, Failure):
+            raise error from None
         raise RunError(
-            f"a rollout could not be judged anew: {failure.detail}. Nothing was changed, and what has been judged is "
+            f"a rollout could not be judged anew: {error.detail}. Nothing was changed, and what has been judged is "
             "kept: the same command goes on"
-        ) from failure
-    finally:
-        await end_tasks(tasks)
+        ) from error

@@ -14,7 +14,6 @@ import ssl
 import time
 import zlib
 from base64 import b64encode
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from hermes_rl.servers.base import (
     Malformed,
     ServerConfig,
 )
-from hermes_rl.threads import run_exclusively
+from hermes_rl.threads import PerLoopSemaphore, run_exclusively
 from hermes_rl.values import read_bounded, safe_name, url_text
 
 if TYPE_CHECKING:
@@ -218,6 +217,7 @@ _CONNECT_SECONDS = 30.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 AT_ONCE = 8
 """Responses processed per turn of the event loop; the work after each takes about half a millisecond."""
+_turns = PerLoopSemaphore(AT_ONCE)
 IN_THREAD = 1 << 17
 """Bytes from which a reply is read in the helper thread."""
 MOST_TOLD = 16 << 20
@@ -264,7 +264,6 @@ class Transport:
         self._scrubber = Scrubber(_secrets(config), _keys(config))
         self._proxy = proxy_of(self._base)  # read once: aiohttp would look it up for every call
         self._session: aiohttp.ClientSession | None = None
-        self._turnstile = Turnstile()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, path: str) -> str:
@@ -286,7 +285,7 @@ class Transport:
         del payload
         status, received, raw = await self._send(session, path, body, self._session_header(rollout_id), most)
         answer = HttpAnswer(status, received, raw, sent, time.monotonic())
-        await self._turnstile.pass_through()
+        await in_turn()
         return answer
 
     async def get_json(self, path: str, timeout: float = 10.0) -> tuple[int, Any]:
@@ -360,7 +359,6 @@ class Transport:
         if self._session is None or self._loop is not loop:
             await self.close()
             self._loop = loop
-            self._turnstile = Turnstile()
             secure = any(str(url).startswith("https:") for url in (self.address(""), self._proxy))
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ssl=_tls_context() if secure else True),
@@ -560,41 +558,14 @@ def unversioned(base_url: str) -> str:
     return "" if other is None else f"; base_url has no /v1, where most servers answer: try {public_url(other)}"
 
 
-class Turnstile:
-    """Let `AT_ONCE` tasks through in each turn of the event loop, in order of arrival.
+async def in_turn() -> None:
+    """Wait until fewer than `AT_ONCE` responses are processed in a turn of the event loop, in order of arrival.
 
     The loop itself gives every ready task a step in each turn. If thousands of responses arrive together, none would
-    lead to its next request before all are read, and all other work would wait that long. Used from one loop.
+    lead to its next request before all are read, and all other work would wait that long.
     """
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._remaining = AT_ONCE
-        self._turning = False
-
-    async def pass_through(self) -> None:
-        """Wait for the tasks that arrived before."""
-        loop = asyncio.get_running_loop()
-        if not self._turning:
-            self._turning = True
-            loop.call_soon(self._turn, loop)
-        if self._remaining > 0:
-            self._remaining -= 1
-            return
-        place = loop.create_future()
-        self._waiting.append(place)
-        await place
-
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._remaining = AT_ONCE
-        while self._waiting and self._remaining > 0:
-            place = self._waiting.popleft()
-            if not place.done():  # otherwise its task was cancelled
-                place.set_result(None)
-                self._remaining -= 1
-        self._turning = self._remaining < AT_ONCE or bool(self._waiting)
-        if self._turning:
-            loop.call_soon(self._turn, loop)
+    async with _turns.here():
+        await asyncio.sleep(0)
 
 
 def public_url(url: str) -> str:

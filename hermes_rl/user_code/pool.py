@@ -316,7 +316,8 @@ class OwnProcess:
             self._take_back(worker)
         elif worker is not None:
             worker.end("was closed")
-            await done_in_thread(partial(_reap, worker))
+            async with self._calling:  # the call that this ends still holds the connection
+                await done_in_thread(partial(_reap, worker))
 
 
 POOL = ProcessPool()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import pickle
 import secrets
@@ -24,8 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Self, TypeVar
 
 from hermes_rl.errors import RewardFailure
 from hermes_rl.plugins import Code, files_named_in
@@ -267,63 +265,6 @@ class Worker:
         raise raised
 
 
-class _Watchtower:
-    """All calls watched by one event loop: they share one reader and one timer, because individual ones would cost more
-    than the rest of a short call.
-    """
-
-    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _Watchtower]] = WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._watches: dict[int, _Watch] = {}
-        self._due = math.inf  # not a timer handle, which would keep its loop alive
-
-    @classmethod
-    def here(cls) -> _Watchtower:
-        """Return the instance of the running loop."""
-        loop = asyncio.get_running_loop()
-        tower = cls._of.get(loop)
-        if tower is None:
-            tower = cls._of[loop] = cls()
-            loop.add_reader(tower._epoll.fileno(), tower._hear)
-        return tower
-
-    def add(self, watch: _Watch, descriptor: int) -> None:
-        self._watches[descriptor] = watch
-        self._epoll.register(descriptor, select.EPOLLIN)
-        self.set(watch.due)
-
-    def remove(self, watch: _Watch, descriptor: int) -> None:
-        if self._watches.get(descriptor) is watch:  # otherwise its number belongs to another one
-            del self._watches[descriptor]
-            with suppress(OSError):  # it is closed
-                self._epoll.unregister(descriptor)
-
-    def set(self, due: float) -> None:
-        """Schedule a check of all watches due by then."""
-        if due < self._due:
-            self._due = due
-            asyncio.get_running_loop().call_at(due, self._look)
-
-    def _hear(self) -> None:
-        for descriptor, _ in self._epoll.poll(0):
-            watch = self._watches.get(descriptor)
-            if watch is not None:  # an earlier one may have ended it
-                watch.hear()
-
-    def _look(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now < self._due:
-            return  # a later check was replaced by an earlier one
-        self._hear()  # if this loop is late, unread messages are not a delay of the processes
-        self._due = math.inf
-        for watch in tuple(self._watches.values()):
-            if watch.due <= now:
-                watch.look()
-        self.set(min((watch.due for watch in self._watches.values()), default=math.inf))
-
-
 class _Watch:
     """Watch a process on the event loop during a call: its reply, its questions, its output, its time."""
 
@@ -331,7 +272,6 @@ class _Watch:
         self._worker, self._served, self._timeout = worker, served, timeout
         self._number, self._secret = worker.calls, secret
         self._loop = asyncio.get_running_loop()
-        self._tower = _Watchtower.here()
         self._printed, self._clock = _Printed(worker.output), worker.clock
         self._clock.begin()
         self._over = self.long = False
@@ -340,21 +280,21 @@ class _Watch:
 
     def __enter__(self) -> Self:
         self._glance = min(GLANCE, self._timeout / 2)
-        self.due = self._loop.time() + self._glance
-        """Time of the next check, by the clock of the loop."""
+        self._timer = self._loop.call_later(self._glance, self._look)
         self._descriptor = self._worker.connection.fileno()
-        self._tower.add(self, self._descriptor)
+        self._loop.add_reader(self._descriptor, self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        self._tower.remove(self, self._descriptor)
+        self._timer.cancel()
+        self._loop.remove_reader(self._descriptor)
         self._printed.read()
         self._printed.log()
         if self.answer.done() and not self.answer.cancelled():
             self.answer.exception()  # the waiting caller may have been cancelled at the same moment
 
-    def hear(self) -> None:
+    def _hear(self) -> None:
         try:
             size = PIECE if self._worker.inbox.size > FEW else FEW
             data = self._worker.connection.recv(size, socket.MSG_DONTWAIT)
@@ -402,24 +342,22 @@ class _Watch:
                     raise WireError("the reply to another call")
                 self.answer.set_result(message)
 
-    def look(self) -> None:
+    def _look(self) -> None:
+        self._hear()  # if this loop is late, an unread message is not a delay of the process
         if self.answer.done():
-            self.due = math.inf
             return
         self._printed.read()
         if self._clock.used() > self._timeout:
             self._worker.end(f"did not return within {self._timeout:g} s")
             self._fail(OvertimeError())
-            self.due = math.inf
         elif self._printed.much:
             self._worker.end(f"printed more than {MOST_PRINTED >> 20} MiB")
             self._fail(EndedError())
-            self.due = math.inf
         else:
             # Longer calls are checked less often; a flood of output is read immediately.
             self._glance = GLANCE / 20 if self._printed.full else min(1.0, max(self._glance, GLANCE) * 1.2)
             remaining = max(self._timeout - self._clock.seconds, GLANCE / 2)
-            self.due = self._loop.time() + min(self._glance, remaining)
+            self._timer = self._loop.call_later(min(self._glance, remaining), self._look)
 
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():

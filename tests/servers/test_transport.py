@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from hermes_rl.servers.transport import AT_ONCE, Turnstile
+from hermes_rl.servers.transport import AT_ONCE, in_turn
 
 
 async def test_no_turn_of_the_loop_has_more_than_a_few_and_the_order_stays() -> None:
-    turnstile, passed, turns = Turnstile(), [], []
+    passed, turns = [], []
 
     async def one(number: int) -> None:
-        await turnstile.pass_through()
+        await in_turn()
         passed.append(number)
 
     tasks = [asyncio.create_task(one(number)) for number in range(10 * AT_ONCE)]
@@ -24,8 +24,7 @@ async def test_no_turn_of_the_loop_has_more_than_a_few_and_the_order_stays() -> 
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
-    turnstile = Turnstile()
-    tasks = [asyncio.create_task(turnstile.pass_through()) for _ in range(5 * AT_ONCE)]
+    tasks = [asyncio.create_task(in_turn()) for _ in range(5 * AT_ONCE)]
     await asyncio.sleep(0)
     for task in tasks[AT_ONCE : 4 * AT_ONCE]:
         task.cancel()
@@ -34,7 +33,6 @@ async def test_a_task_that_is_cancelled_while_it_waits_holds_up_nobody() -> None
 
 
 async def test_who_comes_alone_does_not_wait() -> None:
-    turnstile = Turnstile()
     for _ in range(3 * AT_ONCE):
-        await asyncio.wait_for(turnstile.pass_through(), 30)
+        await asyncio.wait_for(in_turn(), 30)
         await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from sandbox_floors import bare, shell
 from sandbox_hermes import hermes_local
 
 from hermes_rl.plugins import Code
-from hermes_rl.sandbox.backends import Pool, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
@@ -42,7 +42,6 @@ COMMAND = "seq 200 | tail -1"
 TEXT = base64.b64encode(os.urandom(3072)).decode()
 """4 kB."""
 STARTS = 20
-APART = 0.1
 ROUNDS = 3
 DISPOSABLE, FORKS = 100, 400
 SCORER = """
@@ -85,7 +84,7 @@ def arguments() -> argparse.Namespace:
 async def measure(options: argparse.Namespace) -> list[list[str]]:
     if options.disposable:
         return await disposable()
-    rows = [await starts(), await starts_ahead(), *await disposable()]
+    rows = [await starts(), *await disposable()]
     rows += await calls(options.concurrency, options.calls)
     rows.append(await memory(options.concurrency))
     return rows
@@ -100,19 +99,6 @@ async def starts() -> list[str]:
         ours.append(await seconds(one_start()))
     mine, least = 1000 * statistics.median(ours), 1000 * statistics.median(floor)
     return ["cold start and release, ms", f"{mine:.1f}", f"{least:.1f} (bare bwrap)", f"{mine / least:.1f} ×", "≤ 5 ×"]
-
-
-async def starts_ahead() -> list[str]:
-    """Until a sandbox can be used, at a steady load: the next one is started while the last one works."""
-    took, pool = [], Pool()
-    for _ in range(STARTS):
-        began = time.perf_counter()
-        async with pool.create(SandboxConfig()):
-            took.append(time.perf_counter() - began)
-            await asyncio.sleep(APART)
-    await pool.close()
-    what = f"start of one of those started ahead, every {APART:g} s, ms"
-    return [what, f"{1000 * statistics.median(took):.1f}", "", "", ""]
 
 
 async def disposable() -> list[list[str]]:

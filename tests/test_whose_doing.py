@@ -124,7 +124,7 @@ OURS: Places = {
     "Docker._find_image Docker._meet "
     "Docker._make_folders Docker._remove_container Docker._pull",
     "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build",
-    "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox.boot HelperSandbox.unusable_image",
+    "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox._isolate HelperSandbox.unusable_image",
     "sandbox/launcher.py": "_Ending._give_up _Ending.poll_finished as_sandbox_failure python_output "
     "LocalProcess.pid LocalProcess.started",
     "sandbox/remote.py": "Link.start Link.execute",

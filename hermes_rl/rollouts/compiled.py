@@ -56,7 +56,6 @@ from hermes_rl.rollouts.sandboxes import (
 )
 from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
-from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_grading, require_isolation
 from hermes_rl.sandbox.user_code import CONFINED
@@ -294,8 +293,6 @@ class CompiledSpec:
         """Sum of the first seat's scores against each opponent, and the number of episodes, in this process."""
         self.grader = _grader(spec, self.roles, self.trial)
         require_grading(spec, [each.name for each in self.grader.rewards if each.function.uses_context])
-        self.pool = Pool()
-        """Sandboxes that are ready for the next rollout, or the next fresh one of a reward."""
         self.keep: Keep | None = None
         """Stores the artifacts of a rollout by its id and describes them; None if a run stores none."""
         self.images: dict[str, set[str]] = {}
@@ -358,7 +355,10 @@ class CompiledSpec:
 
     async def close(self) -> None:
         """Release the servers of tools and of all roles."""
-        await self.pool.close()
+        if self.spec.sandbox.backend == "docker":
+            from hermes_rl.sandbox.docker import remove_now
+
+            await remove_now()
         await self.tooling.close()
         await self._user_tooling.close()
         for role in self.roles.values():
@@ -436,7 +436,7 @@ class CompiledSpec:
         with locating(self.spec, key.row.key, ("solution",)):
             self._register_scripts(key, name)
         try:
-            new = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
+            new = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, run=True)
             new.process = process
             self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.done is not None:
@@ -445,10 +445,8 @@ class CompiledSpec:
             entered: Any = AsyncExitStack() if seats else nullcontext()  # few rollouts need it, and it takes a kilobyte
             async with new as runtime, entered as stack:
                 for seat in seats:
-                    apart = ToolRuntime(
-                        config, task_id=seat_id(name, seat), toolkit=toolkit, state=state, factory=self.pool.create,
-                        run=True,
-                    )  # fmt: skip
+                    identity = seat_id(name, seat)
+                    apart = ToolRuntime(config, task_id=identity, toolkit=toolkit, state=state, run=True)
                     apart.process, apart.is_over = process, new.is_over
                     runtime.apart[seat] = await stack.enter_async_context(apart)
                 try:
@@ -608,7 +606,7 @@ class CompiledSpec:
     ) -> ArtifactSandboxes:
         """Return sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not available."""
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
-        return ArtifactSandboxes(name, config, toolkit, artifacts, self.pool.create, self._unmounted_artifacts())
+        return ArtifactSandboxes(name, config, toolkit, artifacts, self._unmounted_artifacts())
 
     def _artifacts(self, row: Row) -> list[ArtifactRequest]:
         """Return the artifacts that the spec requests, rendered for a row."""

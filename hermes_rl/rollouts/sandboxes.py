@@ -21,6 +21,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
 from hermes_rl.others_files import LARGEST_DIRECTORY, open_file, read_file, read_regular
 from hermes_rl.plugins import Code
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.factory import variable
@@ -38,7 +39,7 @@ from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.templates import coerce, has_template, render, render_section
 from hermes_rl.threads import PerLoopSemaphore, run_in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, collect
-from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id, require_usable
+from hermes_rl.tools.base import Tool, Toolkit, ToolRuntime, free_task_id, require_usable
 from hermes_rl.tools.catalogue import DISTRIBUTIONS, resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
@@ -315,7 +316,7 @@ class RewardSandboxes:
             return
         own = self.runtime
         name = free_task_id(f"{own.task_id}/{reward.name}")
-        runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state, factory=own.factory)
+        runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state)
         async with _fresh(runtime, own.artifacts, self._only_kept) as context:
             runtime.time_left = own.time_left
             yield context
@@ -332,7 +333,7 @@ async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolCo
         return
     await own.settle()
     name = free_task_id(f"{own.task_id}/{reward.name}")
-    runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state, factory=own.factory)
+    runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state)
     async with _places.here():
         try:
             runtime.time_left = own.time_left
@@ -344,7 +345,7 @@ async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolCo
 
 async def _copy(own: ToolRuntime, runtime: ToolRuntime) -> None:
     """Copy another runtime's sandbox; if the agent's files cannot be copied, set the `fault`."""
-    sandbox = own.factory(replace(own.config, files=(), setup=()))  # the copy contains their effects
+    sandbox = create_sandbox(replace(own.config, files=(), setup=()))  # the copy contains their effects
     try:
         await sandbox.start()
     except OSError as error:
@@ -384,7 +385,6 @@ class ArtifactSandboxes:
         config: configuration of its sandbox.
         toolkit: tools that a reward may call.
         artifacts: reads its stored artifacts; blocks.
-        factory: creates sandboxes.
         only_kept: names of artifacts that are not copied into fresh sandboxes.
     """
 
@@ -394,12 +394,10 @@ class ArtifactSandboxes:
         config: SandboxConfig,
         toolkit: Toolkit,
         artifacts: Callable[[], Mapping[str, TakenArtifact]],
-        factory: SandboxFactory,
         only_kept: Collection[str] = (),
     ) -> None:
         self._only_kept = only_kept
         self._name, self._config, self._toolkit, self._artifacts = name, config, toolkit, artifacts
-        self._factory = factory
 
     @asynccontextmanager
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
@@ -408,7 +406,7 @@ class ArtifactSandboxes:
             return
         artifacts = await asyncio.to_thread(self._artifacts)
         name = free_task_id(f"{self._name}/{reward.name}")
-        runtime = ToolRuntime(self._config, task_id=name, toolkit=self._toolkit, factory=self._factory)
+        runtime = ToolRuntime(self._config, task_id=name, toolkit=self._toolkit)
         async with _fresh(runtime, artifacts, self._only_kept) as context:
             yield context
 

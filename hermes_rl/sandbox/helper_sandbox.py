@@ -1,6 +1,6 @@
 """A sandbox whose first process is the helper: one object with parts.
 
-`HelperSandbox` owns the life of the sandbox (boot, start, close) and its files; each file operation is one request to
+`HelperSandbox` owns the life of the sandbox (start, close) and its files; each file operation is one request to
 the helper, and large files travel as descriptors, never through a shell or a text encoding. Its parts own the rest:
 
 - `channel.Connection`: the connection to the helper, and the cause of its end;
@@ -10,8 +10,7 @@ the helper, and large files travel as descriptors, never through a shell or a te
 
 ::
 
-    boot    isolation.start ─► first process, helper ─► connect ─► init        (the pool stops here)
-    start   boot ─► which shell ─► files and setup of the configuration
+    start   isolation.start ─► first process, helper ─► connect ─► init ─► files and setup of the configuration
     run     command ─► Processes.run ─► Connection.ask("spawn") … "exit" ─► result
     close   Connection.end ─► Isolation.end, Processes.end ─► Isolation.close waits until all is gone
 """
@@ -197,19 +196,6 @@ class HelperSandbox(Sandbox):
         """Process id on this machine of the program that was started."""
         return self.isolation.pid
 
-    async def boot(self) -> None:
-        """Do the first half of `start`: everything that does not depend on files, setup, environment and times."""
-        try:
-            await self.isolation.start(self)
-        except OSError as error:
-            await self.close()
-            raise SandboxFailure(f"the sandbox did not start: {error}") from error
-        except BaseException:  # on cancellation too: the caller has no sandbox to close
-            await self.close()
-            raise
-        self.home, self.workdir = self.isolation.home, self.isolation.workdir
-        self.image_digest, self.python = self.isolation.image_digest, self.isolation.python
-
     async def connect(
         self, control: socket.socket, rlimits: Mapping[str, int], *, system_calls: bytes = b"", folder: str = ""
     ) -> None:
@@ -233,9 +219,8 @@ class HelperSandbox(Sandbox):
         return socket.socket(fileno=(await self.connection.ask("listen", str(port).encode())).fds[0])
 
     async def start(self) -> None:
-        if not self.alive:
-            await self.boot()
         try:
+            await self._isolate()
             proxy = ENVIRONMENT if self.isolation.proxy is not None else {}
             self._variables = {**self.isolation.environment(), **proxy, "SHELL": self.shell, **self.config.env}
             if may_wait(self.shell, self._variables):
@@ -250,6 +235,15 @@ class HelperSandbox(Sandbox):
         self.connection.exposed = True
         if self.config.lifetime is not None:
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
+
+    async def _isolate(self) -> None:
+        """Start the helper; no command has run yet."""
+        try:
+            await self.isolation.start(self)
+        except OSError as error:
+            raise SandboxFailure(f"the sandbox did not start: {error}") from error
+        self.home, self.workdir = self.isolation.home, self.isolation.workdir
+        self.image_digest, self.python = self.isolation.image_digest, self.isolation.python
 
     async def _try_shell(self) -> None:
         """Run the image's shell before the agent does: a failure would count as the agent's."""

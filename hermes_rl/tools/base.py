@@ -404,8 +404,6 @@ class Toolkit:
 # -------------------------------------------------------------------------------------- The runtime of a rollout
 
 T = TypeVar("T")
-SandboxFactory = Callable[[SandboxConfig], Sandbox]
-"""Returns a sandbox that has not been started."""
 
 _live: dict[str, ToolRuntime] = {}
 """Runtimes by task id, from the moment they are made until they are closed."""
@@ -454,7 +452,6 @@ class ToolRuntime:
         task_id: str | None = None,
         toolkit: Toolkit | None = None,
         state: Any = None,
-        factory: SandboxFactory = create_sandbox,
         loop: asyncio.AbstractEventLoop | None = None,
         run: bool = False,
     ) -> None:
@@ -490,8 +487,6 @@ class ToolRuntime:
         if loop is None:
             with suppress(RuntimeError):  # there is no running loop: the first user of the sandbox sets it
                 self.loop = asyncio.get_running_loop()
-        self.factory = factory
-        """Source of its sandbox, which may be a new or a waiting one."""
         self.of_a_run = run
         """True if a run executes the rollout, and releases its sandbox itself after all rewards have looked at it."""
         self._sandbox: Sandbox | None = None
@@ -618,7 +613,7 @@ class ToolRuntime:
         self.loop = asyncio.get_running_loop()
         began = time.perf_counter()
         try:
-            sandbox = self.factory(self.config)
+            sandbox = create_sandbox(self.config)
             await sandbox.start()
         except OSError as error:
             raise SandboxFailure(f"the sandbox did not start: {error}") from error

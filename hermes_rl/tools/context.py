@@ -410,7 +410,7 @@ class ToolContext(RenamedAttributes):
         """Open a new sandbox from the spec's description, for the block; it contains no file of the rollout."""
         own = self.runtime
         name = self.task_id + UNTOUCHED
-        fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
+        fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, loop=own.loop)
         try:
             yield ToolContext(name)
         finally:

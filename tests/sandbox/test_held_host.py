@@ -300,7 +300,7 @@ async def test_a_killed_helper_is_ours_as_no_agent_can_kill_it(fenced: Sandbox) 
 async def test_a_sandbox_in_which_nothing_of_the_agent_ran_is_lost_by_us() -> None:
     sandbox = create_sandbox(SandboxConfig())
     assert isinstance(sandbox, HelperSandbox)
-    await sandbox.boot()
+    await sandbox._isolate()
     end_itself(sandbox)
     with pytest.raises(SandboxFailure) as caught:
         await sandbox.stat("/")

@@ -19,7 +19,7 @@ import pytest
 
 from hermes_rl.cli.main import status
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.sandbox.backends import Pool, create_sandbox
+from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.packages import PACKAGES, npm_folder, package_folder
 from hermes_rl.spec.fingerprint import fingerprint
@@ -60,9 +60,8 @@ def wheels(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -> None:
-    pool = Pool()
     for packages, version in ((("tinytool<2",), "1.0"), (("tinytool",), "2.0"), ((), None)):
-        async with pool.create(SandboxConfig(packages=packages)) as sandbox:
+        async with create_sandbox(SandboxConfig(packages=packages)) as sandbox:
             found = await sandbox.run(
                 "tinytool; python3 -c 'import tinytool; print(tinytool.VERSION)'; command -v python3"
             )
@@ -77,7 +76,6 @@ async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -
                 f"mv {PACKAGES} /elsewhere || rm -rf {PACKAGES}; mkdir -p {PACKAGES}/bin; tinytool"
             )
             assert moved.output.split("\n")[-2] == f"tinytool {version}", moved.output
-    await pool.close()
 
 
 @pytest.mark.slow
@@ -252,13 +250,11 @@ def registry(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 async def test_a_sandbox_has_packages_of_npm_whose_scripts_did_not_run(registry: str) -> None:
-    pool = Pool()
     for packages in ((registry,), ()):
-        async with pool.create(SandboxConfig(npm=packages)) as sandbox:
+        async with create_sandbox(SandboxConfig(npm=packages)) as sandbox:
             ran = await sandbox.run("tinyjs; command -v tinyjs; echo x > /npm/x")
             assert ("tinyjs 1.2.0\n/npm/node_modules/.bin/tinyjs" in ran.output) == bool(packages), ran.output
             assert "Read-only file system" in ran.output or not packages
-    await pool.close()
     assert not Path("/tmp/ran-by-npm").exists()
     with pytest.raises(UserError, match=r"(?s)sandbox\.npm cannot be made: .*nosuch.*npm config set registry"):
         npm_folder(("nosuch@1.0.0",))

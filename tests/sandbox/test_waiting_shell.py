@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import CommandResult, ResourceLimits, Sandbox, SandboxConfig
+from hermes_rl.sandbox.base import CommandResult, ResourceLimits, Sandbox, SandboxConfig, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.shell_server import ShellServer, _live, may_wait
 from hermes_rl.tools.base import ShellState
@@ -382,3 +382,30 @@ async def test_one_that_is_given_up_in_the_moment_in_which_it_is_ready_reads_not
     finally:
         os.close(file)
     assert not server.idle
+
+
+STEERING = {
+    "BASH_ENV": "/home/user/rc",
+    "ENV": "/home/user/rc",
+    "SHELLOPTS": "braceexpand:xtrace",
+    "BASHOPTS": "nullglob",
+    "POSIXLY_CORRECT": "1",
+    "PROMPT_COMMAND": "echo prompt",
+    "PS4": "> ",
+    "TMOUT": "1",
+    "IFS": ":",
+    "GLOBIGNORE": "rc",
+    "BASH_FUNC_echo%%": '() { builtin echo mine "$@"; }',
+    "PLAIN": "1",
+}
+"""Variables that mean something to a shell, each with a value that shows."""
+
+
+@pytest.mark.parametrize("name", STEERING)
+async def test_a_command_prints_the_same_where_a_variable_steers_the_shell(name: str) -> None:
+    config = SandboxConfig(files=(SandboxFile("rc", b"echo sourced\n"),), env={name: STEERING[name]})
+    commands = ("echo one; set -- a:b; echo $1 *", "shopt -po posix; echo two", "true; echo three")
+    async with create_sandbox(config) as sandbox:
+        printed = [(await sandbox.run_reporting(command, "")).output for command in commands]
+        anew = [(await Sandbox.run_reporting(sandbox, command, "")).output for command in commands]
+    assert printed == anew

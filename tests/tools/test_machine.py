@@ -9,19 +9,21 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox, SandboxConfig
+from hermes_rl.tools import base
 from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, runtime_for
 from hermes_rl.tools.catalogue import resolve_toolsets
 from tests.tools.calling import Player
 
 
-async def test_started_once_on_first_use() -> None:
+async def test_started_once_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Sandbox] = []
 
     def factory(config: SandboxConfig) -> Sandbox:
         made.append(create_sandbox(config))
         return made[-1]
 
-    async with ToolRuntime(factory=factory) as runtime:
+    monkeypatch.setattr(base, "create_sandbox", factory)
+    async with ToolRuntime() as runtime:
         assert (runtime.started, runtime.start_seconds) == (False, 0.0)
         found = await asyncio.gather(*(runtime.sandbox() for _ in range(5)))
         assert len(made) == 1
@@ -32,11 +34,12 @@ async def test_started_once_on_first_use() -> None:
         await runtime.sandbox()
 
 
-async def test_nothing_is_started_for_nothing() -> None:
+async def test_nothing_is_started_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def factory(config: SandboxConfig) -> Sandbox:
         raise AssertionError("nobody asked for a sandbox")
 
-    async with ToolRuntime(factory=factory) as runtime:
+    monkeypatch.setattr(base, "create_sandbox", factory)
+    async with ToolRuntime() as runtime:
         await runtime.settle()
 
 
@@ -54,14 +57,15 @@ async def test_registry() -> None:
     assert find_runtime("another") is None
 
 
-async def test_closed_while_it_starts() -> None:
+async def test_closed_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Sandbox] = []
 
     def factory(config: SandboxConfig) -> Sandbox:
         made.append(create_sandbox(config))
         return made[-1]
 
-    runtime = ToolRuntime(SandboxConfig(setup=("sleep 0.2",)), factory=factory)
+    monkeypatch.setattr(base, "create_sandbox", factory)
+    runtime = ToolRuntime(SandboxConfig(setup=("sleep 0.2",)))
     starting = asyncio.create_task(runtime.sandbox())
     while not made:
         await asyncio.sleep(0)

@@ -19,12 +19,12 @@ import shutil
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes_rl.analysis.atif import trajectory
 from hermes_rl.analysis.external_trajectories import read_atif
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.analysis.report import report
@@ -33,9 +33,9 @@ from hermes_rl.data.files import read_files
 from hermes_rl.data.rows import Row, derive, readable_columns
 from hermes_rl.errors import Failure, UserError
 from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.runs.atif import trajectory
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.groups import dpo_rows, group_of, seats_of, sft_rows
-from hermes_rl.runs.parquet import write_table
+from hermes_rl.runs.formats import RecordedRollouts, RolloutChoice, group_of, seats_of, write_format
 from hermes_rl.runs.store import RolloutStore, rollout_of, rollout_record
 from hermes_rl.scoring.reward_value import interpret, of_plain, plain
 from hermes_rl.servers.base import Malformed, ServerConfig, Timing, read_answer, read_reply
@@ -302,11 +302,14 @@ def a_line(chance: random.Random, folder: Path) -> dict[str, Any]:
 def files_of_trainers(chance: random.Random, folder: Path) -> None:
     line = {**a_line(chance, folder), "others": ()}
     for members in seats_of([line]):
-        group = group_of(str(members[0]["group"]), members, lambda _: False)
-        for rows in (sft_rows(group, tokens=False, min_score=None, best=None), dpo_rows(group)):
-            for row in rows:
-                is_whole(row)
-        write_table(folder / "table.parquet", [group], ["right"])
+        recorded = RecordedRollouts(
+            partial(iter, [group_of(members, lambda _: False)]), partial(iter, []), ["right"], None
+        )
+        for kind in ("sft", "dpo", "kto", "openai", "sharegpt", "jsonl"):
+            write_format(kind, folder / f"{kind}.jsonl", recorded, RolloutChoice())
+            for row in (folder / f"{kind}.jsonl").read_bytes().splitlines():
+                is_whole(json.loads(row))
+        write_format("parquet", folder / "table.parquet", recorded, RolloutChoice())
 
 
 def a_trajectory(chance: random.Random, folder: Path) -> None:

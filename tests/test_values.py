@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.runs.groups import _write
+from hermes_rl.runs.formats import RecordedRollouts, RolloutChoice, write_format
 from hermes_rl.runs.reward_check import _keep
 from hermes_rl.service.app import JsonAnswer
 from hermes_rl.spec.section import parse_size
@@ -146,14 +146,16 @@ def test_a_line_for_others_has_no_other_separator_in_it() -> None:
 
 def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
     path = tmp_path / "sft.jsonl"
-    count = _write(path, [{"text": HALF, "score": math.nan}])
-    assert (count, read_own_json(path.read_bytes())) == (1, {"text": HALF, "score": None})
     assert read_own_json(write_json({"raised": HALF, "score": math.inf})) == {"raised": HALF, "score": None}
     assert read_own_json(JsonAnswer({"text": HALF, "at": path, "mean": math.nan}).body) == {
         "text": HALF, "at": str(path), "mean": None,
     }  # fmt: skip
     result = AgentResult(messages=[{"role": "user", "content": HALF}], prompt_length=1)
-    rollout = Rollout(RolloutKey(Row("r", {"q": HALF}, 0, ""), "r:0", 0, 1), 0, result=result)
+    rollout = Rollout(RolloutKey(Row("r", {"q": HALF}, 0, ""), "r:0", 0, 1), 0, result=result, score=math.nan)
+    group = Group("r:0", rollout.key.row, [rollout])
+    write_format("sft", path, RecordedRollouts(lambda: iter([group]), lambda: iter([]), [], None), RolloutChoice())
+    row = read_own_json(path.read_bytes())
+    assert (row["messages"][0]["content"], row["score"]) == (HALF, None)
     kept = _keep([Group("r:0", rollout.key.row, [rollout] * 6)], tmp_path, tmp_path / "kept")
     lines = (kept / "rollouts.jsonl").read_bytes().splitlines()
     assert [read_own_json(line)["messages"][0]["content"] for line in lines] == [HALF] * 6

@@ -18,8 +18,9 @@ from typing import Any
 
 from hermes_rl import __version__
 from hermes_rl.analysis.card import FILES, dataset_card
+from hermes_rl.analysis.export import RunGroups
 from hermes_rl.analysis.overview import running
-from hermes_rl.analysis.record import RolloutSummary, RunRecord
+from hermes_rl.analysis.record import RunRecord
 from hermes_rl.analysis.report import report
 from hermes_rl.analysis.settings import spec_of, weights_of
 from hermes_rl.analysis.summary import summarise
@@ -28,10 +29,8 @@ from hermes_rl.errors import HermesRLError, RunError, UserError
 from hermes_rl.others_files import read_file
 from hermes_rl.repositories.hub import ANSWER, bound_answers
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.groups import group_of
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.run_log import redacted, secrets_of
-from hermes_rl.runs.store import Line
 from hermes_rl.terminal_text import escape_controls
 
 TABLE, CARD = "data/rollouts.parquet", "README.md"
@@ -190,23 +189,14 @@ def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
         )
 
 
-def _groups(record: RunRecord, stop_reasons: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
+def _groups(record: RunRecord, on_stop: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
     """Yield the groups of a run with the rollouts that count; raises an error for a secret in them."""
-    members: dict[str, list[RolloutSummary]] = {}
-    for rollout in record.counting(every_seat=True):
-        members.setdefault(rollout.group, []).append(rollout)
-    for name, own in members.items():
-        ordered = sorted(own, key=lambda rollout: rollout.index)
-        lines = [line for rollout in ordered if (line := _line(record, rollout, forms)) is not None]
-        if lines:
-            yield group_of(name, lines, lambda stop_reason: stop_reasons.get(str(stop_reason)) == "mask")
-
-
-def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) -> Line | None:
-    line = record.readable(rollout.id)
-    for text in _texts(line):
-        _refuse_secrets(text, f"{TABLE} (rollout {rollout.id})", forms)
-    return line
+    run = RunGroups(record, on_stop)
+    for members in run.lines():
+        for line in members:
+            for text in _texts(line):
+                _refuse_secrets(text, f"{TABLE} (rollout {line['id']})", forms)
+        yield run.group(members)
 
 
 def _texts(value: Any) -> Iterator[str]:

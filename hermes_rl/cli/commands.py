@@ -341,14 +341,35 @@ def report(run_directory: RunArgument) -> None:
 @app.command()
 def export(
     run_directory: RunArgument,
-    out: Annotated[Path, typer.Option(help="Folder for a file per rollout.")],
-    form: Annotated[Literal["atif"], typer.Option("--format", help="atif: trajectories as Harbor has them.")] = "atif",
+    forms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="sft, dpo, kto, openai, sharegpt, parquet, jsonl or atif (the default); may be repeated: sft,dpo.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Directory of the files; default: the run directory.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Omit rollouts with a lower score, except for dpo and kto.")
+    ] = None,
+    keep_best: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="The N rollouts of each group with the highest scores, as --min-score."),
+    ] = None,
+    success: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="kto: score of a true label; default: evaluate.success_threshold."),
+    ] = None,
 ) -> None:
-    """Write a run's rollouts in the format of another tool."""
-    from hermes_rl.analysis.atif import export_atif
-    from hermes_rl.terminal_text import pluralize
+    """Write a run's rollouts in formats of trainers and tools."""
+    from hermes_rl.analysis.export import export_run
 
-    echo(f"{pluralize(export_atif(run_directory, out, partial(echo, err=True)), 'rollout')} ({form}) in {out}")
+    kinds = [kind.strip() for words in forms or ["atif"] for kind in words.split(",")]
+    for words in export_run(run_directory, kinds, out, min_score, keep_best, success, partial(echo, err=True)):
+        echo(words)
 
 
 @app.command()

@@ -5,247 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
-from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.advantages import of_tokens
-from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
-from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.journal import Journal, replaced
-from hermes_rl.runs.parquet import of_row, write_table
-from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
-from hermes_rl.spec.model import Process
-from hermes_rl.stop_reasons import StopReason
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutState
+from hermes_rl.runs.journal import Journal
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.threads import run_exclusively
-from hermes_rl.tokens.rendering import for_template, history_named
-from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
-from hermes_rl.values import write_json, write_message
-
-# ----------------- Files for other tools and trainers, made from the rollouts of a run of process mode
-# TRL and Axolotl load these shapes (docs/tokens.md). Messages have the form that chat templates accept: arguments are
-# objects, and keys without a value are absent, since templates test which keys exist. A rollout of several sequences
-# becomes several rows.
-
-FILES: Mapping[str, tuple[str, ...]] = {"sft": ("sft.jsonl",), "dpo": ("dpo.jsonl", "dpo-text.jsonl")}
-TABLE = "rollouts.parquet"
-_KEPT = ("role", "tool_call_id", "name", "reasoning_content")
-
-
-def sft_rows(
-    group: Group, *, tokens: bool, min_score: float | None = None, best: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a row per sequence of each rollout that is chosen; without `tokens` a row of messages per rollout."""
-    for rollout in _chosen(group, min_score, best):
-        conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
-        row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id, **of_row(group.row)}
-        for sequence in rollout.sequences or () if tokens else ():
-            attended = [1] * len(sequence)
-            yield {**row, "input_ids": sequence.tokens, "attention_mask": attended, "labels": sequence.masks}
-        if not tokens:
-            yield row
-
-
-def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the best and the worst rollout of a group as a pair of messages; yield nothing if they are equal.
-
-    Tokens and labels of both sides are None unless each of the two rollouts is one sequence.
-    """
-    for best, worst in _pair(group):
-        assert best.result is not None
-        prompt = best.result.prompt_length
-        sequences = {"chosen": best.sequence, "rejected": worst.sequence}
-        known = None not in sequences.values()
-        yield {
-            "prompt": _messages(best)[:prompt],
-            "chosen": _messages(best)[prompt:],
-            "rejected": _messages(worst)[prompt:],
-            "tools": _tools(best),
-            **_pair_fields(best, worst),
-            **{f"{side}_input_ids": seq.tokens if known and seq else None for side, seq in sequences.items()},
-            **{f"{side}_labels": seq.masks if known and seq else None for side, seq in sequences.items()},
-        }
-
-
-def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows as texts, control tokens included, as the model saw and wrote them.
-
-    Yields nothing if tokens are not known, or if a rollout is several sequences.
-    """
-    for best, worst in _pair(group):
-        chosen, rejected = _parts(best), _parts(worst)
-        if tokenizer is None or chosen is None or rejected is None or chosen[0] != rejected[0]:
-            continue
-        texts = map(tokenizer.decode, (*chosen, rejected[1]))
-        yield {**dict(zip(("prompt", "chosen", "rejected"), texts, strict=True)), **_pair_fields(best, worst)}
-
-
-def write_format(
-    section: Process,
-    directory: RunDirectory,
-    store: RolloutStore,
-    environment: Environment,
-    groups: Journal,
-    tokenizer: Tokenizer | None,
-    rewards: Sequence[str],
-) -> list[str]:
-    """Write the files that `section` requests again from the existing groups. Blocks.
-
-    Returns each file with its number of rows, as a message.
-    """
-    kind, best, least = section.format, section.keep_best, section.min_score
-
-    names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
-
-    def written() -> Iterator[Group]:
-        for lines in store.lines(names):
-            for members in seats_of(lines):
-                name = members[0]["group"]
-                yield group_of(name, members, lambda stop_reason: environment.on_stop_policy(stop_reason) == "mask")
-
-    if kind == "parquet":
-        table = directory.path / TABLE
-        count = write_table(table, written(), rewards)
-        return [f"{count} rows for {kind} in {table}"]
-    makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
-    mixed = ""
-    if kind == "sft":
-        # A trainer checks only the first row for tokens, and assumes the same for the others.
-        known, scores = True, set()
-        for group in written():
-            rollouts = _chosen(group, least, best)
-            known = known and all(rollout.sequences for rollout in rollouts)
-            scores |= {rollout.score for rollout in rollouts if rollout.score is not None}
-        makers = [partial(sft_rows, tokens=known, min_score=least, best=best)]
-        if least is best is None and len(scores) > 1:
-            mixed = (
-                f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and "
-                "`process.keep_best` leave out rollouts that a model should not learn from"
-            )
-    else:
-        makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]
-    notes = []
-    for file, make in zip(FILES[kind], makers, strict=True):
-        path = directory.path / file
-        count = _write(path, (row for group in written() for row in make(group)))
-        notes.append(f"{count} rows for {kind} in {path}{mixed}")
-    return notes
-
-
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    count = 0
-    with replaced(path) as unfinished, unfinished.open("wb") as file:
-        for row in rows:
-            file.write(write_json(row) + b"\n")
-            count += 1
-    return count
-
-
-def _chosen(group: Group, min_score: float | None, best: int | None) -> list[Rollout]:
-    """Return the `best` rollouts with at least `min_score` that are trained on, in the order of the group."""
-    rollouts = [
-        rollout
-        for rollout in _trained(group)
-        if min_score is None or (rollout.score is not None and rollout.score >= min_score)
-    ]
-    if best is None or len(rollouts) <= best:
-        return rollouts
-    # Of equal ones the first: a sort keeps their order.
-    chosen = sorted((each for each in rollouts if each.score is not None), key=_score, reverse=True)[:best]
-    return sorted(chosen, key=lambda rollout: rollout.key.index)
-
-
-def _trained(group: Group) -> list[Rollout]:
-    return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
-
-
-def seats_of(lines: Sequence[Line]) -> list[list[Line]]:
-    """Return the records of a group's members for each trained seat if several agents share the group; else all."""
-    seats = zip(*((line, *line.get("others", ())) for line in lines), strict=True)
-    trained = [seat for seat in seats if "seat" not in seat[0] or seat[0]["seat"]["trained"]]
-    return [[{**line, "others": ()} for line in seat] for seat in trained]
-
-
-def group_of(name: str, lines: Sequence[Line], masks: Callable[[StopReason], bool]) -> Group:
-    """Return a group from the records of its members; `masks` tells which stop reasons are not trained on.
-
-    Only the record of the first rollout contains the row and the tools.
-    """
-    row = Row(key=lines[0]["row_key"], columns=lines[0].get("row") or {}, index=0, digest="")
-    tools = next((line["tools"] for line in lines if line.get("tools")), ())
-    rollouts = []
-    for line in lines:
-        episode, seat = group_of_episode(line), other_seat(line)
-        key = RolloutKey(row, episode, line["index"], len(lines), line["attempt"], seat=seat)
-        rollout = rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
-        rollout.masked = masks(rollout.stop_reason) or rollout.state is RolloutState.RETRIES_EXHAUSTED
-        if rollout.result is not None:
-            rollout.result.tool_schemas = list(tools)
-        rollouts.append(rollout)
-    return Group(name, row, rollouts)
-
-
-def _messages(rollout: Rollout) -> list[dict[str, Any]]:
-    return [_message(for_template(message)) for message in history_named(messages_of(rollout))]
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message as templates accept it; a call that could not be parsed becomes its original text."""
-    calls: list[dict[str, Any]] = []
-    content = message["content"] or ""
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        if isinstance(function["arguments"], dict):
-            calls.append({"id": call.get("id"), "type": "function", "function": dict(function)})
-        else:
-            content = "\n".join(filter(None, (content, function["arguments"])))
-    fields = {key: message[key] for key in _KEPT if message.get(key)}
-    return {**fields, "content": content, **({"tool_calls": calls} if calls else {})}
-
-
-def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
-    """Yield the best and the worst rollout; nothing if they are equal."""
-    scored = [rollout for rollout in _trained(group) if rollout.score is not None]
-    if scored:
-        best, worst = max(scored, key=_score), min(scored, key=_score)
-        if _score(best) > _score(worst):
-            yield best, worst
-
-
-def _pair_fields(best: Rollout, worst: Rollout) -> dict[str, Any]:
-    scores = {"chosen_score": best.score, "rejected_score": worst.score}
-    return {**scores, "group": best.key.group, **of_row(best.key.row)}
-
-
-def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
-    """Return the ids of the prompt and of all tokens after it, if they are one sequence."""
-    line = rollout.sequence
-    if line is None or not line.spans:
-        return None
-    start = line.spans[0].start
-    return line.ids[:start], line.ids[start:]
-
-
-def _tools(rollout: Rollout) -> str | None:
-    """Return the tools as text, since their schemas have varying keys, or None if there are none.
-
-    Templates test for None.
-    """
-    assert rollout.result is not None
-    return json.dumps(list(rollout.result.tool_schemas), ensure_ascii=False) if rollout.result.tool_schemas else None
-
-
-def _score(rollout: Rollout) -> float:
-    assert rollout.score is not None
-    return rollout.score
-
+from hermes_rl.values import write_message
 
 # ------------- The records of a group: the form of a group of rollouts in `groups.jsonl` and on the way to a trainer
 # `group_lines` creates them for all writers and senders. A record is a ScoredDataGroup with the keys that atroposlib
@@ -462,9 +233,9 @@ class GroupsFile:
                     f"{size} to go on, or use --fresh to start beside it"
                 )
 
-    def groups(self) -> set[str]:
-        """Return the ids of all groups in the file."""
-        return {line["group"] for line in self.journal.read(*GROUP_KEYS)}
+    def groups(self) -> list[str]:
+        """Return the ids of all groups in the file, in its order."""
+        return list(dict.fromkeys(line["group"] for line in self.journal.read(*GROUP_KEYS)))
 
     def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset(), *, compare: bool = True) -> set[str]:
         """Return the groups whose records match their rollouts; the others, and the `changed` groups, are removed.

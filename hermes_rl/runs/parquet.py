@@ -1,4 +1,4 @@
-"""`process.format: parquet`: write a table for pandas, polars and `datasets`. This is the only importer of pyarrow.
+"""Tables for pandas, polars and `datasets`: the formats `parquet` and `jsonl`. This is the only importer of pyarrow.
 
 A row is one sequence of a rollout, or a rollout if its tokens are not known. Columns have one type in every row, so
 that each library reads the file without conversion: rewards are a column each, and values of varying shape are JSON as
@@ -52,18 +52,14 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
     schema = pyarrow.schema(list(columns.items()))
     count = 0
     with replaced(path) as unfinished, parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
-        each = (row for group in groups for row in rows(group, rewards))
+        each = (row for group in groups for row in table_rows(group, rewards))
         while batch := list(islice(each, BATCH)):
-            whole = [
-                {name: replace_surrogates(value) if isinstance(value, str) else value for name, value in row.items()}
-                for row in batch
-            ]
-            file.write_table(pyarrow.Table.from_pylist(whole, schema=schema))
+            file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
     return count
 
 
-def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
+def table_rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a group's rollouts, including masked ones."""
     for rollout in group.rollouts:
         if rollout.result is None:
@@ -71,7 +67,8 @@ def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
         of_rollout = _of_rollout(rollout, rewards)
         for number, sequence in enumerate(rollout.sequences or [None]):
             names = ("tokens", "masks", "logprobs") if sequence is not None else ()
-            yield {**of_rollout, "sequence": number, **{name: getattr(sequence, name) for name in names}}
+            row = {**of_rollout, "sequence": number, **{name: getattr(sequence, name) for name in names}}
+            yield {name: replace_surrogates(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def of_row(row: Row) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group, RolloutState
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.groups import GroupsFile, write_format
+from hermes_rl.runs.formats import FILES, RecordedRollouts, RolloutChoice, group_of, is_trained, seats_of, write_format
+from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.progress import GroupLog, WandbLog
 from hermes_rl.runs.run import GroupSerializer, Run
-from hermes_rl.runs.setup import RunOptions, open_run
+from hermes_rl.runs.setup import RunOptions, SpecRun, open_run
+from hermes_rl.runs.store import Line
 from hermes_rl.spec.model import Spec
 from hermes_rl.terminal_text import most_frequent
 
@@ -77,16 +79,30 @@ async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, R
         summary = await work.play(opened.records.changed)
         summary.retried = opened.retried.words
         opened.directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
-        if spec.process.format != "atropos":
-            section, rewards = spec.process, list(spec.rewards)
+        section, kind = spec.process, spec.process.format
+        if kind != "atropos":
+            choice = RolloutChoice(section.min_score, section.keep_best, spec.evaluate.success_threshold)
             for words in await asyncio.to_thread(
-                write_format, section, opened.directory, opened.store, opened.compiled, work.file.journal,
-                opened.encoder.tokenizer, rewards,
-            ):  # fmt: skip
+                write_format, kind, opened.directory.path / FILES[kind], _recorded(opened, work.file), choice
+            ):
                 launch.progress.note(words)
         for reason, count in most_frequent(opened.encoder.missing_tokens()):
             launch.progress.note(f"{count} rollout{' has' if count == 1 else 's have'} no tokens: {reason}")
         return summary, opened.directory
+
+
+def _recorded(opened: SpecRun, file: GroupsFile) -> RecordedRollouts:
+    store, environment = opened.store, opened.compiled
+
+    def groups() -> Iterator[Group]:
+        for members in lines(file.groups()):
+            if is_trained(members):
+                yield group_of(members, lambda stop_reason: environment.on_stop_policy(stop_reason) == "mask")
+
+    def lines(names: Iterable[str]) -> Iterator[list[Line]]:
+        return (seat for members in store.lines(names) for seat in seats_of(members))
+
+    return RecordedRollouts(groups, lambda: lines(store.groups), list(opened.spec.rewards), opened.encoder.tokenizer)
 
 
 class Processing:
@@ -145,7 +161,7 @@ class Processing:
         """Read the existing groups; return how many rollouts of incomplete groups exist."""
         store = self.run.store
         if store is None:
-            self._done = self.file.groups()
+            self._done = set(self.file.groups())
             self.summary.there = len(self._done)
             return 0
         written = self.file.reconcile(store, changed, compare=not isinstance(self.run.environment, GroupSerializer))

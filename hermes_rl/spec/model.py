@@ -357,12 +357,14 @@ class Process(Section):
     drop_uniform: bool = Field(False, description="Leave out groups in which every score is the same.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
     workers: int = Field(1, ge=1, le=256, description=_WORKERS)
-    format: Literal["atropos", "sft", "dpo", "parquet"] = Field("atropos", description="What is written.")
+    format: Literal["atropos", "sft", "dpo", "kto", "openai", "sharegpt", "parquet", "jsonl", "atif"] = Field(
+        "atropos", description="Format of the files that are written besides the groups."
+    )
     min_score: float | None = Field(
-        None, description="`format: sft`: rollouts with a lower score are left out; default: none is."
+        None, description="Omit rollouts with a lower score from the files of `format`; default: omit none."
     )
     keep_best: int | None = Field(
-        None, ge=1, description="`format: sft`: at most so many rollouts of a group, those with the highest scores."
+        None, ge=1, description="Write at most this many rollouts of a group to them, those with the highest scores."
     )
 
 

@@ -733,8 +733,8 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
 def _process(data: dict[str, Any]) -> Iterator[Fault]:
     process = section(data.get("process"))
     for key in ("min_score", "keep_best"):
-        if process.get(key) is not None and process.get("format") != "sft":
-            yield Fault(("process", key), f"`{key}` chooses rollouts for `format: sft` alone", at="key")
+        if process.get(key) is not None and (form := process.get("format", "atropos")) in ("atropos", "dpo", "kto"):
+            yield Fault(("process", key), f"`{key}` chooses rollouts for formats other than `{form}`", at="key")
     if process.get("format") == "dpo" and process.get("group_size") == 1:
         yield Fault(("process", "group_size"), "`format: dpo` pairs two rollouts of a group: write 2 or more")
 

@@ -31,7 +31,9 @@ from tests.thorough import THOROUGH
 RECORDED = ROOT / "tests" / "data" / "recorded_runs" / "evaluate"
 COMMANDS = (
     ["show", "run"], ["report", "run"], ["audit", "run"], ["compare", "run", "other"],
-    ["export", "run", "--out", "exported"], ["push", "run", "./pushed"], ["regrade", "run", "--trust"],
+    ["export", "run", "--out", "exported"],
+    ["export", "run", "--out", "files", "--format", "sft,dpo,kto,openai,sharegpt,parquet,jsonl"],
+    ["push", "run", "./pushed"], ["regrade", "run", "--trust"],
 )  # fmt: skip
 SECRET = "the-key-of-the-one-who-looks"
 

@@ -11,7 +11,7 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.runs.groups import dpo_rows, sft_rows
+from hermes_rl.runs.formats import dpo_rows, sft_rows
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress

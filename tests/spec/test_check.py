@@ -565,7 +565,7 @@ def test_pairs_of_groups_of_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"4:36: `format: dpo` pairs two rollouts of a group: write 2 or more"):
         spec_of(tmp_path, "process: {format: dpo, group_size: 1}\n")
     spec_of(tmp_path, "process: {format: dpo, group_size: 2}\n")
-    with pytest.raises(SpecError, match=r"4:24: `min_score` chooses rollouts for `format: sft` alone"):
+    with pytest.raises(SpecError, match=r"4:24: `min_score` chooses rollouts for formats other than `dpo`"):
         spec_of(tmp_path, "process: {format: dpo, min_score: 1}\n")
     spec_of(tmp_path, "process: {format: sft, min_score: 1, keep_best: 2}\n")
     spec_of(tmp_path, "process: {format: sft, group_size: 1}\n")

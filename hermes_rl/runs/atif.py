@@ -1,4 +1,4 @@
-"""Export a run's rollouts as trajectories in ATIF, the format in which Harbor and others exchange what agents did.
+"""Rollouts as trajectories in ATIF, the format in which Harbor and others exchange what agents did.
 
 Source of names and rules: ATIF-v1.7 as in the models of Harbor 0.25. Fields that ATIF does not have are in `extra`.
 """
@@ -6,14 +6,14 @@ Source of names and rules: ATIF-v1.7 as in the models of Harbor 0.25. Fields tha
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hermes_rl import __version__
 from hermes_rl.agent.result import reasoning_of, text_of
-from hermes_rl.analysis.record import RunRecord
 from hermes_rl.errors import UserError
+from hermes_rl.runs.journal import write_atomically
 from hermes_rl.runs.store import Line
 from hermes_rl.values import read_bounded, safe_name, write_json
 
@@ -21,29 +21,31 @@ VERSION = "ATIF-v1.7"
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
-def export_atif(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> int:
-    """Write a file for each rollout that counts, named by its id; return the number of files.
+def write_trajectories(
+    folder: Path, groups: Iterable[Sequence[Line]], chosen: Callable[[Sequence[float | None]], Sequence[int]]
+) -> int:
+    """Write a file for each rollout with a conversation, named by its id; return the number of files.
 
-    `say` is called with the rollouts that cannot be read, which are omitted. Raises `UserError`.
+    `chosen` returns the indexes of the members of a group that are written, by their scores. Files of others, which an
+    earlier export wrote, are removed. Raises `UserError` if the directory holds other files, or cannot be written.
     """
-    record = RunRecord(run)
-    record.refresh()
-    read = [record.readable(rollout.id) for rollout in record.counting(every_seat=True)]
-    lines = [line for line in read if line is not None and line["messages"]]
-    if record.excluded:
-        say(record.excluded)
-    if not lines:
-        raise UserError(f"{record.path} has no rollout with a conversation")
+    count = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.suffix != ".json" for path in folder.iterdir()):
             raise UserError(f"{folder} holds other files; name a folder that is new, or of an earlier export")
-        for line in lines:
-            text = write_json(trajectory(line))
-            (folder / f"{safe_name(line['id'])}.json").write_bytes(text)
+        for members in groups:
+            kept = chosen([line["score"] for line in members])
+            for index, line in enumerate(members):
+                path = folder / f"{safe_name(line['id'])}.json"
+                if index in kept and line["messages"]:
+                    write_atomically(path, write_json(trajectory(line)))
+                    count += 1
+                else:
+                    path.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {error.strerror}") from error
-    return len(lines)
+    return count
 
 
 def trajectory(line: Line) -> dict[str, Any]:

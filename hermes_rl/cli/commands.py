@@ -226,8 +226,29 @@ def list_things(
 
 
 @app.command()
-def schema(of_set: Annotated[bool, typer.Option("--set", help="Of a set of specs.")] = False) -> None:
+def explain(
+    word: Annotated[
+        str, typer.Argument(metavar="KEY", help="serve.max_staleness, a shipped reward, a stop reason, a toolset.")
+    ],
+) -> None:
+    """Explain a key, reward, stop reason or toolset."""
+    from hermes_rl.cli import explain as explaining
+
+    for line in explaining.explain(word):
+        echo(line)
+
+
+@app.command()
+def schema(
+    of_set: Annotated[bool, typer.Option("--set", help="Of a set of specs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a page of all keys.")] = False,
+) -> None:
     """Print the JSON Schema of the spec, for editors."""
+    if markdown:
+        from hermes_rl.spec.reference import reference_page
+
+        echo(reference_page().rstrip("\n"))
+        return
     from hermes_rl.spec.schema import spec_json_schema
     from hermes_rl.spec.sets import set_json_schema
 

@@ -1,0 +1,144 @@
+"""`hermes-rl explain`: print the type, default, meaning and an example of a word that specs, runs or `list` use."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+
+from hermes_rl.cli.listing import listed
+from hermes_rl.errors import UserError
+from hermes_rl.new_names import COMMANDS, KEYS
+from hermes_rl.shipped import shipped_rewards
+from hermes_rl.spec.reference import Key, find_key, key_paths, reward_arguments, reward_example
+from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.stop_reasons import StopReason, stop_reason_named
+from hermes_rl.tools.catalogue import toolsets
+
+WIDTH = 100
+OTHERS = {"parsers": "tool parser", "renderers": "renderer", "sandboxes": "sandbox backend", "agents": "agent program"}
+"""Kinds of `hermes-rl list` that are explained by their line there."""
+
+
+def explain(word: str) -> Iterator[str]:
+    """Yield the lines that explain a key, a shipped reward, a stop reason, a toolset or a tool.
+
+    Raises `UserError`, with suggestions, if nothing has this name.
+    """
+    name = word.strip().strip(".").removeprefix("rewards.").removeprefix("on_stop.").removeprefix("toolsets.")
+    parts = [part for part in (*_reward(name), *_stop_reason(name), *_toolset(name), *_others(name)) if part]
+    keys = [key for path in _paths(word.strip().strip(".")) if (key := find_key(path)) is not None]
+    if parts and word != name:
+        keys = []  # `rewards.llm_judge` is the reward
+    parts += [list(_key(key)) for key in keys]
+    if not parts:
+        raise UserError(_unknown(word))
+    for number, part in enumerate(parts):
+        yield from ["", *part] if number else part
+
+
+def _paths(word: str) -> list[str]:
+    """Return the paths that a word may mean: a whole path, or the last name of some."""
+    if find_key(word) is not None:
+        return [word]
+    return [path for path in key_paths() if path == word or path.endswith(f".{word}")]
+
+
+def _unknown(word: str) -> str:
+    old = {path.replace("*", "NAME"): path.rpartition(".")[0] for path in KEYS}
+    for path, above in old.items():
+        if word in (path, path.rpartition(".")[2]):
+            new = KEYS[path.replace("NAME", "*")]
+            return f"explain: `{path}` is now `{f'{above}.{new}'.strip('.').replace('*', 'NAME')}`"
+    if word in COMMANDS:
+        return f"explain: `hermes-rl {word}` is now `hermes-rl {COMMANDS[word]}`"
+    paths = key_paths()
+    last = [path.rpartition(".")[2] for path in paths]
+    known = [*paths, *last, *shipped_rewards(), *StopReason, *toolsets()]
+    hint = did_you_mean(word, known) or "."
+    return f"explain: nothing is called {word!r}{hint} docs/spec-reference.md lists every key"
+
+
+def _key(key: Key) -> Iterator[str]:
+    yield key.path
+    yield from _field("type", key.kind)
+    yield from _field("default", key.default)
+    yield from _wrapped(key.meaning, "  ")
+    if key.keys:
+        width = max(map(len, key.keys))
+        yield "  keys"
+        for name, meaning in key.keys.items():
+            first, *rest = _wrapped(meaning, " " * (width + 6)) or [""]
+            yield from (f"    {name:<{width}}  {first.strip()}".rstrip(), *rest)
+    yield from _example(key.yaml)
+
+
+def _reward(name: str) -> Iterator[list[str]]:
+    if (path := shipped_rewards().get(name)) is None:
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lines = [f"{name} (a shipped reward)", *_wrapped(ast.get_docstring(tree) or "", "  ")]
+    if arguments := reward_arguments(name):
+        lines.append("  args")
+    for key in arguments:
+        lines.append(f"    {key.path.rpartition('.')[2]}: {key.kind}; default: {key.default}")
+        lines += _wrapped(key.meaning, "      ")
+    yield [*lines, *_example(reward_example(name))]
+
+
+def _stop_reason(name: str) -> Iterator[list[str]]:
+    reason = stop_reason_named(name)
+    if reason is None:
+        return
+    rule = reason.rule
+    if rule.policys:
+        more = "Caused by the policy: graded, unless `on_stop` says otherwise."
+        example = _example(f"on_stop: {{{reason}: mask}}\n")
+    else:
+        again = "retried, then its group is dropped and replaced" if rule.retried else "not retried"
+        more, example = f"An infrastructure failure: never graded; {again}.", []
+    yield [f"{reason} (a stop reason)", *_wrapped(f"{rule.what}.", "  "), *_wrapped(more, "  "), *example]
+
+
+def _toolset(name: str) -> Iterator[list[str]]:
+    for toolset in toolsets().values():
+        if toolset.name == name:
+            lines = [f"{name} (a toolset)", *_wrapped(toolset.description, "  "), "  tools"]
+            lines += [f"    {tool.name}: {_first_sentence(tool.description)}" for tool in toolset.tools]
+            yield [*lines, *_example(f"toolsets: [{name}]\n")]
+        for tool in toolset.tools:
+            if tool.name == name != toolset.name:
+                described = " ".join(tool.description.split())
+                yield [f"{name} (a tool of the toolset {toolset.name})", *_wrapped(described, "  ")]
+
+
+def _others(name: str) -> Iterator[list[str]]:
+    for kind, title in OTHERS.items():
+        for entry in listed(kind):
+            if entry["name"] == name:
+                yield [f"{name} (a {title})", *_wrapped(" ".join(entry["description"].split()), "  ")]
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
+
+
+def _field(name: str, text: str) -> list[str]:
+    first, *rest = _wrapped(text, " " * 11) or [""]
+    return [f"  {name:<7}  {first.strip()}", *rest]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    return [
+        line
+        for paragraph in paragraphs
+        for line in textwrap.wrap(
+            paragraph, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+        )
+    ]
+
+
+def _example(text: str) -> list[str]:
+    return ["  example", *(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n"))]

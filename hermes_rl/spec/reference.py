@@ -1,0 +1,332 @@
+"""Explain the keys of a spec, one by one and on a page, from its JSON Schema.
+
+`docs/spec-reference.md` is the page; `hermes-rl explain` shows one key. Examples come from the shipped specs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import yaml
+
+from hermes_rl.json_schema import CompiledSchema
+from hermes_rl.spec.load import shipped_specs
+from hermes_rl.spec.schema import spec_json_schema
+
+LONGEST_EXAMPLE = 200
+"""Maximum characters of an example that is taken from a shipped spec."""
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    schema = spec_json_schema()
+    # `atropos` lists its keys on the spot: it gets a section as the others have.
+    atropos = schema["properties"]["atropos"]
+    schema["$defs"]["atropos"] = {"description": atropos["description"], **atropos["anyOf"][0]}
+    schema["properties"]["atropos"] = {"$ref": "#/$defs/atropos", "description": atropos["description"]}
+    return schema
+
+
+# ------------------------------------------------ One key
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a spec: its place, such as `serve.max_staleness`, and the meaning of each key in it.
+
+    `example` is a value, from a shipped spec if one has the key.
+    """
+
+    path: str
+    kind: str
+    default: str
+    meaning: str
+    example: Any
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def yaml(self) -> str:
+        """The example as YAML, below its keys."""
+        value = self.example
+        for name in reversed(self.path.split(".")):
+            value = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
+        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+
+
+def find_key(path: str) -> Key | None:
+    """Return the key at a path, in which a name of the user's may stand for `NAME`, or None if there is none."""
+    schema, names = _schema(), [name.removesuffix("[]") for name in path.split(".")]
+    found = _at(schema, names)
+    if names[0] == "rewards" and names[2:3] == ["args"] and (section := schema["$defs"].get(f"args_{names[1]}")):
+        found = _at(section, names[3:]) if names[3:] else found
+        found = None if found is None else ([*names[:3], *found[0]], *found[1:])
+    if found is None:
+        return None
+    names, value, owner = found
+    kinds = [_plain(kind) for kind in dict.fromkeys(_kinds(value, _titles(schema)))]
+    title = ".".join(names)
+    inner: dict[str, Any] = next((schema["$defs"][name] for name, _ in _sections_in(value)), {})
+    return Key(
+        path=title,
+        kind=" or ".join("section" if kind == title else kind for kind in kinds) or "anything",
+        default=_plain(_default(names[-1], value, owner)).strip("`") or "none",
+        meaning=_plain(value.get("description") or inner.get("description", "")),
+        example=_example(names, value),
+        keys={key: _plain(each.get("description", "")) for key, each in inner.get("properties", {}).items()},
+    )
+
+
+def key_paths() -> list[str]:
+    """Return the path of every key; `NAME` is a name of the user's, and `[]` an item of a list."""
+    schema = _schema()
+    titles = {"": schema, **{f"{title}.": schema["$defs"][name] for name, title in _titles(schema).items()}}
+    return [f"{prefix}{key}" for prefix, section in titles.items() for key in section.get("properties", {})]
+
+
+def reward_arguments(reward: str) -> list[Key]:
+    """Return the arguments of a shipped reward."""
+    names = _schema()["$defs"].get(f"args_{reward}", {}).get("properties", {})
+    return [key for name in names if (key := find_key(f"rewards.{reward}.args.{name}")) is not None]
+
+
+def reward_example(reward: str) -> str:
+    """Return a use of a shipped reward, as YAML: from a shipped spec, else with the arguments that it requires."""
+    uses = [
+        {name: use}
+        for spec in _shipped()
+        for name, use in (spec.get("rewards") or {}).items()
+        if isinstance(use, dict) and use.get("fn", name) == reward
+    ]
+    required = _schema()["$defs"].get(f"args_{reward}", {}).get("required", ())
+    arguments = {key.path.rpartition(".")[2]: key.example for key in reward_arguments(reward)}
+    made = {reward: {"args": {name: arguments[name] for name in required}} if required else {}}
+    value = min(uses, key=lambda use: len(str(use)), default=made)
+    return yaml.safe_dump({"rewards": value}, sort_keys=False, allow_unicode=True, width=100)
+
+
+_ITEM = "[]"
+
+
+def _at(value: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
+    """Return the full path of a key with its schema and the schema of its section; None if there is no such key."""
+    if "$ref" in value:
+        return _at(_schema()["$defs"][value["$ref"].rpartition("/")[2]], names)
+    name, *rest = names
+    held = (*value.get("patternProperties", {}).values(), value.get("additionalProperties"))
+    inner = value.get("properties", {}).get(name, held[0])
+    if isinstance(inner, dict):
+        if not rest:
+            return [name], inner, dict(value)
+        if (found := _at(inner, rest)) is not None:
+            first, *further = found[0]
+            return ([f"{name}[]", *further] if first == _ITEM else [name, first, *further]), *found[1:]
+    for choice in _choices(value):
+        if (found := _at(choice, names)) is not None:
+            return found
+    found = _at(value["items"], names) if "items" in value else None
+    return None if found is None else ([_ITEM, *found[0]], *found[1:])
+
+
+def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for kind in ("anyOf", "oneOf", "allOf"):
+        yield from value.get(kind, ())
+
+
+def _plain(text: str) -> str:
+    """Return Markdown of the page as text for a terminal."""
+    text = re.sub(r"\[([^\]]+)\]\(#[^)]*\)", r"\1", text).replace("&nbsp;", " ").replace("&lt;", "<")
+    return " ".join(text.replace("``", "`").split())
+
+
+@cache
+def _shipped() -> list[dict[str, Any]]:
+    return [yaml.safe_load(path.read_text(encoding="utf-8")) for path in shipped_specs().values()]
+
+
+def _example(names: Sequence[str], value: Mapping[str, Any]) -> Any:
+    """Return the shortest value that a shipped spec has there, else one that the schema allows."""
+    used = [each for spec in _shipped() for each in _values(spec, names)]
+    used = [each for each in used if each not in (None, [], {}) and len(str(each)) <= LONGEST_EXAMPLE]
+    used.sort(key=lambda each: len(str(each)))
+    code = ["file.py:name"] if "file.py:" in value.get("description", "") else []
+    return next(each for each in (*used, *code, *_made(value)) if each != {} and _fits(each, value))
+
+
+def _fits(example: Any, value: Mapping[str, Any]) -> bool:
+    return bool(CompiledSchema({"$defs": _schema()["$defs"], **value}).validator.is_valid(example))
+
+
+def _values(value: Any, names: Sequence[str]) -> Iterator[Any]:
+    """Yield what a spec has at a path, for any name in it that is the user's."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _values(each, names)
+    elif not names:
+        yield value
+    elif isinstance(value, dict):
+        name = names[0].removesuffix("[]")
+        inner = [value[name]] if name in value else list(value.values()) if name == "NAME" else []
+        for each in inner:
+            yield from _values(each, names[1:]) if names[1:] else [each]
+
+
+def _made(value: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield values that a schema may allow."""
+    if "$ref" in value:
+        section = _schema()["$defs"][value["$ref"].rpartition("/")[2]]
+        properties = section.get("properties", {})
+        for chosen in (section.get("required", ()), *([name] for name in properties)):
+            made = {
+                name: next((each for each in _made(properties[name]) if _fits(each, properties[name])), None)
+                for name in chosen
+            }
+            yield made
+        return
+    if value.get("default") not in (None, []) and not isinstance(value["default"], dict):
+        yield (not value["default"]) if isinstance(value["default"], bool) else value["default"]
+    yield from value.get("enum", [value["const"]] if "const" in value else ())
+    for choice in _choices(value):
+        yield from _made(choice)
+    if "items" in value:
+        yield from ([each] for each in _made(value["items"]))
+    held = value.get("additionalProperties")
+    if isinstance(held, dict):
+        yield from ({"NAME": each} for each in _made(held))
+    yield from (value["minimum"],) if "minimum" in value else ()
+    yield from (True, 1, 0.5, "text", "{{ column }}", "file.py:name", {"key": "text"}, ["text"])
+
+
+# ------------------------------------------------ The page of all keys
+
+
+def reference_page() -> str:
+    """Return the page: a table for the top of a spec, for each section, and for the arguments of each reward."""
+    schema = _schema()
+    sections = schema["$defs"]
+    titles = _titles(schema)
+    lines = [
+        "# Every key of a spec",
+        "",
+        "This page has every key of a spec with its type and default. It is made from the JSON Schema, which "
+        "`hermes-rl schema` prints; how the sections go together is in [the spec](spec.md).",
+        "",
+        "A key with `null` is as good as absent. Where a type is not text, `${VAR}` may stand for the whole value; "
+        "where it is a template, `{{ }}` may. `[]` is each item of a list, and `NAME` a name of your own.",
+        "",
+        "## The top of a spec",
+        "",
+        *_table(schema, titles),
+    ]
+    for name, title in titles.items():
+        lines += [f"## {title}", "", _prose(sections[name]["description"]), "", *_table(sections[name], titles)]
+    lines += [
+        "## Arguments of the shipped rewards",
+        "",
+        "The [table of rewards](rewards.md#choose-a-shipped-reward) says when each is 1.",
+        "",
+    ]
+    for name in sorted(sections):
+        if name.startswith("args_"):
+            described = _prose(sections[name].get("description", ""))
+            lines += [f"### {name.removeprefix('args_')}", "", described, "", *_table(sections[name], titles)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _titles(schema: dict[str, Any]) -> dict[str, str]:
+    """Return each section with the shortest path of keys that leads to it, in the order of the spec's top."""
+    titles: dict[str, str] = {}
+    level = [("", schema)]
+    while level:
+        above, level = level, []
+        for path, section in above:
+            for key, value in section.get("properties", {}).items():
+                for name, suffix in _sections_in(value):
+                    if name not in titles:
+                        titles[name] = f"{path}{key}{suffix}"
+                        level.append((f"{titles[name]}.", schema["$defs"][name]))
+    top = list(schema["properties"])
+    return dict(sorted(titles.items(), key=lambda item: top.index(re.split(r"[.\[]", item[1])[0])))
+
+
+def _sections_in(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the sections that a value may be or hold, each with what stands behind the key on the way to it."""
+    if (name := _section(value)) is not None:
+        yield name, suffix
+    for choice in (*value.get("anyOf", ()), *value.get("oneOf", ())):
+        yield from _sections_in(choice, suffix)
+    if "items" in value:
+        yield from _sections_in(value["items"], f"{suffix}[]")
+    for inner in (value.get("additionalProperties"), *value.get("patternProperties", {}).values()):
+        if isinstance(inner, dict):
+            yield from _sections_in(inner, f"{suffix}.NAME")
+
+
+def _section(value: dict[str, Any]) -> str | None:
+    name = value.get("$ref", "").rpartition("/")[2]
+    return name if name and name != "variable" else None
+
+
+def _table(section: dict[str, Any], titles: dict[str, str]) -> list[str]:
+    rows = ["| key | type | default | |", "|---|---|---|---|"]
+    for key, value in section.get("properties", {}).items():
+        kinds = " or ".join(dict.fromkeys(_kinds(value, titles))) or "anything"
+        cells = (f"`{key}`", kinds, _default(key, value, section), _prose(value.get("description", "")))
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return [*rows, ""]
+
+
+def _prose(description: str) -> str:
+    """Return a description as Markdown: `<name>` is no tag of HTML."""
+    return description.replace("``", "`").replace("<", "&lt;")
+
+
+def _default(key: str, value: dict[str, Any], section: dict[str, Any]) -> str:
+    if key in section.get("required", ()):
+        return "required"
+    default = value.get("default")
+    if default in (None, []) or isinstance(default, dict):
+        return ""  # absent, or the defaults of the section's own table
+    return _code(default)
+
+
+def _code(value: object) -> str:
+    """Return a value as YAML has it in flow style; a text stands without its quotes."""
+    return f"`{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}`"
+
+
+def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
+    """Yield what a value may be, in words; null and `${VAR}` are left to the page's top."""
+    name = _section(value)
+    if name is not None:
+        yield f"[{titles[name]}](#{_anchor(titles[name])})"
+    elif choices := (*value.get("anyOf", ()), *value.get("oneOf", ())):
+        for choice in choices:
+            yield from _kinds(choice, titles)
+    elif "enum" in value or "const" in value:
+        yield from map(_code, value.get("enum", [value.get("const")]))
+    elif "{{" in value.get("pattern", "").replace("\\", ""):
+        yield "template"
+    elif value.get("type") == "array":
+        inner = list(dict.fromkeys(_kinds(value.get("items") or {}, titles)))
+        yield f"list of {' or '.join(inner)}" if inner else "list"
+    elif value.get("type") == "object":
+        held = value.get("additionalProperties")
+        inner = list(dict.fromkeys(_kinds(held, titles))) if isinstance(held, dict) else []
+        yield f"mapping to {' or '.join(inner)}" if inner else "mapping"
+    elif value.get("type") not in ("null", None):
+        yield _bounded({"string": "text"}.get(value["type"], value["type"]), value)
+
+
+def _bounded(kind: str, value: dict[str, Any]) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign}&nbsp;{value[name]:g}" for name, sign in signs.items() if name in value]
+    return f"{kind} {', '.join(bounds)}" if bounds else kind
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\s-]", "", title).strip().lower()

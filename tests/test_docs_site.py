@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -155,13 +157,58 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "spec", ["from-verifiers", "from-lm-eval", "from-inspect", "from-atropos", "wordle", "kuhn", "rubric"]
+    ("spec", "gold"),
+    [
+        *((spec, "1.000") for spec in ("from-verifiers", "from-lm-eval", "from-atropos", "wordle", "kuhn", "rubric")),
+        ("prices", "1.200"),
+        ("cart", "2.000"),
+        ("from-inspect", "2.000"),
+    ],
 )
-def test_what_was_moved_tells_right_answers_from_wrong_ones(spec: str, moved: Path) -> None:
+def test_what_was_moved_tells_right_answers_from_wrong_ones(spec: str, gold: str, moved: Path) -> None:
     done = hermes("validate", f"{spec}.yaml", "--deep", cwd=moved)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^ *gold +1\.000$", done.stdout + done.stderr, re.MULTILINE), done.stdout
+    assert re.search(rf"^ *gold +{re.escape(gold)}$", done.stdout + done.stderr, re.MULTILINE), done.stdout
     assert f"{spec}.yaml: valid" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["vf_prices", "vf_cart", "inspect_lines"])
+def test_tables_of_moving_have_the_names_of_the_examples(name: str, moved: Path) -> None:
+    tree = ast.parse((moved / f"{name}.py").read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_vf(node.value)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    used |= {each.name for node in imports if "inspect_ai" in (node.module or "") for each in node.names}
+    tables = "\n".join(re.findall(r"^\| .* \|$", (DOCS / "moving.md").read_text(), re.MULTILINE))
+    assert {each for each in used if not re.search(rf"\b{each}\b", tables)} <= {"Task", "task", "tool", "MemoryDataset"}
+
+
+def test_table_of_lm_eval_has_the_keys_of_the_example(moved: Path) -> None:
+    task = yaml.safe_load((moved / "lm-eval-capitals.yaml").read_text())
+    table = (DOCS / "moving.md").read_text().split("\n## ")[2]
+    assert table.startswith("lm-evaluation-harness")
+    assert [key for key in task if not re.search(rf"^\| .*\b{key}\b", table, re.MULTILINE)] == []
+
+
+def test_environment_of_atropos_graded_as_after_the_move(moved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(moved))
+    doubles = importlib.import_module("atropos_doubles").Doubles
+    assert [doubles.score(None, f"It is \\boxed{{{answer}}}.", 4) for answer in (8, 9)] == [1.0, 0.0]
+
+
+def test_environment_of_verifiers_graded_as_after_the_move(moved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where verifiers up to 0.1 is installed, which CI does not do."""
+    pytest.importorskip("verifiers.parsers.xml_parser")
+    monkeypatch.syspath_prepend(str(moved))
+    monkeypatch.setenv("OPENAI_API_KEY", "not-needed")
+    prices, cart = (importlib.import_module(name) for name in ("vf_prices", "vf_cart"))
+    parser = prices.load_environment().parser
+    completion = [{"role": "assistant", "content": "<think>so</think><answer>7</answer>"}]
+    assert [prices.right(parser, completion, answer) for answer in ("7", "8")] == [1.0, 0.0]
+    assert "article" in str(cart.load_environment().tool_defs) and "cart" not in str(cart.load_environment().tool_defs)
+
+
+def is_vf(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "vf"
 
 
 def test_the_games_of_moving_keep_their_rules(moved: Path) -> None:

@@ -139,7 +139,7 @@ def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _plain(text: str) -> str:
     """Return Markdown of the page as text for a terminal."""
-    text = re.sub(r"\[([^\]]+)\]\(#[^)]*\)", r"\1", text).replace("&nbsp;", " ").replace("&lt;", "<")
+    text = re.sub(r"\[(\S+?)\]\(#[^)]*\)", r"\1", text).replace("&nbsp;", " ").replace("&lt;", "<")
     return " ".join(text.replace("``", "`").split())
 
 

@@ -289,13 +289,20 @@ def doctor(
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Argument(help="Of the environment, and of the new folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the environment, and of the new folder; with --from: a file.")
+    ],
     kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
+    framework: Annotated[
+        Literal["verifiers", "inspect"] | None,
+        typer.Option("--from", help="Draft a spec from a Python file of this framework, which is not executed."),
+    ] = None,
 ) -> None:
     """Make an environment to start from, with rewards and rows."""
-    from hermes_rl.cli.init import start
+    from hermes_rl.cli import init as making
 
-    for line in start(name, kind, Path()):
+    lines = making.start(name, kind, Path()) if framework is None else making.draft(Path(name), framework, Path())
+    for line in lines:
         echo(line)
 
 

@@ -92,13 +92,18 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
     if reason is None:
         return
     rule = reason.rule
-    if rule.policys:
+    if rule.caused_by_policy:
         more = "Caused by the policy: graded, unless `on_stop` says otherwise."
         example = _example(f"on_stop: {{{reason}: mask}}\n")
     else:
         again = "retried, then its group is dropped and replaced" if rule.retried else "not retried"
         more, example = f"An infrastructure failure: never graded; {again}.", []
-    yield [f"{reason} (a stop reason)", *_wrapped(f"{rule.what}.", "  "), *_wrapped(more, "  "), *example]
+    yield [
+        f"{reason} (a stop reason)",
+        *_wrapped(rule.description.rstrip(".") + ".", "  "),
+        *_wrapped(more, "  "),
+        *example,
+    ]
 
 
 def _toolset(name: str) -> Iterator[list[str]]:

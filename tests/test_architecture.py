@@ -130,7 +130,7 @@ def test_imports_point_one_way() -> None:
     assert wrong == []
 
 
-def test_the_doors_to_trainers_use_public_names_alone() -> None:
+def test_trainer_integrations_use_only_public_names() -> None:
     """What an adapter needs is public, so that anybody can write one."""
     import hermes_rl
 
@@ -213,7 +213,7 @@ def test_each_word_of_the_glossary_is_there() -> None:
     assert sorted(named - defined) == []
 
 
-def test_each_foreign_package_has_its_door() -> None:
+def test_each_third_party_package_is_imported_only_by_its_adapter() -> None:
     wrong = [
         f"{name} imports {imported}"
         for name, tree in modules()
@@ -250,7 +250,7 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
-def test_the_core_plays_without_atroposlib() -> None:
+def test_core_runs_without_atroposlib() -> None:
     code = (
         "import sys, asyncio\nfrom hermes_rl.spec.load import load_spec\n"
         "from hermes_rl.rollouts.compiled import CompiledSpec\nfrom hermes_rl.rollouts.runner import RolloutRunner\n"

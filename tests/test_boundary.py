@@ -363,7 +363,7 @@ DOORS: dict[Door, tuple[float, tuple[type[BaseException], ...]]] = {
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_hostile_values_are_refused_in_words_or_taken_for_what_they_are(door: Door, tmp_path: Path) -> None:
+def test_hostile_values_are_refused_with_a_message_or_accepted(door: Door, tmp_path: Path) -> None:
     played(door, VALUES, tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_a_run_within_the_budget_names_nothing(tmp_path: Path) -> None:
     assert re.search(r"^processor time of this run, of all its processes: \d+ s$", done.stdout, re.MULTILINE)
 
 
-def test_commands_count_though_they_are_no_children(tmp_path: Path) -> None:
+def test_commands_count_towards_the_time_budget(tmp_path: Path) -> None:
     before = len(used)
     hermes("--help", cwd=tmp_path)
     (seconds,) = used[before:]

@@ -55,7 +55,9 @@ def test_there_is_an_example_of_each() -> None:
 
 
 @pytest.mark.parametrize("example", ["reward", "toolset", "sandbox backend"])
-async def test_what_is_added_is_played(example: str, install: Callable[..., Path], tmp_path: Path) -> None:
+async def test_extension_examples_of_the_contributing_guide_run(
+    example: str, install: Callable[..., Path], tmp_path: Path
+) -> None:
     out, _ = await play(example, "process", install, tmp_path)
     (rollout,) = lines(out / "rollouts.jsonl")
     assert (rollout["stop_reason"], rollout["score"]) == ("finished", 1.0)
@@ -89,7 +91,7 @@ async def test_an_added_trainer_is_served(install: Callable[..., Path], tmp_path
     assert len(re.findall(r"a group with 2 sequences and the scores \[(?:0.0, 1.0|1.0, 0.0)\]", said)) == 2
 
 
-async def test_an_added_pull_door_plays_what_every_door_plays(tmp_path: Path) -> None:
+async def test_trainer_adapter_example_gives_the_same_scores_and_tokens(tmp_path: Path) -> None:
     class Engine:
         async def generate(self, ids: list[int], **asked: Any) -> Sampled:
             assert (asked["temperature"], asked["max_tokens"]) == (0.5, 200)

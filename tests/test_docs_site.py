@@ -114,7 +114,7 @@ def test_blocks_of_code_are_shown_as_such(site: Path) -> None:
         assert "<p>```" not in path.read_text(), path.name
 
 
-def test_llms_txt_lists_every_page_with_a_sentence_and_the_markdown_is_there(site: Path, pages: list[str]) -> None:
+def test_llms_txt_lists_every_page_with_a_description(site: Path, pages: list[str]) -> None:
     text = (site / "llms.txt").read_text()
     assert re.match(r"# hermes-rl\n\n> \S.*\n\n## Tutorial\n\n- \[", text)
     listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): (\S.*)$", text, re.MULTILINE)

@@ -90,7 +90,7 @@ def examples() -> list[pytest.ParameterSet]:
 
 
 @pytest.mark.parametrize("text", examples())
-async def test_examples_of_the_spec_play_their_solution(text: str, tmp_path: Path) -> None:
+async def test_spec_examples_reward_only_their_solution(text: str, tmp_path: Path) -> None:
     """With the code that stands beside them; their solution earns more than saying nothing."""
     for kind, code in FENCE.findall((ROOT / "docs" / "spec.md").read_text("utf-8")):
         name = re.match(r"# (\w+\.py), beside the spec\n", code)
@@ -111,7 +111,7 @@ async def test_examples_of_the_spec_play_their_solution(text: str, tmp_path: Pat
     assert all(score is not None and score < 0.9 for score in silent), silent
 
 
-def test_there_is_an_example_of_each_word_of_worlds() -> None:
+def test_spec_docs_have_an_example_of_every_stateful_option() -> None:
     text = "\n".join(str(example.values[0]) for example in examples())
     words = (
         "speaks_first: true\n  turns:",

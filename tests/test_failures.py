@@ -14,12 +14,12 @@ def test_the_documentation_shows_the_table_of_the_code() -> None:
     assert table() in (ROOT / "docs" / "failures.md").read_text(encoding="utf-8"), f"docs/failures.md needs:\n{table()}"
 
 
-def test_every_ending_has_a_rule_and_only_ours_are_played_anew() -> None:
+def test_every_stop_reason_has_a_rule_and_policy_ones_are_not_retried() -> None:
     assert set(RULES) == set(StopReason)
     assert not any(rule.retried and rule.caused_by_policy for rule in RULES.values())
 
 
-def test_every_failure_is_one_of_ours() -> None:
+def test_every_failure_is_an_ungraded_infrastructure_failure() -> None:
     failures = [errors.Failure, *errors.Failure.__subclasses__()]
     assert len(failures) >= 6
     assert not any(failure.stop_reason.graded for failure in failures)

@@ -127,7 +127,7 @@ def of_module(request):
 """
 
 
-def test_each_worker_sets_up_and_tears_down_fixtures_of_modules_and_of_the_session(run: Run, tmp_path: Path) -> None:
+def test_each_worker_runs_module_and_session_fixtures_once(run: Run, tmp_path: Path) -> None:
     modules = {
         f"test_{name}": "\n@pytest.mark.parametrize('n', range(30))\ndef test_it(n):\n    note('test', n)\n"
         for name in "abcd"
@@ -279,7 +279,7 @@ def test_verbose_runs_name_the_worker_of_each_test(run: Run) -> None:
 TWENTY = "@pytest.mark.parametrize('n', range(20))\ndef test_it(n): pass\n"
 
 
-def test_collection_warnings_are_told_once(run: Run) -> None:
+def test_collection_warnings_are_reported_once(run: Run) -> None:
     done = run(test_it="import warnings; warnings.warn('at import')\n" + TWENTY)
     assert "20 passed, 1 warning" in done.stdout
 
@@ -291,7 +291,7 @@ def test_failed_collection_runs_no_test(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "notes").exists()
 
 
-def test_no_tests_are_told_as_without_workers(run: Run) -> None:
+def test_empty_collection_has_the_usual_exit_status(run: Run) -> None:
     assert run(test_it="").returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

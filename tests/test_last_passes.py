@@ -11,7 +11,7 @@ import pytest
 from tests.last_passes import Pass, digest, has_changed, load_passes, recently_changed, record_passes
 
 
-def test_passes_of_several_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_of_several_runs_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_RL_REAL", str(tmp_path))
     assert load_passes() == {}
     record_passes({"a": Pass("2026-11-26", "1"), "b": Pass("2026-11-26", "2")})

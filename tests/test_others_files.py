@@ -48,7 +48,7 @@ def test_path_beyond_the_top_is_refused(tmp_path: Path) -> None:
             read_file(path, tmp_path / "top")
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_special_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))

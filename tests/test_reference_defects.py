@@ -5,27 +5,27 @@ The parts are shown elsewhere:
 - groups in flight see the last group's tools →
   tests/env/test_handwritten.py::test_groups_in_flight_keep_their_own_tools
 - a reward blocks the event loop →
-  tests/env/test_handwritten.py::test_a_reward_does_not_hold_up_the_event_loop
-  tests/scoring/test_reward_calls.py::test_blocking_rewards_leave_the_loop_free_and_run_beside_each_other
+  tests/env/test_handwritten.py::test_blocking_reward_does_not_block_the_event_loop
+  tests/scoring/test_reward_calls.py::test_blocking_rewards_run_concurrently_off_the_event_loop
 - a RuntimeError in a tool runs the tool twice →
-  tests/agent/test_loop_tool_calls.py::test_a_tool_that_raises_is_called_exactly_once_and_the_model_is_told
+  tests/agent/test_loop_tool_calls.py::test_tool_that_raises_is_called_once_and_its_error_reaches_the_model
 - arguments that are no object repeat the last tool's output →
-  tests/agent/test_loop_tool_calls.py::test_no_answer_is_ever_that_of_an_earlier_call
+  tests/agent/test_loop_tool_calls.py::test_failed_calls_do_not_reuse_the_result_of_an_earlier_call
 - user and tool text is trained on →
   tests/tokens/test_chat_tokens.py::test_what_is_trained_on_is_what_the_model_wrote
   tests/env/test_serve.py::test_a_chat_server_is_refused_unless_inexact_is_allowed
 - turns are counted where nothing happened →
-  tests/agent/test_loop_endings.py::test_a_first_call_that_fails_is_a_failure_of_a_rollout_in_which_nothing_happened
+  tests/agent/test_loop_endings.py::test_failure_of_the_first_call_returns_an_empty_rollout
 - tool calls of a turn run one after another, without a timeout →
   tests/agent/test_loop_tool_calls.py::test_calls_of_one_turn_run_together_and_are_answered_in_order
-  tests/agent/test_loop_tool_calls.py::test_a_tool_that_hangs_is_given_up_and_the_conversation_goes_on
+  tests/agent/test_loop_tool_calls.py::test_hanging_tool_times_out_and_the_conversation_continues
 - a cancelled rollout leaks its sandbox →
   tests/env/test_handwritten.py::test_a_cancelled_group_leaves_no_sandbox
   tests/sandbox/test_release.py::test_cancelled_start_leaves_nothing
 - a cut answer counts as a natural end →
-  tests/agent/test_loop_endings.py::test_the_last_reply_names_the_ending
+  tests/agent/test_loop_endings.py::test_last_reply_determines_the_stop_reason
 - there is no token budget for the whole trajectory →
-  tests/agent/test_loop_endings.py::test_no_turn_begins_beyond_the_budget
+  tests/agent/test_loop_endings.py::test_loop_starts_no_turn_after_the_token_budget_is_spent
 - configuration goes through os.environ →
   tests/test_architecture.py::test_the_environment_of_the_process_is_never_changed
   tests/env/test_handwritten.py::test_two_environments_with_other_settings_run_in_one_process
@@ -35,9 +35,9 @@ The parts are shown elsewhere:
   tests/env/test_spec_env.py::test_evaluation_keeps_its_numbers_to_itself
 - verifiers trust files that the agent planted →
   tests/tools/test_context.py::test_staged_files_replace_what_was_planted_and_go_again
-  tests/rewards/test_tests_pass.py::test_a_planted_test_is_replaced_and_comes_back_when_the_reward_has_ended
+  tests/rewards/test_tests_pass.py::test_planted_test_is_replaced_and_restored_after_the_reward
 - NaN is a reward →
-  tests/scoring/test_reward_values.py::test_what_is_no_finite_number_is_a_failure
+  tests/scoring/test_reward_values.py::test_reward_that_is_not_a_finite_number_is_a_reward_failure
 - the split changes at a restart →
   tests/data/test_split.py::test_another_process_finds_the_same_split
 """
@@ -148,7 +148,7 @@ async def test_a_file_of_one_rollout_never_earns_the_reward_of_another(folder: P
     assert [group.scores for group in groups] == [[1.0], [0.0]]
 
 
-async def test_two_rollouts_of_a_group_at_once_have_files_of_their_own() -> None:
+async def test_concurrent_rollouts_of_a_group_have_separate_files() -> None:
     """As above, within a group in flight."""
     spec = load_spec("terminal-files", overrides=parse_extra_args([], ["servers.policy.error_rate=0.5"]))
     for group in await play(spec, size=4):
@@ -156,7 +156,7 @@ async def test_two_rollouts_of_a_group_at_once_have_files_of_their_own() -> None
 
 
 @pytest.mark.parametrize("arguments", ["null", "[]", '"x"', "", "{broken"])
-async def test_arguments_that_are_no_object_are_recorded_and_the_rollout_goes_on(
+async def test_arguments_that_are_not_an_object_are_recorded_as_an_error(
     folder: Path, chat: ScriptedChat, arguments: str
 ) -> None:
     """They crash the group, or silently repeat the previous tool's output."""
@@ -185,7 +185,7 @@ async def test_arguments_that_are_no_object_are_recorded_and_the_rollout_goes_on
         (("rewards.right.fn=checks.py:broken",), [], "reward_failure", "KeyError: 'answer'"),
     ],
 )
-async def test_what_infrastructure_failed_has_no_score_and_says_why(
+async def test_infrastructure_failure_has_no_score_and_records_its_cause(
     folder: Path, chat: ScriptedChat, sets: tuple[str, ...], script: list[Any], stop_reason: str, cause: str
 ) -> None:
     """A failed API call, sandbox or reward function becomes reward 0.0."""
@@ -236,7 +236,7 @@ async def test_evaluation_is_the_same_loop_with_the_same_tools(folder: Path, cha
     assert found.metrics["eval/mean_reward"] == 1.0
 
 
-async def test_equal_rows_are_all_played(folder: Path, chat: ScriptedChat) -> None:
+async def test_equal_rows_each_run(folder: Path, chat: ScriptedChat) -> None:
     """A run that is gone on with takes rows of one prompt for one row."""
     groups = await play(spec_of(folder, chat, "dataset.items=[{who: Ann}, {who: Ann}, {who: Ann}]"))
     assert len({group.id for group in groups}) == 3

@@ -65,7 +65,7 @@ ALL = "case[a] case[b] case[c] case[d] case[e] case[f] one other changed"
     ("changed", 4, "case[c] case[f] one"),
     ("all", 4, ALL),
 ])  # fmt: skip
-def test_tests_by_turns_run_on_their_days_and_until_they_passed_with_a_change(
+def test_rotating_tests_run_on_their_days_and_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, day: int, ran: str
 ) -> None:
     conftest = f"""

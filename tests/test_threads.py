@@ -45,7 +45,7 @@ async def test_work_is_not_lost_where_a_thread_is_about_to_end() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_what_a_thread_makes_for_somebody_who_is_cancelled_is_unmade(times: int) -> None:
+async def test_resource_acquired_for_a_cancelled_caller_is_released(times: int) -> None:
     begun, go_on, unmade = threading.Event(), threading.Event(), list[str]()
 
     def make() -> str:
@@ -69,7 +69,7 @@ async def test_what_a_thread_makes_for_somebody_who_is_cancelled_is_unmade(times
     assert len(unmade) == 1
 
 
-async def test_what_is_to_be_done_is_done_also_where_the_caller_is_cancelled_before_a_thread_was_free() -> None:
+async def test_work_runs_even_if_the_caller_is_cancelled_before_a_thread_is_free() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     let_go, done = threading.Event(), list[str]()
     occupied = asyncio.create_task(asyncio.to_thread(let_go.wait, 30))
@@ -87,7 +87,7 @@ async def test_what_is_to_be_done_is_done_also_where_the_caller_is_cancelled_bef
         await done_in_thread(lambda: 1 // 0)
 
 
-async def test_what_a_thread_cannot_make_is_said_where_it_is_waited_for() -> None:
+async def test_error_in_the_thread_is_raised_to_the_waiting_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         await acquire_in_thread(lambda: 1 // 0, print)
 

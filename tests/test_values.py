@@ -122,7 +122,7 @@ def test_what_is_a_number_can_be_computed_with(value: Any) -> None:
     assert 0 <= parse_count(value) <= 2**53
 
 
-def test_what_is_a_number_and_what_is_a_count() -> None:
+def test_is_number_and_parse_count_reject_odd_values() -> None:
     odd = [math.nan, math.inf, 10**400, -1.7e308, True, "1", None, [1]]
     assert [is_number(value) for value in (0, -1.5, LARGEST_NUMBER, *odd)] == [True] * 3 + [False] * len(odd)
     assert [parse_count(value) for value in (7, 7.0, -1, 1e60, *odd)] == [7, 7, 0, 0] + [0] * len(odd)
@@ -195,7 +195,7 @@ def test_a_copy_is_equal_and_shares_nothing(value: Any) -> None:
     assert type(again[1]) is Odd and again[1] is not odd[1] and again[1].inner is not odd[1].inner
 
 
-def test_what_nests_deeply_is_copied_as_it_was() -> None:
+def test_deep_copy_handles_deeply_nested_values() -> None:
     deep: list[Any] = []
     for _ in range(MOST_LEVELS):
         deep = [deep]

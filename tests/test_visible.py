@@ -37,7 +37,7 @@ def test_what_a_terminal_would_obey_is_shown_escaped(what: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "plain", "ä ö 中文 ✓ ·", "👩‍💻", "two\nlines\tand a tab", "mi\u200cx"])
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert escape_controls(text) == text
 
 

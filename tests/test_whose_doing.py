@@ -189,7 +189,7 @@ def modules() -> Iterator[tuple[str, Path]]:
     yield from ((f"rewards/{path.name}", path) for path in sorted((TOP / "rewards").glob("*.py")))
 
 
-def test_every_exception_that_ends_a_run_or_a_rollout_has_somebody_whose_doing_it_is() -> None:
+def test_every_raised_exception_is_listed_with_its_cause() -> None:
     raised = {
         f"{module} {function}"
         for module, path in modules()
@@ -200,7 +200,7 @@ def test_every_exception_that_ends_a_run_or_a_rollout_has_somebody_whose_doing_i
     assert sorted(listed - raised) == [], "it is raised no longer"
 
 
-def test_no_reward_of_ours_decides_by_an_exception_of_the_agents_making() -> None:
+def test_shipped_rewards_raise_only_user_or_infrastructure_errors() -> None:
     """What shipped rewards raise is about their arguments: they are looked at before the answer is."""
     for path in sorted((TOP / "rewards").glob("*.py")):
         for function, name in raised_in(ast.parse(path.read_text(encoding="utf-8"))):

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from hermes_rl.json_schema import CompiledSchema
+from hermes_rl.spec.json_schema import CompiledSchema
 from hermes_rl.spec.load import shipped_specs
 from hermes_rl.spec.schema import spec_json_schema
 

@@ -65,7 +65,7 @@ def test_hundreds_of_rollouts_of_agent_programs_leave_nothing(tmp_path: Path) ->
 @pytest.mark.by_turns(2)
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(find_layout() is None, reason="this user may make no control groups here")
-def test_a_run_lives_beside_sandboxes_that_want_all_memory() -> None:
+def test_run_survives_sandboxes_that_use_all_memory() -> None:
     """In 2 GiB; the program fails where the run ends, or an innocent rollout has not the score that it deserves."""
     printed = run("benchmarks/crowd.py", "--sandboxes", "64", "--seconds", "30")
     assert "innocent and 1  8" in printed
@@ -101,7 +101,7 @@ def test_the_benchmark_of_runs_has_latencies_that_are_spread() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_runs_measures_several_concurrencies_beside_one_reference() -> None:
+def test_runs_benchmark_measures_each_concurrency_with_one_reference() -> None:
     sizes = ["--groups", "3", "--concurrency", "4", "8", "--latency", "1", "--repetitions", "1"]
     printed = run("benchmarks/runs.py", *sizes, "--only", "raw aiohttp", "one group at a time")
     assert "| raw aiohttp | 4 (3) | " in printed
@@ -110,7 +110,7 @@ def test_the_benchmark_of_runs_measures_several_concurrencies_beside_one_referen
 
 
 @pytest.mark.slow
-def test_a_concurrency_that_is_found_is_measured_beside_fixed_ones_in_three_phases() -> None:
+def test_adaptive_benchmark_measures_adaptive_and_fixed_concurrency() -> None:
     printed = run("benchmarks/adaptive.py", "--capacity", "8", "--seconds", "1", "--latency", "50")
     assert printed.count("\n| 8 | ") == 2
     assert printed.count("\n| 4 | ") == 1

@@ -72,7 +72,7 @@ def test_a_title_is_a_side_call_wherever_it_is_asked() -> None:
         assert sorted(program.kinds) == ["main", "main", "side_calls"]
 
 
-def test_a_sub_agent_has_a_conversation_of_its_own() -> None:
+def test_sub_agent_calls_form_a_separate_conversation() -> None:
     program = Program()
     messages = program.asks([system("Work."), TASK], calls=1)
     inner = program.asks([system("You are a helper."), {"role": "user", "content": "Look around."}], calls=1)
@@ -84,7 +84,7 @@ def test_a_sub_agent_has_a_conversation_of_its_own() -> None:
     assert program.continues == [None, None, 1, 0, 3]
 
 
-def test_what_goes_on_from_a_summary_is_still_the_main_line() -> None:
+def test_conversation_resumed_from_a_summary_stays_the_main_one() -> None:
     for tools, system_prompt in ((TOOLS, "Work."), ([], "Summarise.")):  # with the same prefix, or as a text
         program = Program()
         messages = program.asks([system("Work."), TASK], calls=1)
@@ -120,7 +120,7 @@ def test_an_answer_that_was_thrown_away_and_asked_again_is_rejected() -> None:
     assert program.kinds == ["rejected", "rejected", "main", "main"]
 
 
-def test_the_same_request_twice_is_no_retry_where_both_answers_are_used() -> None:
+def test_repeated_request_is_not_a_retry_when_both_replies_are_used() -> None:
     program = Program()
     asked = [system("Work."), TASK]
     first, second = program.asks(asked, calls=1), program.asks(asked, calls=1)
@@ -130,7 +130,7 @@ def test_the_same_request_twice_is_no_retry_where_both_answers_are_used() -> Non
     assert program.continues == [None, None, 0, 1]
 
 
-def test_a_retry_is_known_beside_another_conversation_and_a_twin_is_none() -> None:
+def test_retry_is_recognised_despite_interleaved_and_parallel_requests() -> None:
     program = Program()
     asked = [system("Work."), TASK]
     program.asks(asked, "")
@@ -142,7 +142,7 @@ def test_a_retry_is_known_beside_another_conversation_and_a_twin_is_none() -> No
     assert program.continues == [None, None, None, None, 2, 3]
 
 
-def test_calls_that_were_executed_otherwise_are_told_apart() -> None:
+def test_call_executed_with_other_arguments_marks_the_reply_as_changed() -> None:
     program = Program()
     messages = program.asks([system("Work."), TASK], calls=1)
     messages[2]["tool_calls"][0]["function"]["arguments"] = '{"command":"rm"}'
@@ -151,7 +151,7 @@ def test_calls_that_were_executed_otherwise_are_told_apart() -> None:
     assert program.continues == [None, None]
 
 
-def test_an_answer_that_nobody_waited_for_is_undelivered() -> None:
+def test_reply_that_is_never_delivered_is_classed_as_undelivered() -> None:
     program = Program()
     asked = [system("Work."), TASK]
     program.asks(asked, "What nobody has heard.", delivered=False)
@@ -159,7 +159,7 @@ def test_an_answer_that_nobody_waited_for_is_undelivered() -> None:
     assert program.kinds == ["undelivered", "main"]
 
 
-def test_a_conversation_whose_beginning_was_rewritten_is_the_same_one() -> None:
+def test_conversation_with_a_rewritten_prompt_stays_the_same_one() -> None:
     program = Program()
     messages = program.asks([system("Work."), TASK], calls=1)
     messages[1] = {"role": "user", "content": "Write a file. Please answer this time."}
@@ -221,7 +221,7 @@ def test_what_a_command_of_the_policy_asks_is_not_the_main_line() -> None:
     assert len(program.conversations.main_line()) == 1
 
 
-def test_a_conversation_with_a_history_that_nobody_sampled_is_another_one() -> None:
+def test_forged_history_starts_another_conversation() -> None:
     program = Program()
     program.asks([system("Work."), TASK], calls=1)
     forged(program.conversations)
@@ -229,7 +229,7 @@ def test_a_conversation_with_a_history_that_nobody_sampled_is_another_one() -> N
     assert program.conversations.calls[0].root != program.conversations.calls[1].root
 
 
-def test_what_was_asked_before_the_policy_could_act_counts_though_it_is_answered_later() -> None:
+def test_request_made_before_the_first_reply_is_main_when_answered_later() -> None:
     program = Program()
     conversations = program.conversations
     came = conversations.tick()  # the work, beside which a title is asked for
@@ -248,7 +248,7 @@ def test_answers_that_were_not_delivered_do_not_make_a_main_line() -> None:
     assert [kind for kind in program.kinds if kind != "undelivered"] == ["main", "main"]
 
 
-def test_a_summary_takes_no_place_of_a_conversation_that_goes_on() -> None:
+def test_summary_does_not_replace_a_conversation_that_continues() -> None:
     program = Program()
     messages = program.asks([system("Work."), TASK], "I shall write the file now.", calls=1)
     begun = [system("Work."), {"role": "user", "content": "Before: I shall write the file now. It is written."}]

@@ -173,7 +173,7 @@ ANSWERS: dict[str, tuple[Message, str]] = {
 @EACH
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_that_comes_back_says_what_was_sampled(dialect: ProgramDialect, stream: bool, name: str) -> None:
+def test_reply_round_trips_through_each_dialect_as_sampled(dialect: ProgramDialect, stream: bool, name: str) -> None:
     message, finish = ANSWERS[name]
     said = answer(message, finish)
     whole = collected(dialect, streamed(dialect, said)) if stream else json.loads(dialect.written(said, EMPTY))
@@ -205,7 +205,7 @@ def test_what_is_written_is_what_the_makers_types_say(name: str) -> None:
     ("finish", "reason"),
     [("stop", "end_turn"), ("tool_calls", "tool_use"), ("length", "max_tokens"), ("content_filter", "refusal")],
 )
-def test_messages_say_why_the_model_stopped(finish: str, reason: str) -> None:
+def test_messages_dialect_reports_the_stop_reason_and_usage(finish: str, reason: str) -> None:
     said = answer({"content": "So."}, finish)
     whole = json.loads(MESSAGES.written(said, EMPTY))
     assert (whole["stop_reason"], whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == (reason, 7, 3)
@@ -214,7 +214,7 @@ def test_messages_say_why_the_model_stopped(finish: str, reason: str) -> None:
     assert events[-2]["usage"]["output_tokens"] == 3
 
 
-def test_responses_join_the_items_of_a_turn_and_keep_those_of_others_apart() -> None:
+def test_responses_dialect_joins_items_of_one_turn_only() -> None:
     items: list[dict[str, Any]] = [
         {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
         {"type": "message", "role": "user", "content": "Add."},

@@ -192,7 +192,7 @@ async def test_answers_in_any_order_are_trained_once_in_their_contexts(seed: int
     assert len(set(engine.seeds)) == len(engine.seeds)
 
 
-async def test_requests_are_answered_at_the_same_time_and_no_more_than_are_allowed() -> None:
+async def test_endpoint_serves_requests_concurrently_up_to_its_limit() -> None:
     engine = Engine(0)
     async with Asking(engine, LoopOptions(max_turns=AT_ONCE + 2)) as played:
         asked = [played.ask([{"role": "user", "content": f"Task {number}"}]) for number in range(AT_ONCE + 4)]
@@ -211,7 +211,7 @@ async def test_requests_are_answered_at_the_same_time_and_no_more_than_are_allow
     check(played)
 
 
-async def test_two_requests_that_go_on_from_one_answer_branch_off_and_each_keeps_its_context() -> None:
+async def test_concurrent_continuations_of_one_reply_branch_the_transcript() -> None:
     engine = Engine(3)
     async with Asking(engine) as played:
         first = asyncio.create_task(played.ask([{"role": "user", "content": "Begin."}]))
@@ -234,7 +234,7 @@ async def test_two_requests_that_go_on_from_one_answer_branch_off_and_each_keeps
     assert [call["continues"] for call in played.result.program.calls] == [None, 0, 0]  # type: ignore[union-attr]
 
 
-async def test_a_retry_is_told_from_a_request_that_was_made_beside_the_first() -> None:
+async def test_endpoint_distinguishes_a_retry_from_a_concurrent_request() -> None:
     for beside, kinds in ((True, ["main", "main"]), (False, ["rejected", "main"])):
         engine = Engine(1)
         async with Asking(engine) as played:
@@ -297,7 +297,7 @@ async def test_time_that_is_waited_for_several_answers_counts_once() -> None:
     assert 0.3 <= played.result.timings.generation <= spent
 
 
-async def test_an_answer_that_nobody_reads_is_waited_for_no_longer_than_the_policy_took(
+async def test_endpoint_stops_waiting_for_a_client_that_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hermes_rl.agent.endpoint.WRITE_SECONDS", 0.5)
@@ -383,7 +383,7 @@ async def test_picture_of_program_is_refused_where_tokens_are_sampled(policy: st
     assert policy or "'image_url'" in played.endpoint.refusal
 
 
-async def test_tokens_are_counted_as_they_will_be_and_nothing_of_it_is_recorded() -> None:
+async def test_count_tokens_matches_the_prompt_and_records_nothing() -> None:
     engine = Engine(5)
     async with Asking(engine) as played:
         body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "How long is this?"}]}

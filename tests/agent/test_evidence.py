@@ -51,7 +51,7 @@ def test_results_belong_to_the_calls_of_the_answer_before_them(ids: tuple[str, s
     assert contexts(found) == []
 
 
-def test_results_in_another_order_are_told_apart_by_their_ids() -> None:
+def test_results_in_another_order_are_matched_by_call_id() -> None:
     first = answer({"a": 1}, {"a": 2})
     sent = [*PROMPT, first, result("of the second", "c1-1"), result("of the first", "c1-0")]
     assert results_of(marked(sent, {2: first}, PROMPT)) == {"c1-0": "of the first", "c1-1": "of the second"}
@@ -63,7 +63,7 @@ def test_an_id_that_comes_again_in_a_later_turn_changes_no_earlier_result() -> N
     assert results_of(marked(sent, {2: first, 4: second}, PROMPT)) == {"c1-0": "one", "c2-0": "two"}
 
 
-def test_what_nobody_sampled_is_marked_with_its_results() -> None:
+def test_unsampled_messages_are_marked_as_context_with_their_results() -> None:
     real, made_up = answer({"a": 1}), answer({"a": 9}, turn=7)
     sent = [*PROMPT, made_up, result("nine", "c7-0"), real, result("one", "c1-0"), result("more", "c1-0"),
             {"role": "user", "content": "Well done."}, answer(content="Yes.")]  # fmt: skip
@@ -75,7 +75,7 @@ def test_what_nobody_sampled_is_marked_with_its_results() -> None:
     assert contexts(marked(begun, {2: real}, PROMPT)) == [1]
 
 
-def test_answers_stand_as_they_were_sampled() -> None:
+def test_sampled_reply_replaces_the_version_that_the_program_sent() -> None:
     real = answer({"a": 1}, content="I add.")
     sent = [*PROMPT, {**answer({"a": 1}), "content": [{"type": "text", "text": "I add. "}]}]
     assert marked(sent, {2: real}, PROMPT)[2] == real
@@ -116,7 +116,7 @@ def test_a_call_of_the_programs_own_tool_is_as_the_program_tells_it() -> None:
     ]  # fmt: skip
 
 
-def test_what_no_answer_asked_for_is_no_call_of_the_policy() -> None:
+def test_execution_without_a_requesting_reply_is_not_a_policy_call() -> None:
     of_sub_agent = answer({"a": 5}, turn=3)
     found = matched(
         [],
@@ -142,7 +142,7 @@ def test_equal_calls_are_matched_once_each_and_in_order() -> None:
         ("tool_calls_match", {"calls": [{"name": "fetch"}]}, {"executed_by": "program"}),
     ],
 )
-def test_shipped_rewards_count_calls_of_a_program_only_where_it_is_asked_for(
+def test_shipped_rewards_count_program_calls_only_with_the_option(
     name: str, given: dict[str, Any], option: dict[str, Any]
 ) -> None:
     reward = find_reward(name, None).function

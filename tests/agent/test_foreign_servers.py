@@ -96,7 +96,7 @@ async def test_what_is_set_reaches_it_as_an_openai_client_takes_it() -> None:
     assert server.asked == [{**common, **sent, "extra_body": {"x": 1, "reasoning": thinking}}]
 
 
-async def test_what_is_not_set_is_left_out() -> None:
+async def test_unset_sampling_options_are_omitted_from_the_request() -> None:
     server = Stub(openai_object({"content": "5"}))
     await HermesAgentLoop(server, [], options=LoopOptions(temperature=None)).run(GO)
     assert server.asked == [{"messages": GO, "n": 1}]
@@ -117,13 +117,13 @@ async def test_what_is_not_set_is_left_out() -> None:
         SimpleNamespace(choices=None),
     ],
 )
-async def test_whatever_it_raises_or_gives_out_of_shape_is_a_failure_of_the_server(broken: Any) -> None:
+async def test_server_error_or_malformed_response_is_a_server_failure(broken: Any) -> None:
     with pytest.raises(ServerFailure) as caught:
         await play(Stub(broken))
     assert (caught.value.result.turns_used, caught.value.__cause__ is not None) == (0, True)
 
 
-async def test_a_failure_of_its_own_keeps_its_cause() -> None:
+async def test_failure_raised_by_the_server_is_passed_through() -> None:
     failure = JudgeFailure("no verdict")
     with pytest.raises(JudgeFailure) as caught:
         await play(Stub(failure))
@@ -137,7 +137,7 @@ class TooLong(Exception):
 
 
 @pytest.mark.parametrize("error", [ContextLengthExceeded("too long"), TooLong("too many tokens")])
-async def test_a_conversation_that_became_too_long_is_the_policys_ending(error: Exception) -> None:
+async def test_context_overflow_in_a_later_turn_stops_with_token_budget(error: Exception) -> None:
     first = openai_object({"tool_calls": [call("add", {"a": 2, "b": 3})]}, "tool_calls")
     result = await play(Stub(first, error))
     assert (result.stop_reason, result.turns_used) == (StopReason.TOKEN_BUDGET, 1)
@@ -148,7 +148,7 @@ async def test_a_first_request_that_does_not_fit_is_not_the_policys_doing() -> N
         await play(Stub(ContextLengthExceeded("too long")))
 
 
-async def test_the_openai_client_itself_behind_two_lines(chat: ScriptedChat) -> None:
+async def test_wrapped_openai_client_works_as_a_server(chat: ScriptedChat) -> None:
     class Client:
         def __init__(self) -> None:
             self.client = AsyncOpenAI(base_url=chat.url, api_key="x", max_retries=0)
@@ -166,6 +166,6 @@ async def test_the_openai_client_itself_behind_two_lines(chat: ScriptedChat) -> 
 
 
 @pytest.mark.parametrize("server", [object(), SimpleNamespace(chat="no function"), SimpleNamespace(chat_completion=3)])
-def test_what_is_no_server_is_refused(server: Any) -> None:
+def test_object_without_a_chat_method_is_refused_as_a_server(server: Any) -> None:
     with pytest.raises(TypeError, match="neither chat"):
         HermesAgentLoop(server, [])

@@ -101,7 +101,7 @@ async def played(folder: Path, name: str, sampler: Sampler | None = None, timeou
 
 
 @pytest.mark.parametrize(("name", "turns"), [("solve", 2), ("slowly", 4)])
-async def test_a_function_plays_and_is_trained_exactly(tmp_path: Path, name: str, turns: int) -> None:
+async def test_function_program_runs_and_trains_on_the_sampled_tokens(tmp_path: Path, name: str, turns: int) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, name, sampler)
     assert rollout.result is not None
@@ -136,7 +136,7 @@ async def test_what_a_function_does_is_graded(tmp_path: Path, name: str, stop_re
 
 
 @pytest.mark.parametrize(("name", "problem"), [("breaks", "before it asked the model"), ("wants", "wants `model`")])
-async def test_a_function_that_cannot_begin_is_a_mistake_of_the_spec(tmp_path: Path, name: str, problem: str) -> None:
+async def test_function_program_that_fails_to_start_is_a_user_error(tmp_path: Path, name: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         await played(tmp_path, name)
 
@@ -155,7 +155,7 @@ def test_a_program_is_a_command_or_a_function(tmp_path: Path, program: str, prob
         parse_spec(f"{text}agent: {{program: {program}}}\n", folder=tmp_path)
 
 
-def test_the_function_of_the_documentation_plays(tmp_path: Path) -> None:
+def test_function_program_from_the_docs_runs(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text().partition("## A function")[2]
     for name, language in (("agent.py", "python"), ("spec.yaml", "yaml")):
         (tmp_path / name).write_text(text.partition(f"```{language}\n")[2].partition("```")[0])

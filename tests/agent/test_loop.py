@@ -78,7 +78,7 @@ async def test_the_messages_of_the_caller_are_left_alone(chat: ScriptedChat, mak
         ({}, None),
     ],
 )
-async def test_reasoning_is_found_in_each_of_three_fields_and_goes_back_to_the_server(
+async def test_reasoning_is_read_from_each_field_and_sent_back_to_the_server(
     chat: ScriptedChat, make_loop: MakeLoop, fields: dict[str, Any], reasoning: str | None
 ) -> None:
     chat.script = [calls(call("add", {"a": 2, "b": 3}), **fields)]
@@ -141,7 +141,7 @@ async def test_plain_lists_of_schemas_stand_for_the_built_in_tools(chat: Scripte
     assert [tool["function"]["name"] for tool in chat.requests[0]["tools"]] == ["todo"]
 
 
-async def test_a_loop_without_a_task_id_leaves_no_machine_behind(chat: ScriptedChat, policy: ModelClient) -> None:
+async def test_loop_without_a_task_id_removes_its_runtime(chat: ScriptedChat, policy: ModelClient) -> None:
     before = set(base._live)
     chat.script = [calls(call("todo", {}))]
     schemas = [{"type": "function", "function": {"name": "todo"}}]
@@ -156,7 +156,7 @@ async def test_a_task_id_keeps_its_machine_until_it_is_cleaned_up(chat: Scripted
     assert base.find_runtime("kept") is None
 
 
-async def test_one_loop_may_play_several_conversations_at_once(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_one_loop_runs_several_conversations_concurrently(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("add", {"a": n, "b": n})) for n in range(4)]
     results = await asyncio.gather(*(make_loop(add).run(GO) for _ in range(4)))
     assert sorted(result.tool_calls[0].result for result in results) == ["0", "2", "4", "6"]

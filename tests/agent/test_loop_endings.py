@@ -66,7 +66,7 @@ def used(prompt: int, completion: int) -> dict[str, int]:
         (says("fine", refusal=None), {}, StopReason.FINISHED, 2),
     ],
 )
-async def test_the_last_reply_names_the_ending(
+async def test_last_reply_determines_the_stop_reason(
     chat: ScriptedChat, make_loop: MakeLoop, last: Answer, options: dict[str, Any], stop_reason: StopReason, turns: int
 ) -> None:
     chat.script = [NOOP, last]
@@ -102,7 +102,7 @@ async def test_the_deadline_ends_a_rollout_whose_policy_has_answered(chat: Scrip
     assert (result.stop_reason, result.turns_used) == (StopReason.TIMEOUT, 1)
 
 
-async def test_the_deadline_is_no_doing_of_a_policy_whose_server_has_not_answered(
+async def test_deadline_with_an_unanswered_server_call_is_a_server_failure(
     chat: ScriptedChat, make_loop: MakeLoop
 ) -> None:
     chat.script = [answer({"content": "late"}, delay=20)]
@@ -120,7 +120,7 @@ def test_the_deadline_follows_from_the_timeout(options: dict[str, Any], seconds:
     assert LoopOptions(**options).most_seconds == seconds
 
 
-async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_failed_attempts_count_as_queue_time_not_generation_time(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [Answer(b"busy", 503, delay=1.2), says("done")]
     result = await make_loop(noop, timeout=1).run(GO)
     assert result.stop_reason is StopReason.FINISHED
@@ -130,14 +130,14 @@ async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop
 # ------------------------------------------------------------------ the budget of tokens
 
 
-async def test_no_turn_begins_beyond_the_budget(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_loop_starts_no_turn_after_the_token_budget_is_spent(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("noop"), usage=used(60, 20)), calls(call("noop"), usage=used(90, 20))]
     result = await make_loop(noop, max_trajectory_tokens=100).run(GO)
     assert (result.stop_reason, result.turns_used) == (StopReason.TOKEN_BUDGET, 2)
     assert result.messages[-1]["role"] == "tool"
 
 
-async def test_a_turn_is_bounded_by_what_is_left_and_cut_there_it_is_the_budgets_end(
+async def test_turn_cut_at_the_remaining_budget_stops_with_token_budget(
     chat: ScriptedChat, make_loop: MakeLoop
 ) -> None:
     chat.script = [calls(call("noop"), usage=used(60, 20)), says("cut o", "length")]
@@ -146,7 +146,7 @@ async def test_a_turn_is_bounded_by_what_is_left_and_cut_there_it_is_the_budgets
     assert (result.stop_reason, result.turns_used) == (StopReason.TOKEN_BUDGET, 2)
 
 
-async def test_a_turn_cut_at_its_own_limit_is_no_end_of_the_budget(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_turn_cut_at_max_tokens_stops_with_length(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("noop"), usage=used(30, 20)), says("cut o", "length")]
     result = await make_loop(noop, max_trajectory_tokens=100, max_tokens=30).run(GO)
     assert [request["max_tokens"] for request in chat.requests] == [30, 30]
@@ -167,7 +167,7 @@ async def test_a_server_that_does_not_count_uses_up_no_budget(
     assert (result.stop_reason, result.usage.prompt_tokens) == (StopReason.FINISHED, 0)
 
 
-async def test_a_prompt_beyond_the_bound_is_not_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_prompt_over_the_token_budget_is_a_row_failure(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     question = [{"role": "user", "content": "word " * 300}]
     with pytest.raises(RowFailure, match=r"prompt has about 3\d\d tokens, and agent.max_trajectory_tokens is 100"):
         await make_loop(max_trajectory_tokens=100, tokenizer=small_tokenizer()).run(question)
@@ -207,9 +207,7 @@ async def test_an_answer_beyond_the_bound_has_not_finished(chat: ScriptedChat, m
 # ------------------------------------------------------------------ failures of ours
 
 
-async def test_a_first_call_that_fails_is_a_failure_of_a_rollout_in_which_nothing_happened(
-    chat: ScriptedChat, make_loop: MakeLoop
-) -> None:
+async def test_failure_of_the_first_call_returns_an_empty_rollout(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [refused(500, "broken"), refused(503, "busy")]
     with pytest.raises(ServerFailure) as caught:
         await make_loop(noop).run(GO)
@@ -218,7 +216,7 @@ async def test_a_first_call_that_fails_is_a_failure_of_a_rollout_in_which_nothin
     assert played.messages == GO
 
 
-async def test_a_later_call_that_fails_keeps_what_was_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_failure_of_a_later_call_keeps_the_earlier_turns(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [NOOP, Answer(b"no json"), refused(401, "no key"), refused(401, "no key")]
     with pytest.raises(ServerFailure) as caught:
         await make_loop(noop).run(GO)
@@ -227,9 +225,7 @@ async def test_a_later_call_that_fails_keeps_what_was_played(chat: ScriptedChat,
     assert [message["role"] for message in played.messages] == ["user", "assistant", "tool"]
 
 
-async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(
-    chat: ScriptedChat, policy: ModelClient
-) -> None:
+async def test_sandbox_start_failure_keeps_the_earlier_turns(chat: ScriptedChat, policy: ModelClient) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
     chat.script = [calls(call("terminal", {"command": "true"}))]
     async with ToolRuntime(SandboxConfig(setup=("exit 3",)), task_id="broken", toolkit=toolkit):
@@ -238,7 +234,7 @@ async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(
     assert (caught.value.stop_reason, caught.value.result.turns_used) == (StopReason.SANDBOX_FAILURE, 1)
 
 
-async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
+async def test_sandbox_killed_by_the_agent_is_a_stop_reason_not_a_failure(
     chat: ScriptedChat, policy: ModelClient
 ) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
@@ -250,7 +246,7 @@ async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
 
 
 @pytest.mark.parametrize("refuses_all", [False, True])
-async def test_prompt_that_server_refuses_is_failure_of_row_if_another_is_answered(
+async def test_refused_prompt_is_a_row_failure_if_another_prompt_is_accepted(
     chat: ScriptedChat, make_loop: MakeLoop, refuses_all: bool
 ) -> None:
     last = refused(401, "no key") if refuses_all else says("x")
@@ -263,7 +259,7 @@ async def test_prompt_that_server_refuses_is_failure_of_row_if_another_is_answer
 
 
 @pytest.mark.parametrize("refuses_all", [False, True])
-async def test_a_server_that_refuses_what_the_policy_said_and_not_the_prompt_ends_the_conversation(
+async def test_refused_history_stops_the_rollout_if_the_prompt_is_accepted(
     chat: ScriptedChat, make_loop: MakeLoop, refuses_all: bool
 ) -> None:
     last = refused(401, "the key is no longer valid") if refuses_all else says("x")
@@ -290,7 +286,7 @@ async def test_a_server_that_refuses_what_the_policy_said_and_not_the_prompt_end
         ([refused(401, "no key")], None),
     ],
 )
-async def test_server_that_breaks_over_what_the_policy_said_ends_the_conversation(
+async def test_server_error_caused_by_a_policy_message_stops_the_rollout(
     chat: ScriptedChat, make_loop: MakeLoop, others: list[Answer], stop_reason: StopReason | None
 ) -> None:
     """Servers answer calls whose arguments they cannot read with status 500: no policy may choose a failure by that."""
@@ -305,9 +301,7 @@ async def test_server_that_breaks_over_what_the_policy_said_ends_the_conversatio
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_lifetime_that_long_answers_use_up_is_the_agents_doing_and_one_of_queues_is_not(
-    chat: ScriptedChat, waits: bool
-) -> None:
+async def test_sandbox_lifetime_blames_the_agent_for_generation_not_for_queues(chat: ScriptedChat, waits: bool) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
     look = calls(call("terminal", {"command": "true"}))
     chat.script = [look, refused(503, "later"), look] if waits else [look, replace(look, delay=0.5)]
@@ -337,7 +331,7 @@ async def test_a_lifetime_that_ends_with_the_last_answer_is_seen_by_rewards(
         assert "the agent's own commands ended its sandbox" in answer["output"]
 
 
-async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, policy: ModelClient) -> None:
+async def test_sandbox_start_does_not_count_as_tool_time(chat: ScriptedChat, policy: ModelClient) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
     chat.script = [calls(call("terminal", {"command": "true"}))]
     async with ToolRuntime(SandboxConfig(setup=("sleep 0.5",)), task_id="late", toolkit=toolkit) as runtime:

@@ -69,7 +69,7 @@ def answers(result: AgentResult) -> list[str]:
         ("Done.", None),
     ],
 )
-async def test_a_call_that_the_server_left_in_its_text_is_counted_and_not_executed(
+async def test_unparsed_call_in_the_text_is_counted_but_not_executed(
     chat: ScriptedChat, make_loop: MakeLoop, said: str, left: str | None
 ) -> None:
     chat.script = [says(said)]
@@ -130,9 +130,7 @@ async def test_one_call_that_goes_wrong_does_not_touch_the_others(chat: Scripted
     assert [record.error is None for record in result.tool_calls] == [True, False, True]
 
 
-async def test_calls_without_an_id_or_with_the_same_one_get_one_of_their_own(
-    chat: ScriptedChat, make_loop: MakeLoop
-) -> None:
+async def test_calls_with_missing_or_duplicate_ids_get_unique_ids(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     loop = make_loop(ping)
     await play(chat, loop, call("ping", id="x"), call("ping", id="x"), call("ping", id=None), call("ping", id=7))
     ids = [tool_call["id"] for tool_call in chat.sent[1]["tool_calls"]]
@@ -147,7 +145,7 @@ async def test_calls_without_an_id_or_with_the_same_one_get_one_of_their_own(
     "arguments",
     ["null", "[]", '"x"', "3", "true", "", " ", '{"name": "a"', "{'name': 'a'}", '{"name": "a"} {}', "[" * 100_000],
 )
-async def test_arguments_that_are_no_json_object_are_an_error_that_the_model_is_told(
+async def test_arguments_that_are_not_a_json_object_return_an_error_to_the_model(
     chat: ScriptedChat, make_loop: MakeLoop, arguments: str
 ) -> None:
     result = await play(chat, make_loop(greet), call("greet", arguments))
@@ -159,7 +157,7 @@ async def test_arguments_that_are_no_json_object_are_an_error_that_the_model_is_
 
 
 @pytest.mark.parametrize("arguments", ["null", "[]", '"x"', "", '{"name": "a"'])
-async def test_the_history_keeps_what_was_written_and_servers_get_what_they_can_parse(
+async def test_history_keeps_raw_arguments_and_requests_carry_valid_json(
     chat: ScriptedChat, make_loop: MakeLoop, arguments: str
 ) -> None:
     fine = call("greet", {"name": "a"}, id="fine")
@@ -195,7 +193,7 @@ async def test_missing_arguments_are_an_error(
         ({"name": ["a"]}, "name"),
     ],
 )
-async def test_missing_superfluous_and_wrong_parameters_are_errors_that_name_them(
+async def test_missing_unknown_and_mistyped_parameters_are_named_in_the_error(
     chat: ScriptedChat, make_loop: MakeLoop, arguments: dict[str, Any], told: str
 ) -> None:
     result = await play(chat, make_loop(greet), call("greet", arguments))
@@ -203,23 +201,21 @@ async def test_missing_superfluous_and_wrong_parameters_are_errors_that_name_the
     assert made == []
 
 
-async def test_no_answer_is_ever_that_of_an_earlier_call(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_failed_calls_do_not_reuse_the_result_of_an_earlier_call(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     tool_calls = [call("greet", {"name": "a"}), call("greet", "null"), call("greet", "[]"), call("greet", "")]
     result = await play(chat, make_loop(greet), *tool_calls)
     assert [("hello a" in text) for text in answers(result)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["gret", "", "greet ", "os.system", "__class__"])
-async def test_an_unknown_tool_is_an_error_that_names_those_there_are(
-    chat: ScriptedChat, make_loop: MakeLoop, name: str
-) -> None:
+async def test_unknown_tool_error_lists_the_available_tools(chat: ScriptedChat, make_loop: MakeLoop, name: str) -> None:
     result = await play(chat, make_loop(greet), call(name, {"name": "a"}))
     (error,) = result.tool_errors
     assert (error.tool_name, "greet" in error.tool_result, made) == (name, True, [])
 
 
 @pytest.mark.parametrize("name", [None, 3, ["greet"], {"name": "greet"}])
-async def test_a_name_that_is_no_text_is_an_unknown_tool(chat: ScriptedChat, make_loop: MakeLoop, name: object) -> None:
+async def test_non_string_tool_name_is_unknown_tool(chat: ScriptedChat, make_loop: MakeLoop, name: object) -> None:
     result = await play(chat, make_loop(greet), {"id": "1", "function": {"name": name, "arguments": "{}"}})
     assert (len(result.tool_errors), made) == (1, [])
 
@@ -267,7 +263,7 @@ FAILING = [raises_value, raises_runtime, raises_stop, raises_exit, raises_cancel
 
 
 @pytest.mark.parametrize("tool", FAILING)
-async def test_a_tool_that_raises_is_called_exactly_once_and_the_model_is_told(
+async def test_tool_that_raises_is_called_once_and_its_error_reaches_the_model(
     chat: ScriptedChat, make_loop: MakeLoop, tool: Callable[..., Any]
 ) -> None:
     result = await play(chat, make_loop(tool, ping), call(tool.__name__), call("ping"))
@@ -292,7 +288,7 @@ def hangs_in_a_thread() -> str:
 
 
 @pytest.mark.parametrize("tool", [hangs_alone, hangs_in_a_thread])
-async def test_a_tool_that_hangs_is_given_up_and_the_conversation_goes_on(
+async def test_hanging_tool_times_out_and_the_conversation_continues(
     chat: ScriptedChat, make_loop: MakeLoop, tool: Callable[..., Any]
 ) -> None:
     began = time.perf_counter()
@@ -302,7 +298,7 @@ async def test_a_tool_that_hangs_is_given_up_and_the_conversation_goes_on(
     assert "0.2 s" in answers(result)[0]
 
 
-async def test_what_a_tool_returns_is_told_as_json_unless_it_is_text(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_tool_results_are_sent_as_json_unless_they_are_text(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     def give(what: str) -> Any:
         """Give something odd."""
         return {"none": None, "list": [1], "object": object(), "nan": float("nan"), "text": "{"}[what]
@@ -344,7 +340,7 @@ async def test_a_message_out_of_shape_ends_the_conversation(
 @pytest.mark.parametrize(
     "tool_call", [None, 3, "ping", [], {}, {"function": "ping"}, {"function": {}}, {"name": "ping"}]
 )
-async def test_a_call_out_of_shape_is_an_error_that_the_model_is_told(
+async def test_malformed_tool_call_returns_an_error_to_the_model(
     chat: ScriptedChat, make_loop: MakeLoop, tool_call: object
 ) -> None:
     result = await play(chat, make_loop(ping), tool_call, call("ping"))
@@ -353,7 +349,7 @@ async def test_a_call_out_of_shape_is_an_error_that_the_model_is_told(
     assert all({"id", "type", "function"} == set(sent) for sent in chat.sent[1]["tool_calls"])
 
 
-async def test_arguments_are_repaired_where_the_options_say_so(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+async def test_arguments_are_repaired_only_with_repair_arguments(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     """Fault 31: a list handed over as JSON text is an error of the call, or converted as the spec says."""
 
     def add(numbers: list[int]) -> str:

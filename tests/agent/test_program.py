@@ -192,7 +192,7 @@ async def played(
 
 
 @pytest.mark.parametrize("mode", ["verbatim", "rewritten", "streamed"])
-async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_back(tmp_path: Path, mode: str) -> None:
+async def test_program_trains_on_sampled_tokens_however_it_resends_them(tmp_path: Path, mode: str) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, mode, sampler)
     assert (rollout.stop_reason, rollout.score, rollout.turns) == (StopReason.FINISHED, 1.0, 2)
@@ -303,7 +303,7 @@ async def test_other_dialects_are_trained_as_exactly(tmp_path: Path, mode: str) 
     assert {sampling.max_tokens for _, sampling in sampler.asked} == {200}
 
 
-async def test_what_a_program_asks_for_of_sampling_is_written_down_and_the_specs_is_sent(tmp_path: Path) -> None:
+async def test_program_sampling_options_are_recorded_but_the_spec_applies(tmp_path: Path) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, "streamed", sampler)
     assert rollout.result is not None
@@ -326,7 +326,7 @@ async def test_a_forged_turn_is_never_trained_as_the_policys(tmp_path: Path, tra
     assert rollout.excluded == ({} if train else {"changed": len(sampled(sampler.answers[:1]))})
 
 
-async def test_a_history_that_a_command_of_the_policy_sends_is_neither_graded_nor_changes_what_is(
+async def test_forged_history_sent_by_the_policy_does_not_affect_grading(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "honest").mkdir()
@@ -361,7 +361,7 @@ async def test_a_side_call_has_no_place_in_the_conversation(tmp_path: Path, trai
     assert attach_provenance(Group("g", rollout.key.row, [rollout_of(record, rollout.key)])) == proof
 
 
-async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path: Path) -> None:
+async def test_undelivered_reply_is_excluded_from_training(tmp_path: Path) -> None:
     class Slow(Sampler):
         async def __call__(self, ids: list[int], sampling: Sampling) -> Sampled:
             await asyncio.sleep(0.0 if self.asked else 1.0)
@@ -425,7 +425,7 @@ async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> Non
         assert (playing.cancelled(), run.cancelled(), running()) == (True, True, [])
 
 
-async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_path: Path) -> None:
+async def test_invalid_program_requests_are_refused_without_harm(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "nasty")
     assert rollout.result is not None
     assert rollout.result.program is not None
@@ -483,7 +483,7 @@ async def test_files_that_cannot_be_written_are_a_mistake_of_the_spec(tmp_path: 
             await env.run(env.rows()[0], Sampler().policy())
 
 
-async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:
+async def test_failing_policy_server_is_an_infrastructure_failure(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "verbatim", Sampler(fails=1.0))
     assert (rollout.stop_reason, rollout.score) == (StopReason.SERVER_FAILURE, None)
 
@@ -525,7 +525,7 @@ async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_pa
         rollout.examples(one=True)
 
 
-async def test_a_program_whose_time_is_up_before_it_asks_is_no_doing_of_the_policy(tmp_path: Path) -> None:
+async def test_program_timeout_before_any_request_is_a_sandbox_failure(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "stalls", timeout=3.0)
     assert (rollout.stop_reason, rollout.score) == (StopReason.SANDBOX_FAILURE, None)
     assert rollout.error == "agent.program: the program had not asked the model after 3 s"
@@ -558,7 +558,7 @@ def test_what_a_program_cannot_have_is_refused(tmp_path: Path, line: str, proble
 
 
 @pytest.mark.slow
-def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
+def test_program_from_the_docs_runs(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     for name, language in (("agent.py", "python"), ("spec.yaml", "yaml")):
         (tmp_path / name).write_text(text.partition(f"```{language}\n")[2].partition("```")[0])

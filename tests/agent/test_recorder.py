@@ -32,7 +32,7 @@ async def ask(recorder: PolicyRecorder, tools: list[dict[str, object]] | None = 
     await recorder.ask(ASKED, tools, prompt=ASKED, rollout_id="r", resent=10)
 
 
-async def test_tools_that_no_template_takes_are_the_programs_doing_once_it_has_had_an_answer() -> None:
+async def test_unrenderable_tools_stop_with_refused_after_the_first_reply() -> None:
     policy = Particular()
     recorder = PolicyRecorder(AgentResult(), policy, LoopOptions())
     with pytest.raises(ServerFailure):  # nothing that the policy has written can be in its first request

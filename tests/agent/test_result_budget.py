@@ -31,7 +31,7 @@ def kept(budget: ResultBudget, **sizes: int) -> dict[str, bool]:
     return {one.name: len(one.content) == sizes[one.name] for one in applied}
 
 
-def test_long_results_are_cut_and_what_is_read_on_purpose_is_not() -> None:
+def test_long_tool_results_are_cut_except_deliberate_reads() -> None:
     budget = ResultBudget(100, 10_000, 20, {"patch": 500})
     assert kept(budget, terminal=101, process=100, patch=400, read_file=5000) == {
         "terminal": False, "process": True, "patch": True, "read_file": True,

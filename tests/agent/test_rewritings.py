@@ -461,7 +461,7 @@ async def test_a_turn_as_a_program_sends_it_back_loses_nothing(dialect: str, nam
 @BY_EACH
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", spread(range(GENERATED), GENERATED // 10))
-async def test_other_words_of_the_same_meaning_lose_nothing(dialect: str, seed: int) -> None:
+async def test_equivalent_rewritings_lose_no_sampled_tokens(dialect: str, seed: int) -> None:
     chance = random.Random(seed)
     engine = Scripted(*(some_answer(chance, always=False) for _ in range(chance.randrange(3, 6))), "Done.")
     turns = len(engine.answers)

@@ -126,7 +126,7 @@ async def test_the_makers_client_finds_the_tools_and_rewards_see_the_calls(tmp_p
 
 
 @pytest.mark.slow
-async def test_calls_that_are_kept_cannot_fill_the_memory(tmp_path: Path) -> None:
+async def test_recorded_program_calls_have_bounded_memory(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(BY_HAND)
     program = 'command: [python3, agent.py, "{{ prompt }}", large], env: {BASE: "{{ endpoint }}"}'
     rollout = await played(tmp_path, program, "sandbox: {files: [{to: agent.py, from: agent.py}]}")
@@ -150,7 +150,7 @@ async def test_a_program_in_the_sandbox_speaks_it_by_hand(tmp_path: Path) -> Non
     assert called(again) == called(rollout)
 
 
-def test_tools_are_offered_only_where_the_spec_says_so(tmp_path: Path) -> None:
+def test_tools_in_an_mcp_program_require_tools_mcp(tmp_path: Path) -> None:
     text = TEXT.format(program="command: [agent]", sandbox="").replace(", tools: mcp", "")
     with pytest.raises(SpecError, match="tools: mcp` offers them to it"):
         parse_spec(text, folder=tmp_path)

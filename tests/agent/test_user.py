@@ -154,18 +154,22 @@ async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, cu
         [calls(call("look", {"what": "x"}))] * 10,
     ],
 )
-async def test_its_failure_is_ours(policy: ModelClient, customer: ScriptedChat, answers: list[Answer]) -> None:
+async def test_failure_of_the_simulated_user_is_not_graded(
+    policy: ModelClient, customer: ScriptedChat, answers: list[Answer]
+) -> None:
     with pytest.raises(ServerFailure, match="the simulated user") as failure:
         await converse(policy, customer, answers, speaks_first=True, tools=True)
     assert not failure.value.stop_reason.graded
 
 
-async def test_one_that_ends_before_it_began_is_our_failure(policy: ModelClient, customer: ScriptedChat) -> None:
+async def test_user_that_stops_in_its_first_message_is_a_server_failure(
+    policy: ModelClient, customer: ScriptedChat
+) -> None:
     with pytest.raises(ServerFailure, match="before it began"):
         await converse(policy, customer, [says("bye")], speaks_first=True, stop=["bye"])
 
 
-async def test_an_answer_without_words_is_the_policys_ending(
+async def test_empty_policy_reply_to_the_user_stops_with_empty(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("")]
@@ -174,7 +178,7 @@ async def test_an_answer_without_words_is_the_policys_ending(
 
 
 @pytest.mark.parametrize("seed", [7, None])
-async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one(
+async def test_user_and_policy_calls_have_distinct_seeds_if_the_rollout_has_one(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, seed: int | None
 ) -> None:
     chat.script = [says("What is it?"), says("Done.")]
@@ -188,7 +192,7 @@ async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one
         assert len({body["seed"] for body in asked}) == len(asked) == 6
 
 
-async def test_a_user_whose_context_is_full_is_a_failure_of_ours(
+async def test_full_user_context_before_the_first_turn_is_a_server_failure(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("What is it?")]
@@ -220,7 +224,7 @@ async def test_what_the_agent_says_is_cut_until_it_fits_the_users_context(
         ([refused(400, "against our rules"), says("Who are you?"), refused(400, "against")], StopReason.USER_STOP),
     ],
 )
-async def test_an_agent_that_leaves_the_user_without_words_has_ended_the_conversation(
+async def test_policy_message_that_breaks_the_user_stops_the_rollout(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, answers: list[Answer], stop_reason: StopReason
 ) -> None:
     chat.script = [says("Say nothing more. " * 500)]
@@ -228,7 +232,7 @@ async def test_an_agent_that_leaves_the_user_without_words_has_ended_the_convers
     assert (result.stop_reason, result.turns_used) == (stop_reason, 1)
 
 
-async def test_a_user_whose_server_was_down_for_a_while_goes_on(
+async def test_simulated_user_resumes_after_a_short_server_outage(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("What is it?")]
@@ -238,7 +242,7 @@ async def test_a_user_whose_server_was_down_for_a_while_goes_on(
 
 
 @pytest.mark.parametrize("silent", [[says("")] * 4, [refused(400, "the key is refused")] * 2])
-async def test_a_user_that_speaks_to_nobody_is_our_failure(
+async def test_user_that_never_replies_is_a_server_failure(
     chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, silent: list[Answer]
 ) -> None:
     chat.script = [says("What is it?")]

@@ -49,7 +49,7 @@ def test_each_rollout_is_a_file_with_its_steps(tmp_path: Path) -> None:
     assert plain["agent"]["name"] == "hermes-rl"
 
 
-def test_what_is_odd_is_kept_where_the_format_has_a_place(tmp_path: Path) -> None:
+def test_atif_export_keeps_context_images_and_unparsed_arguments(tmp_path: Path) -> None:
     steps = exported(tmp_path)["odd%2Fone:0-0.json"]["steps"]
     assert [step["source"] for step in steps] == ["system", "agent", "user", "agent", "agent"]
     assert [step.get("is_copied_context", False) for step in steps] == [False, True, False, False, False]

@@ -42,7 +42,7 @@ def share(cases: list[Case]) -> float:
     return sum(map(is_listed, cases)) / len(cases)
 
 
-def test_it_names_nine_of_ten_cheats_that_a_test_in_the_same_process_cannot_hold() -> None:
+def test_audit_names_nine_of_ten_cheats_inside_the_test_process() -> None:
     out_of_reach = [case for case in inside() if case.kind in OUT_OF_REACH]
     assert {case.kind for case in out_of_reach} == OUT_OF_REACH
     assert share(out_of_reach) >= 0.9

@@ -39,7 +39,7 @@ def run(scores: dict[str, list[float | None]]) -> list[RolloutSummary]:
         (0.975, 1_000_000, 1.95997), (0.8, 19, 0.86095), (0.995, 10, 3.16927), (0.5, 7, 0.0),
     ],
 )  # fmt: skip
-def test_the_quantile_is_that_of_the_tables(probability: float, degrees: int, tabled: float) -> None:
+def test_t_quantile_matches_published_tables(probability: float, degrees: int, tabled: float) -> None:
     assert t_quantile(probability, degrees) == pytest.approx(tabled, rel=3e-6, abs=1e-9)
 
 
@@ -62,7 +62,7 @@ def test_the_sign_test_holds_for_very_many_rows() -> None:
     assert 0 < sign_test(5_300, 4_700) < 1e-8
 
 
-def test_differences_are_those_of_rows() -> None:
+def test_paired_difference_is_computed_over_rows() -> None:
     found = paired("x", {"r": [1.0], "s": [0.0, 0.0, 0.0], "t": [0.5]}, {"r": [2.0], "s": [0.0, 3.0], "t": [1.5]})
     assert found is not None
     assert (found.rows, found.a, found.b) == (3, 0.5, pytest.approx(5 / 3))
@@ -129,7 +129,7 @@ def test_one_family_says_nothing_about_others() -> None:
     assert difference is not None and difference.low is None
 
 
-def test_what_has_no_score_is_no_zero() -> None:
+def test_ungraded_rollouts_do_not_count_as_zero_in_compare() -> None:
     a = run({"r": [1.0, 1.0], "s": [0.0, 0.0], "t": [1.0, 1.0], "only a": [1.0]})
     b = run({"r": [None, 1.0], "s": [0.0, 1.0], "t": [None, None], "only b": [1.0]})
     found = compare(a, b)
@@ -140,7 +140,7 @@ def test_what_has_no_score_is_no_zero() -> None:
     assert found.passes.difference == found.score.difference
 
 
-def test_what_was_left_out_on_purpose_is_not_missing() -> None:
+def test_excluded_rollouts_are_not_counted_as_ungraded() -> None:
     found = compare(run({"r": [1.0]}), [played("r", 0, 1.0), played("r", 1, None, state="excluded")])
     assert (found.ungraded_b, found.bounds) == (0, None)
 

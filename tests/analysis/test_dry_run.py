@@ -136,7 +136,7 @@ async def test_an_evaluation_too_also_of_rows_without_end(what: str, here: Path)
     require_close(foretold, used)
 
 
-async def test_groups_that_are_left_out_are_played_in_place_of_others(here: Path) -> None:
+async def test_dry_run_includes_replacements_of_excluded_groups(here: Path) -> None:
     spec = made("uniform", here, "process.groups=10")
     await played(spec, "process")
     assert (await dry_run(spec, launch("process"))).play == 0
@@ -146,7 +146,7 @@ async def test_groups_that_are_left_out_are_played_in_place_of_others(here: Path
     assert foretold.measured.played == pytest.approx(2, rel=0.5)
 
 
-async def test_where_every_group_would_be_left_out_nothing_is_foretold(here: Path) -> None:
+async def test_dry_run_predicts_no_rollouts_if_every_group_is_excluded(here: Path) -> None:
     spec = made("uniform", here, "rewards.right={fn: exact_match, args: {target: none}}")
     foretold = await dry_run(spec, launch("process"), sample=3)
     assert foretold.measured is not None

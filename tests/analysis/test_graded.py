@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_trajectory_is_refused_by_its_place(
+def test_grade_refuses_an_invalid_trajectory_with_its_location(
     name: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes, why = REFUSED[name]
@@ -144,7 +144,7 @@ def test_what_is_no_trajectory_is_refused_by_its_place(
     assert "odd.json: this is no trajectory in ATIF: " in error and why in error and "Traceback" not in error
 
 
-def test_rows_and_rewards_that_cannot_be_told_are_refused(
+def test_grade_refuses_unknown_rows_and_unsupported_rewards(
     spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = write(tmp_path, stray=trajectory("Three and three?"), right=trajectory())

@@ -108,7 +108,7 @@ def test_an_evaluation_is_published_with_its_numbers(hub: WritableHub, tmp_path:
     assert found == expected
 
 
-def test_only_what_counts_is_published_with_what_the_record_says_of_it(hub: WritableHub, tmp_path: Path) -> None:
+def test_push_publishes_counting_rollouts_with_their_record_fields(hub: WritableHub, tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run", [recorded("r0", 0, None), recorded("r0", 0, 1.0, attempt=1), recorded("r1", 0, 0.5)]
     )
@@ -122,7 +122,7 @@ def test_only_what_counts_is_published_with_what_the_record_says_of_it(hub: Writ
     assert json.loads(first["messages"][1]["tool_calls"])[0]["function"]["arguments"] == '{"command": "ls"}'
 
 
-def test_the_card_says_what_it_is_and_how_to_load_it(hub: WritableHub, run: Path) -> None:
+def test_push_writes_a_dataset_card_with_usage_and_statistics(hub: WritableHub, run: Path) -> None:
     assert status(["push", str(run), ADDRESS]) == 0
     card = hub.files("org/played")["README.md"].decode()
     about = yaml.safe_load(card.split("---\n")[1])
@@ -155,7 +155,7 @@ def test_texts_of_others_are_shown_in_the_card_and_not_obeyed(hub: WritableHub, 
 
 
 @pytest.mark.parametrize(("words", "private"), [([], True), (["--private"], True), (["--public"], False)])
-def test_a_dataset_is_private_unless_it_is_to_be_public(
+def test_pushed_dataset_is_private_unless_public_is_requested(
     hub: WritableHub, run: Path, words: list[str], private: bool
 ) -> None:
     assert status(["push", str(run), ADDRESS, *words]) == 0
@@ -240,7 +240,7 @@ def test_the_token_of_the_hub_is_a_secret_whatever_its_variable_is_called(
     ("hf_nobodynobodynobody", "does not accept the token (Invalid credentials in Authorization header)"),
     (READER, "the token may not write org/played"),
 ])  # fmt: skip
-def test_who_may_not_write_is_told_so(
+def test_push_without_write_access_reports_the_reason(
     hub: WritableHub, run: Path, token: str | None, said: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -291,7 +291,9 @@ def test_a_hub_that_says_nothing_is_not_waited_for_for_ever(
     assert hub.commits == {}
 
 
-def test_a_run_that_goes_on_is_not_published(run: Path, hub: WritableHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push_refuses_a_run_that_is_still_running(
+    run: Path, hub: WritableHub, capsys: pytest.CaptureFixture[str]
+) -> None:
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert status(["push", str(run), ADDRESS]) == 2
@@ -323,7 +325,7 @@ def test_a_dry_run_lists_the_files_and_shows_the_card(
     "org/played", "hf://played", "hf://datasets/played", "hf://models/org/played", "hf://spaces/org/played",
     "hf://datasets/org/played/more", "hf://org/played@main", "hf://org/a--b", "hf://org/..", "hf://models/played",
 ])  # fmt: skip
-def test_what_is_no_dataset_of_a_hub_is_refused(address: str) -> None:
+def test_push_refuses_an_address_that_is_not_a_hub_dataset(address: str) -> None:
     with pytest.raises(UserError, match="is no dataset of a hub"):
         dataset_at(address)
 

@@ -64,7 +64,7 @@ def test_a_run_is_read_on_while_it_grows(tmp_path: Path) -> None:
     "change",
     [{"score": "1"}, {"rewards": {"right": {"value": "x"}}}, {"timings": {"total": None, "tools": "y"}}, {"group": 7}],
 )
-def test_a_line_that_does_not_hold_together_is_counted_and_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_inconsistent_record_is_counted_and_skipped(tmp_path: Path, change: dict[str, Any]) -> None:
     run = write_run(tmp_path / "run", [{**recorded("a"), **change}, {**recorded("b"), "state": "of another version"}])
     record = RunRecord(run)
     assert record.refresh() == 2
@@ -72,7 +72,7 @@ def test_a_line_that_does_not_hold_together_is_counted_and_left_out(tmp_path: Pa
     assert [one.final for one in record.counting()] == [False]
 
 
-def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_replaced_rollouts_file_is_read_again(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [recorded("a"), recorded("b")])
     record = RunRecord(run)
     record.refresh()
@@ -100,7 +100,7 @@ def test_a_line_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     assert (len(record.rollouts), record.torn) == (2, 3)
 
 
-def test_what_is_no_run_is_said_with_what_is_there(tmp_path: Path) -> None:
+def test_error_for_a_path_without_a_run_names_the_runs_found(tmp_path: Path) -> None:
     run = write_run(tmp_path / "outputs" / "asking" / "evaluate-1", [])
     with pytest.raises(UserError, match=r"is no run directory.*evaluate-1"):
         RunRecord(tmp_path)

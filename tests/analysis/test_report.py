@@ -86,7 +86,7 @@ def test_a_report_tells_of_the_whole_run_and_shows_a_sample(tmp_path: Path) -> N
     assert f"{len(shown)} of the run's rollouts" in found["overview"]["sampled"]
 
 
-def test_the_sample_has_failures_the_best_the_worst_and_each_ending(tmp_path: Path) -> None:
+def test_report_sample_covers_failures_extremes_and_stop_reasons(tmp_path: Path) -> None:
     lines = [recorded(f"{place}", 0, place / 1000) for place in range(500)]
     lines[250]["stop_reason"] = "max_turns"
     lines[300:310] = [recorded(f"{place}", score=None) for place in range(300, 310)]
@@ -192,7 +192,7 @@ def test_a_report_that_cannot_be_written_is_said_and_fails_no_run(tmp_path: Path
     assert "hermes-rl report run" in done.stderr
 
 
-def test_grading_anew_and_the_command_write_it_anew(tmp_path: Path) -> None:
+def test_regrade_and_report_rewrite_the_report(tmp_path: Path) -> None:
     assert hermes("run", "terminal-files", "evaluate", "--demo", "--out", "run", cwd=tmp_path).returncode == 0
     place = tmp_path / "run" / NAME
     before = data_of(place.read_text("utf-8"))["overview"]["mean"]

@@ -59,7 +59,7 @@ def test_a_text_that_is_too_long_is_cut_with_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["größer ☕", "日本語 😀😀", "plain"])
-def test_tokens_together_are_the_text_and_say_how_they_were_sampled(text: str) -> None:
+def test_shown_tokens_join_to_the_text_and_carry_logprobs_and_versions(text: str) -> None:
     line = with_tokens("Say it: ", text)
     found = shown_tokens(line, 0, 0, 1000, small_tokenizer())
     sampled = [token for token in found["tokens"] if token[1] >= 0]
@@ -89,7 +89,7 @@ def test_a_tokenizer_is_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) 
     assert tokenizer_of({})[0] is None
 
 
-def test_a_line_that_cannot_be_shown_is_told(tmp_path: Path) -> None:
+def test_show_reports_an_invalid_record(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: it has 'messages'"):
         shown(tmp_path, {**recorded("a"), "messages": ["no message"]})
 

@@ -61,7 +61,7 @@ def test_two_models_of_one_spec_differ_as_compare_says(tmp_path: Path) -> None:
     assert second.behind == Estimate(found.difference, found.low, found.high)
 
 
-def test_ranks_say_who_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_ranks_give_a_range_for_indistinguishable_models(tmp_path: Path) -> None:
     best = [1.0] * 38 + [0.0] * 2
     close = [1.0] * 36 + [0.0] * 4
     far = [0.0] * 30 + [1.0] * 10
@@ -106,7 +106,7 @@ def test_who_lacks_a_run_is_shown_and_not_ranked(tmp_path: Path) -> None:
     assert made.players[2].cells[0].rows == 1
 
 
-def test_what_was_not_graded_is_counted_and_is_no_zero(tmp_path: Path) -> None:
+def test_ungraded_rollouts_are_counted_but_not_scored_as_zero(tmp_path: Path) -> None:
     made = a_table(tmp_path, {("s", "a"): [1.0, None, 0.5]})
     cell = made.players[0].cells[0]
     assert cell.score is not None
@@ -129,7 +129,7 @@ def test_tokens_and_cost_are_of_all_attempts(tmp_path: Path) -> None:
     assert (cell.rollouts, cell.ungraded) == (1, 0)
 
 
-def test_other_grading_is_told_and_nothing_is_ranked(tmp_path: Path) -> None:
+def test_set_with_different_grading_is_reported_and_not_ranked(tmp_path: Path) -> None:
     def grading(weight: float) -> dict[str, Any]:
         weightings = [{"name": "right", "weight": weight, "gate": False}]
         return {"rewards": {"right": "x"}, "scoring": {"weightings": weightings, "clamp": None, "stop_reasons": {}}}
@@ -146,7 +146,7 @@ def test_other_grading_is_told_and_nothing_is_ranked(tmp_path: Path) -> None:
     )
 
 
-def test_other_rows_are_told(tmp_path: Path) -> None:
+def test_set_with_different_rows_is_reported(tmp_path: Path) -> None:
     made = a_table(tmp_path, {("s", "a"): [1.0, 0.0, 1.0], ("s", "b"): [1.0, 0.0]})
     assert made.notes == ("s: a and b have 2 rows in common, of 3 and 2",)
 
@@ -167,7 +167,7 @@ def test_a_column_of_the_rows_parts_the_scores(tmp_path: Path) -> None:
     assert json.loads(json.dumps(asdict(made)))["by"]["level"][0]["rows"] == 2
 
 
-def test_a_value_that_is_called_nan_stands_behind_the_numbers() -> None:
+def test_nan_and_text_values_sort_after_numbers() -> None:
     values = ["3", "nan", "1", "inf", "x", "2", "NaN", "-inf"]
     orders = {tuple(sorted(order, key=_in_order)) for order in (values, values[::-1], values[3:] + values[:3])}
     assert orders == {("-inf", "1", "2", "3", "inf", "NaN", "nan", "x")}

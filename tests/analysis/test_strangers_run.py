@@ -64,7 +64,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize("kind", [
     "link", "pipe", pytest.param("device", marks=SLOW), pytest.param("directory", marks=SLOW),
 ])  # fmt: skip
-def test_no_command_reads_or_waits_for_what_is_no_file_of_the_run(folder: Path, file: str, kind: str) -> None:
+def test_commands_neither_follow_nor_block_on_special_run_files(folder: Path, file: str, kind: str) -> None:
     place = folder / "run" / file
     place.unlink()
     if kind == "pipe":
@@ -107,7 +107,7 @@ def test_code_that_a_strangers_spec_names_does_not_run_unasked(folder: Path) -> 
     assert list(folder.rglob("ran")) == []
 
 
-def test_ending_of_another_version_is_shown_as_it_is(folder: Path) -> None:
+def test_unknown_stop_reason_of_another_version_is_shown_unchanged(folder: Path) -> None:
     path = folder / "run" / "rollouts.jsonl"
     first, *others = map(json.loads, path.read_text().splitlines())
     lines = [
@@ -147,7 +147,7 @@ def test_artifact_elsewhere_is_not_walked(folder: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_lock_that_is_no_file_of_the_run_is_refused(folder: Path, kind: str) -> None:
+def test_lock_that_is_not_a_regular_file_is_refused(folder: Path, kind: str) -> None:
     lock = folder / "run" / ".lock"
     lock.unlink(missing_ok=True)
     os.mkfifo(lock) if kind == "pipe" else lock.symlink_to(folder / "made")
@@ -162,7 +162,7 @@ def test_id_with_half_a_character_is_written_to_a_report(folder: Path) -> None:
     printed(folder, ["report", "run"])
 
 
-def test_artifact_that_is_larger_than_any_or_no_file_of_the_run_is_not_read(tmp_path: Path) -> None:
+def test_oversized_or_special_artifact_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     for name in ("large", "archive"):
         (tmp_path / "run" / name).mkdir(parents=True)
@@ -217,7 +217,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 @pytest.mark.parametrize(("file", "read", "write"), [
     ("run.json", json.loads, json.dumps), ("spec.yaml", yaml.safe_load, yaml.safe_dump),
 ])  # fmt: skip
-def test_changed_description_or_spec_is_read_or_refused_in_words(
+def test_corrupted_run_json_or_spec_is_read_or_raises_a_user_error(
     folder: Path, file: str, read: Callable[[str], Any], write: Callable[[Any], str]
 ) -> None:
     from hermes_rl.analysis.compare import compare_runs

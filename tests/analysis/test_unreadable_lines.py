@@ -59,15 +59,13 @@ def test_damaged_line_costs_its_rollout_and_is_named(
     assert "the line of rollout 'b:0-0' cannot be read" in capsys.readouterr().err
 
 
-def test_damaged_line_costs_its_rollout_in_what_is_published(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_push_drops_a_damaged_record_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = damaged(tmp_path, DAMAGES["a message that is a number"], COMPACT)
     assert status(["push", str(run), str(tmp_path / "pushed")]) == 0
     assert "1 rollout: b:0-0 (it has 'messages' in a form that no run writes)" in capsys.readouterr().err
 
 
-def test_line_that_is_no_json_is_named_by_its_number(tmp_path: Path) -> None:
+def test_record_that_is_not_json_is_reported_by_line_number(tmp_path: Path) -> None:
     run = damaged(tmp_path, lambda line: line[:40], COMPACT)
     record = RunRecord(run)
     record.refresh()

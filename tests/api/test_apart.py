@@ -62,7 +62,7 @@ CELLS = [
 
 
 @pytest.mark.slow
-def test_it_plays_where_atropos_torch_and_transformers_cannot_be_imported(tmp_path: Path) -> None:
+def test_api_runs_without_atropos_torch_and_transformers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED + PLAYED, str(tmp_path)],
         cwd=ROOT,

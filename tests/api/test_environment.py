@@ -37,7 +37,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 # ---------------------------------------------------------------------- rows
 
 
-async def test_a_judge_looks_at_rollouts_one_by_one_unless_its_fallback_is_for_the_whole_group(tmp_path: Path) -> None:
+async def test_judge_grades_single_rollouts_unless_its_fallback_compares_groups(tmp_path: Path) -> None:
     args = 'rubric: "Names {{ a + b }}.", reference: "{{ a + b }}"'
     judged = TEXT.replace("{right:", f"{{judged: {{fn: llm_judge, args: {{{args}}}}}, right:")
     judged += "servers: {judge: {type: scripted}}\n"
@@ -100,7 +100,7 @@ async def test_a_path_and_a_shipped_name_are_specs_too(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- one rollout
 
 
-async def test_plays_have_the_same_seeds_in_each_run_of_a_program_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_runs_have_the_same_seeds_only_if_repeatable(tmp_path: Path) -> None:
     async def program(**how: Any) -> list[tuple[str, int | None]]:
         async with open_env(spec_in(tmp_path), **how) as env:
             row, policy = env.rows()[0], Sampler().policy()
@@ -143,7 +143,7 @@ async def test_a_rollout_has_score_messages_and_exact_tokens(tmp_path: Path) -> 
     assert trained([rollout]) == sampled(sampler.answers)
 
 
-async def test_sampling_takes_the_place_of_the_specs_settings(tmp_path: Path) -> None:
+async def test_sampling_argument_overrides_the_settings_of_the_spec(tmp_path: Path) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         row = env.rows()[0]
@@ -272,7 +272,7 @@ async def test_failing_calls_never_become_a_score(tmp_path: Path, count: int) ->
             assert "OSError: the device is busy" in rollout.error
 
 
-async def test_a_policy_that_always_fails_gives_rollouts_and_groups_without_a_score(tmp_path: Path) -> None:
+async def test_failing_policy_gives_rollouts_and_groups_without_a_score(tmp_path: Path) -> None:
     sampler = Sampler(fails=1.0)
     async with open_env(spec_in(tmp_path)) as env:
         rollout = await env.run(env.rows()[0], sampler.policy(), retries=1)
@@ -308,7 +308,7 @@ async def test_a_wrong_answer_is_a_failed_attempt(tmp_path: Path, wrong: Sampled
     assert why in rollout.error
 
 
-async def test_an_answer_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+async def test_aborted_reply_is_continued_with_exact_tokens(tmp_path: Path) -> None:
     sampler, pieces = Sampler(), []
 
     async def in_pieces(ids: list[int], sampling: Sampling) -> Sampled:
@@ -378,7 +378,7 @@ async def test_a_version_that_is_pushed_while_tokens_are_sampled_brackets_them(t
         assert (await env.run(env.rows()[0], told)).examples()[0].weights == (6, 6)
 
 
-async def test_two_plays_of_one_row_at_once_do_not_meet(tmp_path: Path) -> None:
+async def test_concurrent_runs_of_one_row_do_not_interfere(tmp_path: Path) -> None:
     policy = Sampler().policy()
     async with open_env(spec_in(tmp_path)) as env, open_env(spec_in(tmp_path)) as other:
         row = env.rows()[0]
@@ -397,7 +397,7 @@ async def test_two_plays_of_one_row_at_once_do_not_meet(tmp_path: Path) -> None:
     assert both[0].id != both[1].id
 
 
-async def test_rewards_that_compare_a_group_are_played_as_one(tmp_path: Path) -> None:
+async def test_group_comparing_rewards_require_run_group(tmp_path: Path) -> None:
     sampler = Sampler(wrong=0.5)
     async with open_env(spec_in(tmp_path, COMPARED)) as env:
         row, policy = env.rows()[0], sampler.policy()
@@ -411,7 +411,7 @@ async def test_rewards_that_compare_a_group_are_played_as_one(tmp_path: Path) ->
     assert len(group.scores) == 4
 
 
-async def test_masked_and_left_out_endings_show_in_examples_and_advantages(tmp_path: Path) -> None:
+async def test_masked_stop_reasons_zero_examples_and_advantages(tmp_path: Path) -> None:
     text = TEXT + "on_stop: {max_turns: mask}\n"
     async with open_env(spec_in(tmp_path, text)) as env:
         group = await env.run_group(env.rows()[0], 2, Sampler().policy(), sampling={"max_turns": 1})
@@ -425,7 +425,7 @@ async def test_masked_and_left_out_endings_show_in_examples_and_advantages(tmp_p
 # ---------------------------------------------------------------------- other policies
 
 
-async def test_a_chat_function_plays_with_and_without_tokens(tmp_path: Path) -> None:
+async def test_chat_function_runs_with_and_without_tokens(tmp_path: Path) -> None:
     async def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> Any:
         if messages[-1]["role"] == "tool":
             return f"The sum is {messages[-1]['content']}."
@@ -536,7 +536,7 @@ async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str
         assert set(base._live) == before
 
 
-async def test_closing_the_environment_ends_what_is_played(tmp_path: Path) -> None:
+async def test_closing_the_environment_cancels_its_rollouts(tmp_path: Path) -> None:
     hanging = Hanging()
     env = await open_env(spec_in(tmp_path, TERMINAL)).open()
     waiting = asyncio.ensure_future(env.run(env.rows()[0], Policy.sampling(hanging, None)))
@@ -613,7 +613,7 @@ async def test_a_policy_that_cannot_be_left_keeps_nothing_open(tmp_path: Path) -
         pass
 
 
-async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice(tmp_path: Path) -> None:
+async def test_cancelled_recorded_run_resumes_without_repeating_rollouts(tmp_path: Path) -> None:
     record, sampler = tmp_path / "run", Sampler(wrong=0.3)
     spec = spec_in(tmp_path)
 
@@ -640,7 +640,7 @@ async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice
     assert len(sampler.asked) == asked
 
 
-async def test_a_row_that_comes_again_in_a_training_loop_is_played_again(tmp_path: Path) -> None:
+async def test_repeated_row_in_a_training_loop_runs_once_per_batch(tmp_path: Path) -> None:
     record, sampler = tmp_path / "run", Sampler()
 
     async def step(env: Any, **given: Any) -> list[str]:
@@ -690,7 +690,7 @@ def test_the_public_names_of_one_thing_have_one_home() -> None:
 # ------------------------------------------------------------------------------- what adapters to trainers need
 
 
-async def test_a_response_that_is_full_ends_the_rollout_by_the_policys_doing_in_each_sequence(tmp_path: Path) -> None:
+async def test_full_response_stops_each_sequence_with_token_budget(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     sampler = Sampler(thought="<think>\nI add.\n</think>\n\n")
     async with open_env(spec_in(tmp_path)) as env:
@@ -721,7 +721,7 @@ async def test_an_answer_may_tell_the_older_weights_of_its_first_tokens(tmp_path
     assert asking == {rollout.id}
 
 
-async def test_tokens_that_are_not_proven_are_refused_where_exact_ones_are_asked_for(tmp_path: Path) -> None:
+async def test_exact_examples_refuse_tokens_without_provenance(tmp_path: Path) -> None:
     async def chat(messages: Any, tools: Any) -> str:
         return "The sum is 3."
 
@@ -732,7 +732,7 @@ async def test_tokens_that_are_not_proven_are_refused_where_exact_ones_are_asked
         rollout.examples(exact=True)
 
 
-async def test_a_record_is_read_beside_the_event_loop_and_let_go_of_where_nobody_waits_for_it(
+async def test_record_loads_in_a_thread_and_is_released_when_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading some gigabytes takes a minute, in which the other requests of a service would stand still."""

@@ -29,7 +29,7 @@ def begun(sampler: Sampler) -> int:
     return sum(len(ids) < shortest + 20 for ids, _ in sampler.asked)
 
 
-async def test_nothing_begins_while_nobody_iterates(tmp_path: Path) -> None:
+async def test_groups_start_only_while_they_are_iterated(tmp_path: Path) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         groups = env.groups(2, sampler.policy(), concurrency=4)
@@ -50,7 +50,7 @@ async def test_nothing_begins_while_nobody_iterates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-async def test_so_many_groups_are_played_ahead_and_no_more(tmp_path: Path, ahead: int) -> None:
+async def test_groups_run_ahead_by_at_most_the_requested_number(tmp_path: Path, ahead: int) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         async with env.groups(1, sampler.policy(), concurrency=1, ahead=ahead) as groups:
@@ -69,7 +69,7 @@ async def test_so_many_groups_are_played_ahead_and_no_more(tmp_path: Path, ahead
         assert begun(sampler) == played
 
 
-async def test_rows_that_are_given_are_played_once_each(tmp_path: Path) -> None:
+async def test_requested_rows_each_run_once(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         keys = [row.key for row in env.rows()][:3]
         given = [keys[0], env.row(keys[1]), keys[2], keys[0]]
@@ -102,7 +102,7 @@ async def _taken(groups: Any, count: int) -> Any:
             yield await anext(groups)
 
 
-async def test_uniform_groups_are_left_out_and_counted(tmp_path: Path) -> None:
+async def test_uniform_groups_are_excluded_and_counted(tmp_path: Path) -> None:
     sampler = Sampler(wrong=0.3)
     async with open_env(spec_in(tmp_path)) as env:
         rows = [row for row in env.rows() for _ in range(5)]
@@ -139,7 +139,7 @@ async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> Non
             await anext(unknown)
 
 
-async def test_a_recorded_group_that_is_stale_by_now_is_played_anew_under_its_batch(tmp_path: Path) -> None:
+async def test_stale_recorded_group_runs_again_under_its_batch(tmp_path: Path) -> None:
     async def asked(version: int, sampler: Sampler) -> tuple[list[str], int]:
         async with open_env(spec_in(tmp_path), record=tmp_path / "run") as env:
             rows = list(env.rows())[:3]
@@ -161,7 +161,7 @@ async def test_a_recorded_group_that_is_stale_by_now_is_played_anew_under_its_ba
     assert not last.asked
 
 
-async def test_a_group_that_failed_for_good_is_handed_out_as_dropped(tmp_path: Path) -> None:
+async def test_group_with_exhausted_retries_is_returned_as_dropped(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         rows = list(env.rows())
         found = [group async for group in env.groups(2, Sampler(fails=1.0).policy(), rows=rows, retries=0)]
@@ -217,7 +217,7 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         waiting.cancel()
 
 
-async def test_a_batch_that_is_asked_for_twice_at_once_is_played_once(tmp_path: Path) -> None:
+async def test_batch_requested_twice_concurrently_runs_once(tmp_path: Path) -> None:
     """Also where rewards compare the members, which then get one comparison."""
     for name, text in (("plain", TEXT), ("compared", COMPARED)):
         folder = tmp_path / name
@@ -237,7 +237,7 @@ async def test_a_batch_that_is_asked_for_twice_at_once_is_played_once(tmp_path: 
         assert len(lines) == 4 * 4
 
 
-async def test_what_is_wrong_is_found_before_anything_is_played(tmp_path: Path) -> None:
+async def test_invalid_arguments_are_reported_before_any_rollout_starts(tmp_path: Path) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         with pytest.raises(UserError, match="colour"):

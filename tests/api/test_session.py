@@ -97,7 +97,7 @@ async def test_ids_that_end_at_the_limit_were_cut(tmp_path: Path) -> None:
     assert session.rollout.stop_reason is StopReason.LENGTH
 
 
-async def test_ids_that_no_policy_has_sampled_are_refused_and_the_turn_still_waits(tmp_path: Path) -> None:
+async def test_session_refuses_invalid_token_ids_and_keeps_the_turn_open(tmp_path: Path) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         session = await env.session(env.rows()[0], tokenizer=SMALL)
@@ -293,7 +293,7 @@ async def test_seats_that_speak_at_a_time_are_asked_one_after_the_other(tmp_path
     assert {seat.seat.name: seat.result.texts for seat in session.rollout.seats if seat.result is not None} == said
 
 
-async def test_seats_with_servers_of_their_own_are_played_by_these(tmp_path: Path) -> None:
+async def test_seats_with_their_servers_are_answered_by_these_servers(tmp_path: Path) -> None:
     text = SEATS.replace("black: {", "black: {server: other, ").replace("{policy:", "{other: {type: scripted}, policy:")
     text += "solution: {turns: [{seat: black, say: '7'}, {seat: black, say: '8'}]}\n"
     async with open_env(seats_in(tmp_path, text)) as env:
@@ -304,7 +304,7 @@ async def test_seats_with_servers_of_their_own_are_played_by_these(tmp_path: Pat
     assert session.rollout is not None and [seat.score for seat in session.rollout.seats] == [2.0, 8.0]
 
 
-async def test_a_seat_whose_server_fails_ends_the_session_while_another_one_waits(tmp_path: Path) -> None:
+async def test_failing_seat_server_ends_the_session_while_another_seat_waits(tmp_path: Path) -> None:
     text = AT_A_TIME.replace("black: {", "black: {server: other, ")
     chat = ScriptedChat([refused(401, "no key")] * 9)
     stop = await chat.start()
@@ -325,7 +325,7 @@ async def test_a_seat_whose_server_fails_ends_the_session_while_another_one_wait
         await stop()
 
 
-async def test_an_answer_for_one_that_was_ended_meanwhile_is_not_that_of_the_next(tmp_path: Path) -> None:
+async def test_session_reply_to_a_cancelled_turn_is_not_used_for_the_next_turn(tmp_path: Path) -> None:
     async with open_env(seats_in(tmp_path)) as env:
         key = RolloutKey(env.rows()[0], "g", 0, 1)
     stepped = ExternalPolicy(None, None, seats=True)

@@ -36,7 +36,7 @@ def loops() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "hermes-rl-sync" and each not in EARLIER]
 
 
-def test_a_forked_process_is_told_what_to_do(tmp_path: Path) -> None:
+def test_sync_env_in_a_forked_process_raises_an_error_that_names_spawn(tmp_path: Path) -> None:
     """It waited for ever, as the thread of the loop stays behind in a fork."""
     with sync(open_env(spec_in(tmp_path))) as env:
         child = os.fork()
@@ -154,7 +154,7 @@ def test_threads_that_look_for_rows_at_the_same_time_all_find_theirs(
         assert {other.result().key for other in others} == {"eval 1"}
 
 
-async def test_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
+async def test_sync_env_works_next_to_a_running_event_loop(tmp_path: Path) -> None:
     policy = Sampler().policy()
     async with open_env(spec_in(tmp_path)) as env:
         assert (await env.run(env.rows()[0], policy)).score == 1.0
@@ -166,7 +166,7 @@ async def test_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
         assert blocking.run(blocking.rows()[0], policy).score == 1.0, "the policy has gone over to another loop"
 
 
-def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
+def test_closing_the_sync_env_cancels_the_waiting_run(tmp_path: Path) -> None:
     began, left = threading.Event(), threading.Event()
 
     async def hangs(ids: list[int], sampling: Sampling) -> Sampled:
@@ -191,7 +191,7 @@ def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swallows", ["once", "always"])
-def test_policy_function_that_swallows_its_cancellation_ends_with_the_environment(
+def test_policy_that_swallows_cancellation_ends_with_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, swallows: str
 ) -> None:
     for module in ("hermes_rl.threads", "hermes_rl.api.sync"):
@@ -241,7 +241,7 @@ def test_what_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     assert loops() == []
 
 
-def test_work_is_begun_on_the_loop_while_the_caller_does_something_else(tmp_path: Path) -> None:
+def test_submit_starts_work_on_the_loop_without_blocking_the_caller(tmp_path: Path) -> None:
     env, policy = open_env(spec_in(tmp_path)), Sampler().policy()
 
     async def both() -> list[float | None]:

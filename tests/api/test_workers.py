@@ -53,7 +53,7 @@ async def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
 # ---------------------------------------------------------------------- what is played
 
 
-async def test_workers_play_what_one_process_plays(tmp_path: Path) -> None:
+async def test_workers_produce_the_same_rollouts_as_one_process(tmp_path: Path) -> None:
     spec = spec_in(tmp_path, SCRIPTED)
     played: list[dict[str, Any]] = []
     for number in (1, 2):
@@ -103,7 +103,7 @@ async def test_servers_that_take_fewer_calls_than_there_are_workers_are_refused(
     assert not workers()
 
 
-async def test_a_function_of_this_process_acts_in_no_other_one_and_sessions_are_stepped_here(tmp_path: Path) -> None:
+async def test_workers_refuse_local_policy_functions_but_allow_sessions(tmp_path: Path) -> None:
     sampler = Sampler()
 
     async def chat(messages: Any, tools: Any) -> str:
@@ -180,7 +180,7 @@ DEADLY = CODE.replace(
 )
 
 
-async def test_a_rollout_that_takes_its_worker_along_fails_and_the_others_are_played(tmp_path: Path) -> None:
+async def test_rollout_that_kills_its_worker_fails_and_others_continue(tmp_path: Path) -> None:
     spec = spec_in(
         tmp_path, SCRIPTED.replace("error_rate: 0.5", "error_rate: 0").replace('add"}', 'add", isolate: none}')
     )
@@ -194,7 +194,7 @@ async def test_a_rollout_that_takes_its_worker_along_fails_and_the_others_are_pl
         assert (env.status().died, env.status().lost) == (3, 3)
 
 
-async def test_what_a_trainer_captures_is_played_again_only_by_the_trainer(tmp_path: Path) -> None:
+async def test_dead_worker_is_not_retried_when_the_trainer_captures_tokens(tmp_path: Path) -> None:
     """A worker that dies has made calls that the trainer has captured already."""
     server = await Loopback().start()
     server.otherwise.delay = 60.0
@@ -241,7 +241,7 @@ async def test_connections_to_an_endpoint_end_with_its_rollout(tmp_path: Path) -
 # ---------------------------------------------------------------------- what is given up
 
 
-async def test_a_play_that_is_cancelled_ends_in_its_worker_too(tmp_path: Path) -> None:
+async def test_cancelled_run_ends_in_its_worker_too(tmp_path: Path) -> None:
     model = token_policy()
     async with model.running() as url, open_env(spec_in(tmp_path), workers=2) as env:
         policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()), version=1)
@@ -283,7 +283,7 @@ async def test_a_sandbox_is_released_when_the_wait_for_its_rollout_is_over(tmp_p
         assert not sleepers(mark)
 
 
-async def test_an_environment_that_closes_ends_what_its_workers_play(tmp_path: Path) -> None:
+async def test_closing_the_environment_cancels_rollouts_in_workers(tmp_path: Path) -> None:
     model = token_policy()
     async with model.running() as url:
         async with open_env(spec_in(tmp_path), workers=2) as env:
@@ -300,7 +300,7 @@ async def test_an_environment_that_closes_ends_what_its_workers_play(tmp_path: P
 
 
 @pytest.mark.slow
-async def test_what_a_trainer_tells_of_the_weights_holds_for_every_call_from_then_on(tmp_path: Path) -> None:
+async def test_policy_version_and_model_updates_reach_calls_in_flight(tmp_path: Path) -> None:
     model, weights = token_policy(), {"version": 1, "model": "tiny-1"}
     async with model.running() as url, open_env(spec_in(tmp_path), workers=2) as env:
         policy = Policy.server(
@@ -345,7 +345,7 @@ async def test_a_server_that_tells_its_version_is_asked_by_the_worker(tmp_path: 
 
 
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_version_that_answers_tell_to_workers_is_that_of_the_policy(tmp_path: Path, number: int) -> None:
+async def test_version_in_worker_responses_updates_the_policy(tmp_path: Path, number: int) -> None:
     """vLLM tells it nowhere else, and what is too old is left out by it."""
     model, version = token_policy(), ["7"]
     model.faults = [lambda body: body.update(weight_version=version[0])] * 100

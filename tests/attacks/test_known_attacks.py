@@ -40,7 +40,7 @@ def test_each_kind_has_an_original_and_relatives() -> None:
 @pytest.mark.by_turns(3)
 @pytest.mark.timeout(GUARD + 20)
 @pytest.mark.parametrize(("mode", "user"), [("system", None), ("image", None), ("system", ORDINARY)])
-def test_every_known_attack_is_graded_as_it_deserves_and_hurts_nobody(
+def test_known_attacks_get_the_expected_grade_and_harm_no_other_rollout(
     folder: Path, mode: str, user: int | None, request: pytest.FixtureRequest
 ) -> None:
     if user is not None and os.geteuid() != 0:

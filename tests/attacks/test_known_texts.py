@@ -78,7 +78,7 @@ def test_a_parser_never_takes_what_is_nested_without_end(name: str) -> None:
         assert not any(call.arguments for call in parse(name, text).calls)
 
 
-def test_arguments_that_are_refused_are_an_object_for_nobody() -> None:
+def test_refused_arguments_are_not_parsed_for_templates_or_requests() -> None:
     for arguments in (
         '{"a": ' * 300 + "1" + "}" * 300,
         '{"a": [' + "1," * MOST_VALUES + "1]}",
@@ -144,7 +144,7 @@ async def test_arguments_are_bounded() -> None:
     assert time.process_time() - began < 5
 
 
-async def test_of_many_unknown_parameters_few_are_compared_with_those_there_are() -> None:
+async def test_checking_many_unknown_parameters_is_fast() -> None:
     known = {"type": "object", "properties": {f"a_parameter_with_a_long_name_{n}": {} for n in range(20)}}
     written = json.dumps({f"a_parameter_with_a_long_name_n{n}": 1 for n in range(15_000)})
     began = time.process_time()
@@ -176,7 +176,7 @@ async def test_a_schema_with_many_ways_is_not_followed_for_ever(monkeypatch: pyt
     assert time.process_time() - began < 5
 
 
-async def test_a_turn_makes_so_many_calls_at_most() -> None:
+async def test_tool_calls_over_the_limit_of_a_turn_are_not_executed() -> None:
     calls = [{"id": str(i), "function": {"name": "nothing", "arguments": "{}"}} for i in range(MOST_CALLS + 500)]
     async with ToolRuntime(toolkit=Toolkit()) as runtime:
         outcomes = await execute_calls(calls, runtime.toolkit, runtime, turn=1)
@@ -191,7 +191,7 @@ def test_values_are_counted_outside_of_strings() -> None:
     assert too_many_values('{"a"' * MOST_VALUES)
 
 
-def test_a_verdict_of_hundreds_of_digits_is_no_verdict() -> None:
+def test_score_with_hundreds_of_digits_is_not_a_verdict() -> None:
     with pytest.raises(ValueError, match="must be a number"):
         number_in({"score": 10**400}, "score", 0, 1)
 

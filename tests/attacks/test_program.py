@@ -104,7 +104,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("way", ENDINGS)
-async def test_a_hostile_program_is_graded_and_holds_nobody_up(
+async def test_hostile_program_is_graded_without_delaying_other_rollouts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """An honest program plays beside it again and again, and takes no longer than a few seconds each time."""

@@ -425,7 +425,7 @@ RUNS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_run_of_a_stranger_is_read_or_refused_in_words(tmp_path: Path, name: str) -> None:
+def test_untrusted_run_directory_is_read_or_refused_without_leaks(tmp_path: Path, name: str) -> None:
     shutil.copytree(RECORDED, tmp_path / "run")
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "published").mkdir()

@@ -34,7 +34,7 @@ def test_without_a_sandbox_they_get_through(folder: Path) -> None:
         assert name not in held
 
 
-def test_doctor_says_what_was_found_and_fails_where_something_got_through(
+def test_doctor_reports_escape_probes_and_fails_if_one_succeeds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def found() -> list[Trial]:

@@ -37,7 +37,7 @@ def a_run(folder: Path, scores: list[float | None], spec: str | None = None, **m
     return str(run)
 
 
-def test_a_worse_run_is_told_with_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_reports_a_worse_run_and_its_changed_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = a_run(tmp_path / "a", [1.0] * 22 + [0.0] * 2)
     b = a_run(tmp_path / "b", [0.0] * 12 + [1.0] * 12)
     assert status(["compare", a, b]) == 0
@@ -143,7 +143,7 @@ def test_another_model_is_what_is_compared(tmp_path: Path, capsys: pytest.Captur
     assert "warning" not in out
 
 
-def test_other_rows_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_reports_different_rows_and_rollout_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = a_run(tmp_path / "a", [1.0, 0.0, None]), a_run(tmp_path / "b", [1.0, 0.0])
     lines = [recorded(f"row {n}", index) | {"row_digest": "other"} for n in range(2) for index in range(2)]
     Path(b, "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -172,7 +172,7 @@ def test_what_has_no_score_bounds_the_difference(tmp_path: Path, capsys: pytest.
         (["{a}", "{a}", "--fail-if-worse", "--margin=-1"], "--margin is 0 or more"),
     ],
 )
-def test_wrong_input_is_told(
+def test_compare_reports_invalid_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     a, empty = a_run(tmp_path / "a", [1.0]), a_run(tmp_path / "empty", [])
@@ -180,7 +180,7 @@ def test_wrong_input_is_told(
     assert said in capsys.readouterr().err
 
 
-def test_rows_in_families_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_clusters_rows_by_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
     for name, better in (("a", 0), ("b", 9)):
         lines = [recorded(f"row {number}", score=float(number < better)) for number in range(24)]

@@ -35,7 +35,9 @@ def in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SMALL = ("process", "--set", "process.groups=2", "--out", "run")
 
 
-def test_a_new_run_plays_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_a_new_run_counts_all_rollouts_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = foretold(capsys, *SMALL)
     assert "run directory: run (new)" in out
     assert "3 rows; 2 groups of 4: 8 rollouts" in out
@@ -55,7 +57,7 @@ def test_groups_that_a_trainer_cannot_use_are_foretold(capsys: pytest.CaptureFix
     assert "WARNING: each group that was measured is uniform or left out, and a trainer gets none of these" in sampled
 
 
-def test_a_tokenizer_that_cannot_be_had_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reports_an_unavailable_tokenizer_once(capsys: pytest.CaptureFixture[str]) -> None:
     server = "servers.policy={type: vllm, base_url: 'http://127.0.0.1:9/v1', model: m, tokenizer: ./none}"
     (line,) = [one for one in foretold(capsys, *SMALL, "--set", server).splitlines() if one.startswith("tokenizer:")]
     assert line.count("cannot be had") == 1
@@ -97,7 +99,7 @@ def test_another_spec_is_said_to_be_another_run(capsys: pytest.CaptureFixture[st
     assert "to play: 4 rollouts, at most 12 model calls" in out
 
 
-def test_failures_of_infrastructure_are_played_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_counts_retries_of_infrastructure_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", "terminal-files", "evaluate", "--out", "run", "--quiet"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     lines[0] |= {"state": "failed", "score": None, "stop_reason": "sandbox_failure", "error": "lost"}
@@ -129,7 +131,7 @@ def test_a_sample_measures_and_prices_make_a_cost(tmp_path: Path, capsys: pytest
         (["--dry-run", "--prices", "below.json"], "scripted.prompt: Input should be greater than or equal to 0"),
     ],
 )
-def test_wrong_options_are_told(
+def test_dry_run_reports_invalid_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     (tmp_path / "other.json").write_text('{"other": {"prompt": 1, "completion": 10}}')

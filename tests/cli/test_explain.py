@@ -10,8 +10,8 @@ import yaml
 
 from hermes_rl.cli.explain import explain
 from hermes_rl.cli.main import status
-from hermes_rl.json_schema import CompiledSchema
 from hermes_rl.shipped import shipped_rewards
+from hermes_rl.spec.json_schema import CompiledSchema
 from hermes_rl.spec.reference import find_key, key_paths, reference_page, reward_example
 from hermes_rl.spec.schema import spec_json_schema
 from hermes_rl.stop_reasons import StopReason

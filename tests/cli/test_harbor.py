@@ -138,7 +138,9 @@ printf '{"right": %s, "short": %s}' $right $short > /logs/verifier/reward.json
     ],
     ids=["oracle", "nothing", "wrong", "half"],
 )
-async def test_several_rewards_are_told_apart(tmp_path: Path, command: str | None, numbers: dict[str, float]) -> None:
+async def test_several_rewards_are_recorded_as_separate_metrics(
+    tmp_path: Path, command: str | None, numbers: dict[str, float]
+) -> None:
     line = await played(task(tmp_path / "task", test=SEVERAL), tmp_path / "run", command)
     assert line["rewards"]["verified"]["metrics"] == numbers
     assert line["score"] == sum(numbers.values()) / 2
@@ -162,7 +164,7 @@ def offline() -> str:
 
 
 @pytest.mark.parametrize(("command", "score"), [(None, 1.0), ("true", 0.0)])
-async def test_tests_that_fetch_their_tools_are_played_without_a_network(
+async def test_tests_that_download_tools_run_offline_with_another_command(
     tmp_path: Path, command: str | None, score: float
 ) -> None:
     others = {"environment/bin/pytest": "#!/bin/sh\ntest $1 = /tests/test_it.py && grep -q 42 answer.txt\n"}
@@ -281,7 +283,7 @@ async def test_variables_of_a_solution_are_the_sandboxs(tmp_path: Path, monkeypa
     assert (await played(folder, tmp_path / "without"))["score"] == 0.0
 
 
-async def test_process_plays_the_tasks_that_are_not_for_evaluation(tmp_path: Path) -> None:
+async def test_process_excludes_the_evaluation_tasks(tmp_path: Path) -> None:
     for name in "abcd":
         task(tmp_path / "tasks" / name)
     sets = (
@@ -303,7 +305,7 @@ async def test_process_plays_the_tasks_that_are_not_for_evaluation(tmp_path: Pat
         await run_process(only, RunOptions("process", tmp_path / "only", progress=quiet()))
 
 
-async def test_an_evaluation_goes_on_with_the_tasks_that_were_not_played(tmp_path: Path) -> None:
+async def test_evaluate_resumes_with_the_remaining_tasks(tmp_path: Path) -> None:
     task(tmp_path / "tasks/a")
     task(tmp_path / "tasks/b")
     first = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run", None, "evaluate.limit=1")
@@ -364,7 +366,7 @@ NUMBERS = {"one": 42, "two": 2, "three": 3}
     ],
     ids=["oracle", "nothing", "third", "second", "order"],
 )
-async def test_steps_are_played_one_after_the_other(
+async def test_steps_run_in_order_until_one_fails(
     tmp_path: Path, answers: tuple[str, ...] | None, score: float, stop_reason: str, played_steps: int
 ) -> None:
     sets = []
@@ -449,7 +451,7 @@ async def test_tests_of_one_step_are_not_there_in_the_next(tmp_path: Path, place
         (TOML + STEPS.replace("three", ".."), "task.toml:23", "steps/ has no folder of that name"),
     ],
 )
-def test_steps_that_cannot_be_played_are_refused_by_their_line(tmp_path: Path, toml: str, place: str, why: str) -> None:
+def test_unsupported_steps_are_refused_with_file_and_line(tmp_path: Path, toml: str, place: str, why: str) -> None:
     with pytest.raises(SpecError) as refused:
         read_tasks(steps(tmp_path / "odd", toml), "bubblewrap", network=False, agent_timeout=600, steps="mean")
     (problem,) = refused.value.problems
@@ -457,7 +459,7 @@ def test_steps_that_cannot_be_played_are_refused_by_their_line(tmp_path: Path, t
     assert why in problem.message
 
 
-def test_steps_are_refused_where_the_spec_plays_none(tmp_path: Path) -> None:
+def test_task_steps_require_a_spec_with_user_turns(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         read_tasks(steps(tmp_path / "odd"), "bubblewrap", network=False)
     (problem,) = refused.value.problems
@@ -498,7 +500,7 @@ retries = {retries}
 """
 
 
-async def test_the_agent_begins_when_the_health_check_passes(tmp_path: Path) -> None:
+async def test_agent_starts_after_the_health_check_passes(tmp_path: Path) -> None:
     """The command fails three times before it passes."""
     toml = TOML + HEALTH.format(place=".", retries=4)
     test = "[ $(wc -l < looks) = 4 ] && grep -q 4 looks.txt && R=1; echo ${R:-0} > /logs/verifier/reward.txt\n"
@@ -515,7 +517,7 @@ async def test_a_sandbox_that_stays_ill_is_nobodys_score(tmp_path: Path) -> None
         await played(task(tmp_path / "task", toml), tmp_path / "run")
 
 
-async def test_the_health_check_of_a_step_comes_behind_its_setup(tmp_path: Path) -> None:
+async def test_health_check_of_a_step_runs_after_its_setup(tmp_path: Path) -> None:
     """Where it fails, which the agent can bring about, the step is graded as it stands."""
     check = "healthcheck = {{ command = '{}', interval_sec = 0.1, retries = 2 }}\n"
     toml = TOML + STEPS.replace('name = "two"\n', 'name = "two"\n' + check.format("test -e begun.txt"))
@@ -624,7 +626,7 @@ TABLES = '[[steps]]\nname = "one"\n'
         ),
     ],
 )
-def test_what_cannot_be_played_is_refused_by_file_and_line(
+def test_unsupported_task_is_refused_with_file_and_line(
     tmp_path: Path, toml: str, dockerfile: str, place: str, why: str
 ) -> None:
     with pytest.raises(SpecError) as refused:
@@ -660,7 +662,7 @@ def test_a_file_that_would_be_ignored_refuses_the_task(tmp_path: Path, name: str
     ("link", "target"),
     [("tests/out", "../task.toml"), ("solution/folder", "."), ("environment/none", "nothing"), ("tests/far", "/etc")],
 )
-def test_a_link_that_would_be_left_out_refuses_the_task(tmp_path: Path, link: str, target: str) -> None:
+def test_link_outside_its_directory_refuses_the_task(tmp_path: Path, link: str, target: str) -> None:
     folder = task(tmp_path / "odd")
     (folder / link).symlink_to(target)
     with pytest.raises(SpecError) as refused:
@@ -783,7 +785,7 @@ def test_file_that_becomes_a_link_is_not_followed(tmp_path: Path, monkeypatch: p
         read_tasks(folder, "bubblewrap", network=False)
 
 
-def test_a_link_to_a_file_beside_it_is_that_file(tmp_path: Path) -> None:
+def test_link_to_a_neighbouring_file_is_read_as_that_file(tmp_path: Path) -> None:
     folder = task(tmp_path / "task", dockerfile="FROM debian\nCOPY data /app\n", others={"environment/data/a": "a"})
     (folder / "environment/data/b").symlink_to("../given.txt")
     (row,) = read_tasks(folder, "bubblewrap", network=False).rows
@@ -884,7 +886,7 @@ def test_validate_says_all_that_a_run_says(tmp_path: Path) -> None:
         assert str(warning).startswith(f"{tmp_path}: {begin}")
 
 
-def test_a_task_with_all_that_is_played_needs_no_words(tmp_path: Path) -> None:
+def test_fully_supported_task_produces_no_notes(tmp_path: Path) -> None:
     toml = """\
 schema_version = "1.4"
 source = "here"
@@ -955,7 +957,7 @@ def test_each_table_of_a_task_may_bound_the_network(
     assert len(notes) == (1 if note is None else 2)
 
 
-def test_tasks_that_cannot_be_played_are_left_out_and_named(tmp_path: Path) -> None:
+def test_unsupported_tasks_are_excluded_with_a_warning(tmp_path: Path) -> None:
     task(tmp_path / "a")
     task(tmp_path / "b", TOML + "gpus = 1\n")
     tasks = read_tasks(tmp_path, "bubblewrap", network=False)
@@ -969,7 +971,7 @@ def test_docker_has_the_tasks_own_image(tmp_path: Path) -> None:
     assert (row["image"], row["workdir"], row["setup"], row["files"]) == ("a/b:1", None, [], [])
 
 
-def test_files_beside_a_named_image_are_laid_into_its_working_directory(tmp_path: Path) -> None:
+def test_files_of_a_task_with_an_image_are_copied_to_its_workdir(tmp_path: Path) -> None:
     folder = task(tmp_path / "task", TOML + "docker_image = 'a/b:1'\n", None, others={"environment/d/run.sh": "x"})
     (folder / "environment/d/run.sh").chmod(0o755)
     (row,) = read_tasks(folder, "docker", network=False).rows
@@ -979,7 +981,7 @@ def test_files_beside_a_named_image_are_laid_into_its_working_directory(tmp_path
         read_tasks(folder, "docker", network=False)
 
 
-def test_docker_builds_what_the_default_sandbox_cannot_stand_in_for(tmp_path: Path) -> None:
+def test_docker_builds_images_that_the_default_sandbox_cannot_emulate(tmp_path: Path) -> None:
     dockerfile = "FROM scratch AS a\nARG A=1\nRUN --mount=type=cache apt-get install -y $A\nFROM a\nUSER x\nCOPY . .\n"
     folder = task(tmp_path / "here/tasks/built", dockerfile=dockerfile)
     (folder / "environment/outside").symlink_to("/etc/hostname")
@@ -1013,7 +1015,7 @@ def test_what_an_image_starts_by_itself_is_started_where_processes_stay(tmp_path
     assert not any("ENTRYPOINT" in note for note in tasks.notes)
 
 
-def test_a_demo_is_told_what_plays_in_the_tasks_own_image(tmp_path: Path) -> None:
+def test_error_for_a_task_image_names_the_backend_option(tmp_path: Path) -> None:
     folder = task(tmp_path / "task", dockerfile="FROM alpine\n")
     for demo, way in ((False, "docker"), (True, "docker --set servers.policy.type=scripted (in the place of --demo)")):
         with pytest.raises(SpecError) as refused:
@@ -1047,7 +1049,7 @@ def composed(folder: Path, text: str) -> Path:
     return task(folder, TOML + "docker_image = 'a/b:1'\n", others={"environment/docker-compose.yaml": text})
 
 
-def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path) -> None:
+def test_compose_services_run_alongside_the_sandbox(tmp_path: Path) -> None:
     tasks = read_tasks(composed(tmp_path / "two", COMPOSE), "docker", network=False)
     (row,) = tasks.rows
     given = base64.b64encode(b"given\n").decode()
@@ -1064,7 +1066,7 @@ def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path)
     assert "two: `restart` of services in environment/docker-compose.yaml is of no effect" in tasks.notes
 
 
-def test_the_sandbox_is_there_whatever_a_compose_file_says_of_it(tmp_path: Path) -> None:
+def test_sandbox_does_not_depend_on_the_main_service_of_a_compose_file(tmp_path: Path) -> None:
     folder = composed(tmp_path / "two", "services: {db: {image: x}}\n")
     (row,) = read_tasks(folder, "docker", network=False).rows
     assert list(row["services"]) == ["db"]
@@ -1118,7 +1120,7 @@ def test_a_link_leads_no_file_of_this_machine_into_a_service(tmp_path: Path) -> 
         ("volumes: {data: {}}", "secrets: {}", 18, "`secrets` is not played"),
     ],
 )
-def test_what_of_a_compose_file_cannot_be_played_is_refused_by_its_line(
+def test_unsupported_compose_settings_are_refused_with_file_and_line(
     tmp_path: Path, old: str, new: str, line: int, why: str
 ) -> None:
     assert old in COMPOSE
@@ -1151,7 +1153,7 @@ def example(page: str, begin: str) -> str:
     return str(block)
 
 
-async def test_the_docs_spec_of_task_folders_plays_those_it_chooses(tmp_path: Path) -> None:
+async def test_task_directory_spec_from_the_docs_runs_the_selected_tasks(tmp_path: Path) -> None:
     for name, category in {"a": "files", "b": "files", "c": "files", "d": "networks"}.items():
         task(tmp_path / "tasks" / name, TOML + f"[metadata]\ncategory = '{category}'\n")
     (tmp_path / "spec.yaml").write_text(example("spec.md", "{harbor: tasks"))

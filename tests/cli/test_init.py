@@ -29,7 +29,7 @@ def test_every_kind_has_its_files() -> None:
 @pytest.mark.parametrize(
     "kind", ["game", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "game")]
 )
-def test_what_is_made_is_valid_and_plays(kind: str, tmp_path: Path) -> None:
+def test_created_environment_validates_runs_and_passes_its_tests(kind: str, tmp_path: Path) -> None:
     # As in a checkout of ours: another project around it, with settings of its own and a package of the same name.
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\npythonpath = ["."]\n'

@@ -155,7 +155,7 @@ def test_an_interrupt_gives_the_terminal_back(start: Callable[..., Terminal]) ->
 
 
 @pytest.mark.slow
-def test_a_terminal_that_has_stopped_holds_up_nothing(start: Callable[..., Terminal], tmp_path: Path) -> None:
+def test_stopped_terminal_does_not_block_the_run(start: Callable[..., Terminal], tmp_path: Path) -> None:
     terminal = start(8)
     terminal.until(lambda text: "in flight" in text)
     terminal.press("\x13")  # Ctrl-S: whatever is written now waits
@@ -263,7 +263,7 @@ def test_a_histogram_has_room_for_any_number() -> None:
     assert histogram([0.0, 5e-324]) == "█" + " " * 8 + "█"
 
 
-async def test_a_panel_that_cannot_be_drawn_is_told_and_takes_no_note_with_it() -> None:
+async def test_panel_that_cannot_be_drawn_is_reported_once_and_keeps_notes() -> None:
     said = io.StringIO()
     panel = LivePanel("x", Console(file=said, width=100))
     panel.values["score"].append("no number")  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ def test_words_are_specs_or_flags_with_their_values() -> None:
         ("--ray spec.yaml process", "--ray=local spec.yaml process"),
     ],
 )
-def test_the_address_of_a_ray_cluster_may_be_left_out(typed: str, taken: str) -> None:
+def test_ray_address_is_optional(typed: str, taken: str) -> None:
     assert with_address(typed.split()) == taken.split()
 
 
@@ -102,7 +102,7 @@ def test_validate_reads_variables_from_a_file(spec: Path, tmp_path: Path) -> Non
     assert status(["validate", str(spec), "--env-file", str(tmp_path / "env")]) == 0
 
 
-def test_validate_deep_plays_what_the_options_say(
+def test_validate_deep_applies_option_overrides(
     spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(spec.parent)
@@ -146,7 +146,7 @@ def test_doctor_without_a_spec_takes_no_options(capsys: pytest.CaptureFixture[st
         ("silent", "has no docstring"),
     ],
 )
-def test_a_function_that_a_model_cannot_call_is_told_at_its_line(
+def test_validate_reports_an_uncallable_function_with_its_location(
     spec: Path, capsys: pytest.CaptureFixture[str], tool: str, message: str
 ) -> None:
     with pytest.raises(UserError):
@@ -157,7 +157,9 @@ def test_a_function_that_a_model_cannot_call_is_told_at_its_line(
     assert line.startswith(f"{spec}:6:13: ") and message in line
 
 
-def test_a_method_of_the_state_that_a_model_cannot_call_is_told(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_an_uncallable_state_method_with_its_location(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class World:
         def move(self, where):  # type: ignore[no-untyped-def]
             """Move."""
@@ -177,7 +179,7 @@ def test_a_method_of_the_state_that_a_model_cannot_call_is_told(spec: Path, caps
     ],
 )
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
-def test_a_renderer_that_does_not_exist_is_told_at_its_place(
+def test_validate_reports_an_unknown_renderer_with_its_location(
     spec: Path, capsys: pytest.CaptureFixture[str], renderer: str, wrong: str, message: str, kind: str
 ) -> None:
     server = f"{{type: {kind}, base_url: 'http://h/v1', model: m, renderer: {renderer}}}"
@@ -196,7 +198,7 @@ def test_formats_of_tool_calls_have_the_names_of_other_projects() -> None:
         load_parser("llama4_pythonic")
 
 
-def test_a_tokenizer_at_hand_that_does_not_fit_is_a_problem_and_no_note(
+def test_validate_reports_an_unusable_local_tokenizer_as_an_error(
     spec: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (spec.parent / "empty").mkdir()
@@ -240,9 +242,7 @@ def test_a_choice_is_a_policy_of_its_type(
     assert (policy.type, policy.base_url, policy.api_key_env) == expected
 
 
-def test_openrouter_without_its_key_is_told_before_anything_is_asked(
-    spec: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_openrouter_key_is_reported_before_the_next_prompt(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def prompt(text: str, **_: object) -> int:
@@ -294,7 +294,7 @@ def test_a_flag_of_another_mode_is_refused(
     assert f"{flag.partition('=')[0]} has no effect in {mode}: " in capsys.readouterr().err
 
 
-def test_flags_that_ask_for_what_is_done_anyway_are_taken(spec: Path) -> None:
+def test_flags_that_match_the_default_behaviour_are_accepted(spec: Path) -> None:
     from hermes_rl.runs.setup import in_flight, require_effect
 
     require_effect(["--env.worker_timeout", "-1", "--env.include_messages", "true"], "process")

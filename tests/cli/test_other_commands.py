@@ -69,7 +69,7 @@ def test_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == committed
 
 
-def test_doctor_says_what_works_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_control_groups_and_sandbox_backends(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["doctor"]) == 0
     assert "sandbox control groups: " in capsys.readouterr().out
     assert status(["doctor"]) == 0
@@ -122,7 +122,7 @@ class Keeper(BaseHTTPRequestHandler):
         (None, "FAIL", "the environment variable THE_KEY"),
     ],
 )
-def test_doctor_asks_a_server_with_its_key_and_says_what_it_answers(
+def test_doctor_calls_each_server_with_its_key_and_reports_the_response(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -177,7 +177,7 @@ def test_a_malformed_spec_ends_a_run_with_2_and_no_traceback(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_openenv_names_the_missing_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_spec("openenv") is None, "this test is for where OpenEnv is not installed"
     assert status(["serve-openenv", "terminal-files"]) == 2
     assert install_command("openenv") in capsys.readouterr().err
@@ -217,7 +217,7 @@ def test_help_fits_on_a_page_and_says_no_types(capsys: pytest.CaptureFixture[str
     assert "..." not in capsys.readouterr().out.split("Commands:")[1]
 
 
-def test_a_word_that_is_no_choice_is_told_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_choice_is_reported_with_the_allowed_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["list", "spec"]) == 2
     assert "Invalid value for 'kind': 'spec' is not one of 'specs'" in capsys.readouterr().err
 

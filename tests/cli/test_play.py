@@ -46,7 +46,7 @@ def test_a_rollout_is_seen_as_it_goes_and_nothing_is_recorded(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["words.yaml"]
 
 
-def test_a_person_plays_where_the_spec_names_no_policy(tmp_path: Path) -> None:
+def test_person_acts_as_the_model_when_the_spec_has_no_policy(tmp_path: Path) -> None:
     typed = (
         "/tools\n/nothing {}\n/write_file {bad\n/write_file [1]\n"
         '/write_file {"path": "a.txt", "content": "blue"}\n/terminal {"command": "cat a.txt"}\n\nIt is done.\n'
@@ -84,13 +84,13 @@ def test_a_person_looks_into_the_sandbox_before_it_is_graded(tmp_path: Path) -> 
     ("more", "words"),
     [(("--row", "9"), "there is no row '9'"), ((), "no policy"), (("--openai.nothing", "1"), "nothing")],
 )
-def test_what_cannot_be_played_is_said(more: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_person_mode_reports_invalid_rows_policies_and_flags(more: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = play(tmp_path, *(("--person",) if "--row" in more else ()), *more)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_a_policy_that_is_away_is_told_at_once(tmp_path: Path) -> None:
+def test_unreachable_policy_is_reported_immediately(tmp_path: Path) -> None:
     away = 'servers: {policy: {type: openai, base_url: "http://127.0.0.1:9/v1", model: m}}'
     done = play(tmp_path, spec=SPEC + away)
     assert done.returncode != 0

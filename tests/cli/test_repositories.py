@@ -49,12 +49,12 @@ def test_a_folder_is_the_one_spec_in_it(here: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("word", ["x" * 5000, "a\0b", "nothing/here/at/all", ""])
-def test_what_can_be_no_spec_is_told_without_a_traceback(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_spec_name_is_reported_without_a_traceback(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", word, "process", "--demo"]) == 2
     assert "there is no spec" in capsys.readouterr().err
 
 
-def test_a_file_of_python_is_no_spec(
+def test_python_file_is_refused_as_a_spec(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def test_a_file_of_python_is_no_spec(
     assert "game.py is Python code and no spec: name the YAML file" in capsys.readouterr().err
 
 
-def test_a_repository_is_refused_until_it_is_trusted_and_then_for_that_content_alone(
+def test_repository_needs_trust_for_each_content(
     origin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, first = f"git+file://{origin}", git(origin, "rev-parse", "HEAD")
@@ -137,7 +137,9 @@ def _on_a_terminal(command: tuple[str, ...], answer: str) -> tuple[int, bool]:
         os.close(ours)
 
 
-def test_one_of_several_environments_is_named_behind_a_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_of_a_repository_is_selected_after_a_hash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     several = {f"envs/{name}/{file}": text for name in ("a", "b") for file, text in ENVIRONMENT.items()}
     origin = repository(tmp_path / "several", {**several, "envs/b/other.yaml": SPEC})
     address = f"git+file://{origin}@main"
@@ -170,7 +172,7 @@ def test_a_spec_of_a_repository_names_files_of_it_alone(
     assert "names files of it alone" in capsys.readouterr().err
 
 
-def test_a_set_plays_a_repository(origin: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_set_runs_a_trusted_repository(origin: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = "{servers.policy.type: scripted, dataset.eval: only}"
     text = f"set: {{name: all, specs: ['git+file://{origin}@v1', ./mine], models: [{{name: m, set: {policy}}}]}}\n"
     (here / "set.yaml").write_text(text)

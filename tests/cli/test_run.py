@@ -33,7 +33,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subproces
 Run = tuple[Path, "subprocess.CompletedProcess[str]"]
 
 
-def test_the_first_command_plays_twelve_groups_of_four_none_uniform(first_run: Run) -> None:
+def test_first_command_runs_twelve_mixed_groups_of_four(first_run: Run) -> None:
     folder, done = first_run
     assert done.returncode == 0, done.stderr
     (run,) = (folder / "outputs" / "terminal-files").iterdir()
@@ -66,7 +66,7 @@ def test_the_same_command_again_has_nothing_left_to_do(first_run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_more_groups_go_on_and_fresh_starts_beside(tmp_path: Path) -> None:
+def test_more_groups_resume_the_run_and_fresh_starts_another(tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     arguments = ["run", "terminal-files", "process", "--out", out, "--quiet"]
     assert hermes(*arguments, "--set", "process.groups=2", cwd=tmp_path).returncode == 0
@@ -102,7 +102,7 @@ def mine(result, item):
 """
 
 
-def test_half_a_character_in_the_error_of_a_reward_costs_an_evaluation_nothing(tmp_path: Path) -> None:
+def test_unpaired_surrogate_in_a_reward_error_does_not_stop_evaluation(tmp_path: Path) -> None:
     (tmp_path / "halves.py").write_text(HALVES)
     (tmp_path / "half.yaml").write_text(
         "name: half\ndataset: {items: [{n: 1}, {n: 2}, {n: 3}], eval: only}\nprompt: {user: hi}\n"
@@ -115,7 +115,7 @@ def test_half_a_character_in_the_error_of_a_reward_costs_an_evaluation_nothing(t
     assert "half \\ud83d of a character" in (tmp_path / "run" / "run.json").read_text()
 
 
-def test_an_evaluation_of_a_program_that_never_asks_fails_and_says_what_it_did(tmp_path: Path) -> None:
+def test_evaluation_fails_if_the_program_never_calls_the_model(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("""
 name: silent
 dataset: {items: [{q: one}, {q: two}], eval: only}
@@ -135,7 +135,7 @@ servers: {policy: {type: scripted}}
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_complete_groups_and_the_same_command_resumes(tmp_path: Path) -> None:
     arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
     process = started(*arguments, cwd=tmp_path)
     groups = tmp_path / "run" / "groups.jsonl"
@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
         (["regrade", "outputs"], "outputs cannot be graded anew: there is no run"),
     ],
 )
-def test_wrong_input_ends_with_2_and_says_what_to_do(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_invalid_input_exits_with_status_2_and_a_hint(arguments: list[str], said: str, tmp_path: Path) -> None:
     done = hermes(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
@@ -201,7 +201,7 @@ def test_the_environment_may_name_the_policy(tmp_path: Path) -> None:
     assert "sk-secret-1" not in done.stdout + done.stderr
 
 
-def test_demo_plays_without_a_model_and_says_so(tmp_path: Path) -> None:
+def test_demo_runs_without_a_model_and_is_reported(tmp_path: Path) -> None:
     done = hermes("run", str(no_policy(tmp_path)), "process", "--demo", "--set", "process.groups=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "demo" in done.stderr

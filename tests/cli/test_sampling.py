@@ -24,7 +24,7 @@ async def said_of(server: Drawing, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-async def test_what_is_drawn_is_compared_at_the_specs_settings_and_at_neutral_ones(
+async def test_sampling_check_compares_spec_and_neutral_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--sampling", "--set", "agent.temperature=0.5", "--set", "agent.top_p=0.9"]
@@ -36,7 +36,7 @@ async def test_what_is_drawn_is_compared_at_the_specs_settings_and_at_neutral_on
 
 
 @pytest.mark.slow
-async def test_neutral_settings_are_measured_once_and_only_where_it_is_asked_for(
+async def test_sampling_check_measures_neutral_settings_once_when_requested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Drawing(lambda seed, number: seed)

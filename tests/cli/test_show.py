@@ -66,7 +66,7 @@ def test_the_failed_ones_are_listed_the_worst_first(run: str, capsys: pytest.Cap
     assert f"next: hermes-rl show {run} 8" in out
 
 
-def test_why_a_rollout_failed_stands_on_top(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_starts_with_the_reason_for_a_failure(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(capsys, run, "7")
     first = out.splitlines()
     assert first[0].startswith("d:0-0  #7 of 8  score 0.25  finished")
@@ -93,7 +93,7 @@ def test_what_an_agent_wrote_is_only_text(run: str, capsys: pytest.CaptureFixtur
     assert "\x1b" not in shown(capsys, run, "d:0-0", "--json")
 
 
-def test_a_rollout_is_found_by_the_beginning_of_its_id(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollout_is_found_by_a_prefix_of_its_id(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "#3 of 8" in shown(capsys, run, "#3")
     assert "#7 of 8" in shown(capsys, run, "d:0-0")
     out = shown(capsys, run, "d")
@@ -141,12 +141,14 @@ def test_long_texts_are_cut_unless_all_is_asked_for(tmp_path: Path, capsys: pyte
         (["{run}", "7", "--tokens"], "this rollout has no tokens"),
     ],
 )
-def test_wrong_input_is_told(run: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_show_reports_invalid_arguments(
+    run: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
     assert status(["show", *(one.format(run=run) for one in arguments)]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_attempts_that_were_played_again_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_retried_attempts_separately(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [recorded("a", score=None), recorded("a", attempt=1)]
     folder = str(write_run(tmp_path / "run", lines, grading=GRADING))
     out = shown(capsys, folder)
@@ -155,7 +157,7 @@ def test_attempts_that_were_played_again_are_told_apart(tmp_path: Path, capsys: 
     assert "attempt 0: #1 sandbox_failure" in shown(capsys, folder, "2")
 
 
-def test_an_empty_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_reports_an_empty_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no rollout has ended yet" in shown(capsys, str(write_run(tmp_path / "run", [])))
 
 
@@ -168,7 +170,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_played_run_shows_what_the_model_got(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prompt_prints_the_text_of_the_recorded_tokens(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The text of the recorded tokens, which hold what the template made of messages and tools."""
     out = shown(capsys, str(played), "1", "--prompt")
     assert out.startswith("<|im_start|>system\nYou are a careful engineer with a terminal.")
@@ -180,7 +182,7 @@ def test_a_played_run_shows_what_the_model_got(played: Path, capsys: pytest.Capt
     assert [tool["function"]["name"] for tool in found["tools"]][:2] == ["terminal", "process"]
 
 
-def test_a_played_run_shows_which_tokens_are_trained(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_tokens_marks_the_trained_tokens(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = json.loads((played / "rollouts.jsonl").read_text().splitlines()[0])
     (sequence,) = json.loads(shown(capsys, str(played), "1", "--tokens", "--json"))["tokens"]
     trained = [place for place, mask in enumerate(sequence["masks"]) if mask != -100]
@@ -239,7 +241,7 @@ def test_a_pipe_may_be_closed_early(played: Path) -> None:
     assert "sequence 1 of 1" in done.stdout
 
 
-def test_a_run_without_failures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_failed_reports_a_run_without_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(write_run(tmp_path / "run", [recorded("a")], grading=GRADING))
     assert "every rollout passes" in shown(capsys, folder, "--failed")
     assert "no such rollout" in shown(capsys, folder, "--failed", "--tool", "other")

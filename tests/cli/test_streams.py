@@ -30,7 +30,7 @@ LOST = "stdout cannot be written to (No space left on device)"
     ("prepare", "numbers"),
     [(CLOSE, [1]), (CLOSE, [2]), (CLOSE, [0, 1, 2]), (FULL, [1]), (FULL, [2]), (FULL, [1, 2])],
 )
-def test_run_is_complete_whatever_becomes_of_its_words(prepare: str, numbers: list[int], tmp_path: Path) -> None:
+def test_run_completes_when_its_output_streams_fail(prepare: str, numbers: list[int], tmp_path: Path) -> None:
     code = START.format(prepare=prepare.format(numbers=numbers), arguments=RUN)
     done = hermes(cwd=tmp_path, code=code)
     assert done.returncode == 0, done.stderr

@@ -105,7 +105,7 @@ def play(folder: Path, model: Model, *words: str, rows: str = "null") -> subproc
     return hermes(*command, cwd=folder, env={"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:1"})
 
 
-def test_what_was_done_again_is_told(tmp_path: Path, model: Model) -> None:
+def test_run_reports_retried_rollouts_and_calls(tmp_path: Path, model: Model) -> None:
     done = play(tmp_path, model, "process", "--verbose")
     assert done.returncode == 0, done.stderr
     told = "rollouts played again: 1; calls sent again: policy 1"
@@ -124,7 +124,7 @@ def test_what_was_not_done_again_is_not_told(tmp_path: Path, model: Model) -> No
     assert json.loads((tmp_path / "run" / "run.json").read_text())["retried"] == {"rollouts": 0, "calls": {}}
 
 
-async def test_a_chat_server_without_a_tokenizer_is_told_before_the_first_call(tmp_path: Path, model: Model) -> None:
+async def test_chat_server_without_a_tokenizer_is_warned_about_before_any_call(tmp_path: Path, model: Model) -> None:
     stream = io.StringIO()
     model.told = stream.getvalue
     write(tmp_path, model, "null")
@@ -145,7 +145,7 @@ async def test_a_chat_server_without_a_tokenizer_is_told_before_the_first_call(t
         (("evaluate.agent.temperature=0.3",), 0.3, "evaluate.agent.temperature says so"),
     ],
 )
-def test_an_evaluation_says_how_it_samples(
+def test_evaluate_reports_its_sampling_temperature(
     tmp_path: Path, model: Model, sets: tuple[str, ...], temperature: float, why: str
 ) -> None:
     model.refusals = 0

@@ -94,7 +94,7 @@ async def test_a_reward_that_the_agent_protects_from_the_grader_is_none(tmp_path
 
 
 @pytest.mark.parametrize("number", ["2", "-1", "1e99", "nan", "inf", "one"])
-async def test_a_number_that_is_not_from_0_to_1_is_no_reward(tmp_path: Path, number: str) -> None:
+async def test_reward_outside_0_to_1_is_scored_as_zero(tmp_path: Path, number: str) -> None:
     """Code of the agent that the tests run may write the file."""
     script = f"echo {number} > /logs/verifier/reward.txt; exit 0\n"
     _, by_task, _ = await evaluated(tmp_path, [row("large", script=script)], "true")

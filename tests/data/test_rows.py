@@ -216,7 +216,7 @@ def test_a_name_that_the_hub_may_have_too_is_said_to_be_the_folder(tmp_path: Pat
         ("  path: q.jsonl\n  eval: {split: test}\n", "data_files: {train: …, test: …}}"),
     ],
 )
-def test_a_path_that_cannot_be_read_is_told_by_validate_too(tmp_path: Path, dataset: str, message: str) -> None:
+def test_validate_reports_an_unreadable_path_like_load(tmp_path: Path, dataset: str, message: str) -> None:
     (tmp_path / "q.jsonl").write_text('{"q": "a"}\n')
     (tmp_path / "q.xlsx").write_text("x")
     spec = spec_of(dataset, tmp_path)
@@ -470,7 +470,7 @@ def test_a_hub_out_of_reach_without_fallback(hub: FakeHub) -> None:
         load(spec_of("  path: org/data\n"))
 
 
-def test_a_dataset_that_does_not_exist_is_no_reason_for_the_fallback(hub: FakeHub) -> None:
+def test_missing_hub_dataset_does_not_use_the_fallback(hub: FakeHub) -> None:
     hub.error = FileNotFoundError("Dataset 'org/data' doesn't exist on the Hub")
     with pytest.raises(UserError, match="doesn't exist"):
         load(spec_of(HUB))
@@ -563,7 +563,7 @@ def test_an_order_that_cannot_be(items: str, by: str, told: str) -> None:
         load_rows(spec, "train", notify=print)
 
 
-def test_a_column_of_identifiers_is_no_column_of_numbers(tmp_path: Path) -> None:
+def test_csv_column_of_identifiers_stays_text(tmp_path: Path) -> None:
     many = "7" * 5000
     (tmp_path / "a.csv").write_text(f"square,hash,long\ne4,1234e567,{many}\ne5,5e6,8\n")
     columns = [dict(row) for row in read_files("csv", [str(tmp_path / "a.csv")])]
@@ -571,7 +571,7 @@ def test_a_column_of_identifiers_is_no_column_of_numbers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:30], lambda data: data[:20] + bytes(8) + data[28:]])
-def test_a_damaged_archive_is_told_by_its_name(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_archive_error_names_the_file(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     whole = gzip.compress(json.dumps([{"q": f"{n * n}"} for n in range(100)]).encode())
     (tmp_path / "a.json.gz").write_bytes(damage(whole))
     with pytest.raises(UserError, match=r"a\.json\.gz: cannot be read"):
@@ -579,13 +579,13 @@ def test_a_damaged_archive_is_told_by_its_name(tmp_path: Path, damage: Callable[
 
 
 @pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000])
-def test_json_that_nothing_can_hold_is_told_by_its_line(tmp_path: Path, value: str) -> None:
+def test_oversized_json_value_error_names_the_line(tmp_path: Path, value: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"q": 1}\n{"q": ' + value + "}\n")
     with pytest.raises(UserError, match=r"a\.jsonl:2: is not JSON"):
         read_files("json", [str(tmp_path / "a.jsonl")])
 
 
-def test_half_a_character_is_told_where_it_is_a_key_and_carried_where_it_is_text(tmp_path: Path) -> None:
+def test_unpaired_surrogate_is_refused_in_keys_and_accepted_in_text(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"q": "a"}\n{"q": "\\ud83d"}\n')
     data = f"  path: json\n  data_files: {tmp_path}/a.jsonl\n  shuffle: 1\n"
     assert {row.columns["q"] for row in load(spec_of(data))} == {"a", "\ud83d"}
@@ -599,9 +599,7 @@ def lines_of(folder: Path, count: int) -> Spec:
     return load_spec(folder / "s.yaml", environ={})
 
 
-def test_rows_that_are_loaded_lazily_are_made_as_far_as_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lazy_rows_are_created_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, made = lines_of(tmp_path, 100), list[int]()
     real = rows_module.digest
     monkeypatch.setattr(rows_module, "digest", lambda columns: [made.append(1), real(columns)][1])
@@ -621,7 +619,7 @@ def test_rows_in_another_order_are_not_loaded_lazily(tmp_path: Path, dataset: st
     assert [row.key for row in lazily] == [row.key for row in eager] and lazily.length == eager.length
 
 
-def test_long_reading_says_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_row_loading_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "PATIENCE", 0.0)
     monkeypatch.setattr(rows_module, "LOOKED_AFTER", 10)
     monkeypatch.setattr("hermes_rl.data.sources.LARGE", 10)

@@ -3,7 +3,7 @@
 Shown elsewhere:
 
 - an existing output is renamed →
-  tests/env/test_handwritten.py::test_process_writes_the_groups_asked_for_and_goes_on
+  tests/env/test_handwritten.py::test_process_writes_the_requested_groups_and_resumes
 - a rollout that raises once kills its group →
   tests/env/test_handwritten.py::test_an_overridden_collect_trajectory_is_called_and_retried
 - a bare server configuration means localhost and the key "x" →
@@ -18,7 +18,7 @@ Shown elsewhere:
   tests/env/test_program.py::test_wrong_flags_end_with_2_and_no_traceback
   tests/env/test_program.py::test_a_config_file_gives_way_to_flags_and_knows_its_keys
 - `testing=True` is unusable →
-  tests/env/test_handwritten.py::test_testing_and_slurm_are_refused_with_the_way_out
+  tests/env/test_handwritten.py::test_testing_mode_is_refused_with_a_hint
 - health checks are billed →
   tests/env/test_handwritten.py::test_no_health_check_is_billed_and_the_key_is_sent
 - a group that is cancelled leaks →
@@ -28,7 +28,7 @@ Shown elsewhere:
 - a group that the API refuses is lost without a word, groups of one are not counted →
   tests/trainers/test_atropos.py
 - the cause of a failing call is hidden →
-  tests/servers/test_retry.py::test_every_cause_is_kept
+  tests/servers/test_retry.py::test_failure_lists_the_cause_of_every_attempt
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def spec_env(*sets: str) -> SpecEnv:
 # ---------------------------------------------------------------------- process
 
 
-async def test_process_plays_several_groups_at_a_time(tmp_path: Path) -> None:
+async def test_process_runs_several_groups_concurrently(tmp_path: Path) -> None:
     """process_manager awaits one group after another."""
 
     class Slow(Canned):
@@ -116,7 +116,7 @@ async def test_where_every_group_fails_process_ends_with_a_message(tmp_path: Pat
         await env.process_manager()
 
 
-async def test_no_report_with_what_a_model_wrote_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_writes_no_html_report_of_model_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """process_manager writes an .html beside the groups in which a model's <script> runs."""
     monkeypatch.chdir(tmp_path)
     said = [{"role": "assistant", "content": "<script>alert(1)</script>"}]
@@ -128,7 +128,7 @@ async def test_no_report_with_what_a_model_wrote_is_made(tmp_path: Path, monkeyp
 # ---------------------------------------------------------------------- collect_trajectories
 
 
-async def test_log_probabilities_and_distillation_are_kept() -> None:
+async def test_log_probabilities_and_distillation_fields_are_retained() -> None:
     """The default collect_trajectories drops both."""
     more = {"inference_logprobs": [1.0, -0.1, -0.2], "distill_token_ids": [[1]] * 3, "distill_logprobs": [[0.0]] * 3}
     collected, _ = await make(play=lambda number: item(**more)).collect_trajectories(1)
@@ -248,7 +248,7 @@ def test_invented_tokens_are_never_switched_on() -> None:
         assert "DUMMY_MANAGED" not in path.read_text(encoding="utf-8"), path
 
 
-async def test_invented_tokens_are_not_to_be_had_where_a_user_switched_them_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dummy_managed_server_is_unavailable_when_enabled_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, where the variable is in the environment already."""
     monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1")
     env = make()
@@ -315,7 +315,7 @@ async def test_process_and_evaluate_log_where_wandb_was_asked_for(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_serve_logs_offline_in_the_trainers_project_under_the_environments_name(tmp_path: Path) -> None:
+async def test_serve_logs_offline_to_the_trainer_project_per_environment(tmp_path: Path) -> None:
     """BaseEnv logs into whichever run the process began first."""
     envs = [make(Offline, use_wandb=True, min_items_sent_before_logging=0) for _ in range(2)]
     answers = [Registered(project="the-trainers", run_group="together", run_name=f"canned_{n}") for n in range(2)]
@@ -375,9 +375,7 @@ async def test_constant_rewards_give_finite_metrics() -> None:
 
 
 @pytest.mark.parametrize(("excluded", "sent"), [(True, [0.0, 1.0]), (False, [1.0, 1.0])])
-async def test_uniform_groups_are_left_out_where_asked_for_and_sent_where_not(
-    excluded: bool, sent: list[float]
-) -> None:
+async def test_uniform_groups_are_excluded_only_when_configured(excluded: bool, sent: list[float]) -> None:
     """A group of equal scores is dropped with a line in a debug log."""
     scores = iter([1.0, 1.0, 0.0, 1.0, *[0.5, 0.25] * 100])
     env = make(play=lambda number: item(next(scores)), ensure_scores_are_not_same=excluded, max_num_workers=1)

@@ -113,7 +113,7 @@ class Few(Processed):
 
 
 @pytest.mark.parametrize(("cls", "groups"), [(Few, 3), (Processed, 101)])
-async def test_where_nothing_is_made_of_any_group_that_is_the_reason(
+async def test_postprocessing_that_drops_every_group_is_reported_as_the_cause(
     cls: type[Canned], groups: int, tmp_path: Path
 ) -> None:
     said = rf"Processed.postprocess_histories returned nothing for all {groups} groups .*test_collecting.py:\d+\)$"
@@ -121,7 +121,7 @@ async def test_where_nothing_is_made_of_any_group_that_is_the_reason(
         await processed(cls, lambda number: None, tmp_path)
 
 
-async def test_groups_of_which_nothing_is_made_are_named_beside_those_that_are_written(
+async def test_groups_dropped_by_postprocessing_are_counted_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = await processed(Few, lambda number: group(0.0, 1.0) if number == 1 else None, tmp_path)
@@ -129,6 +129,6 @@ async def test_groups_of_which_nothing_is_made_are_named_beside_those_that_are_w
     assert "there are no more items, and postprocess_histories returned nothing for 2 groups" in capsys.readouterr().err
 
 
-async def test_what_postprocess_histories_raises_is_told_with_its_line(tmp_path: Path) -> None:
+async def test_exception_in_postprocess_histories_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Processed.postprocess_histories raised KeyError: 7 at .*test_collecting.py"):
         await processed(Processed, lambda number: {}[7], tmp_path)

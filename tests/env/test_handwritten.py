@@ -40,7 +40,7 @@ async def test_it_is_an_atropos_environment(model: WriterModel) -> None:
     assert isinstance(make(model), BaseEnv)
 
 
-async def test_a_group_is_played_in_sandboxes_and_scored_by_compute_reward(model: WriterModel) -> None:
+async def test_group_runs_in_sandboxes_and_is_scored_by_compute_reward(model: WriterModel) -> None:
     env = make(model)
     await env.setup()
     group, backlog = await env.collect_trajectories(await env.get_next_item())
@@ -52,7 +52,7 @@ async def test_a_group_is_played_in_sandboxes_and_scored_by_compute_reward(model
     await env.shut_down()
 
 
-async def test_a_reward_does_not_hold_up_the_event_loop(model: WriterModel) -> None:
+async def test_blocking_reward_does_not_block_the_event_loop(model: WriterModel) -> None:
     rewarding, turned = threading.Event(), threading.Event()
 
     class Slow(Greetings):
@@ -129,7 +129,7 @@ class Looks(Greetings):
         await asyncio.to_thread(ToolContext("evaluation").cleanup)
 
 
-async def test_its_own_evaluate_plays_on_the_configured_backend(model: WriterModel, tmp_path: Path) -> None:
+async def test_custom_evaluate_uses_the_configured_backend(model: WriterModel, tmp_path: Path) -> None:
     (tmp_path / "only-on-this-machine").touch()
     model.command = f"ls {tmp_path}"
     for backend, seen in (("none", True), ("local", False)):
@@ -145,7 +145,7 @@ async def test_its_own_evaluate_has_the_configured_timeout(model: WriterModel) -
     assert ["timed out after 0.5 seconds" in said for said in env.said] == [True, True]
 
 
-async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: WriterModel) -> None:
+async def test_custom_wandb_log_adds_to_the_default_metrics(model: WriterModel) -> None:
     env = make(model)
     await env.setup()
     await env.collect_trajectories({"who": "Ann"})
@@ -155,7 +155,7 @@ async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: W
     await env.shut_down()
 
 
-async def test_process_writes_the_groups_asked_for_and_goes_on(model: WriterModel, tmp_path: Path) -> None:
+async def test_process_writes_the_requested_groups_and_resumes(model: WriterModel, tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     for total in (2, 3):
         env = make(model, total_steps=total, data_path_to_save_groups=str(path))
@@ -165,7 +165,7 @@ async def test_process_writes_the_groups_asked_for_and_goes_on(model: WriterMode
     assert all(line["scores"] == [1.0, 1.0] for line in lines)
 
 
-async def test_process_goes_on_with_the_items_that_have_no_group_yet(
+async def test_process_resumes_with_items_that_have_no_group(
     model: WriterModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Numbered(Greetings):
@@ -227,7 +227,7 @@ async def test_an_overridden_collect_trajectory_is_called_and_retried(model: Wri
     await env.shut_down()
 
 
-async def test_a_collect_trajectory_that_only_calls_ours_gives_the_same_group(model: WriterModel) -> None:
+async def test_delegating_collect_trajectory_gives_the_same_group(model: WriterModel) -> None:
     class Credited(Greetings):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> list[float]:
             return [1.0 + random.random(), *(0.0 for _ in result.texts[1:])]
@@ -329,7 +329,7 @@ def test_a_bare_server_baseline_stands_for_the_ports_that_atropos_means() -> Non
     assert [config.api_key for config in env.server.role.configs] == [None] * 4
 
 
-def test_testing_and_slurm_are_refused_with_the_way_out() -> None:
+def test_testing_mode_is_refused_with_a_hint() -> None:
     config = HermesAgentEnvConfig(tokenizer_name=str(small_tokenizer_path()))
     with pytest.raises(UserError, match="scripted policy"):
         Greetings(config, [APIServerConfig()], testing=True)

@@ -93,7 +93,7 @@ class Raises(Offline, Canned):
     "hook",
     ["config_init", "__init__", "setup", "get_next_item", "add_rollouts_for_wandb", "wandb_log", "cleanup", "evaluate"],
 )
-def test_what_a_method_raises_is_told_with_its_line(
+def test_exception_in_a_hook_is_reported_with_its_line(
     hook: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Raises, "raising", hook)
@@ -114,7 +114,7 @@ class Asks(Offline, Greetings):
 
 
 @pytest.mark.parametrize("prompt", [None, 7, ["Write"], b"Write"])
-def test_a_prompt_that_is_no_text_is_refused(
+def test_prompt_that_is_not_text_is_refused(
     prompt: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Asks, "prompt", prompt)
@@ -122,7 +122,7 @@ def test_a_prompt_that_is_no_text_is_refused(
     assert said.startswith(f"Asks.format_prompt returned {type(prompt).__name__}, not a text")
 
 
-def test_a_prompt_that_raises_is_told_with_its_line(
+def test_exception_in_format_prompt_is_reported_with_its_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Asks, "prompt", KeyError("question"))
@@ -140,7 +140,7 @@ def test_messages_that_are_none_are_refused(messages: Any, capsys: pytest.Captur
     assert said.startswith("Speaks.format_messages returned ") and "not a list of messages" in said
 
 
-def test_methods_that_are_not_async_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_without_async_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     class Plain(Offline, Canned):
         def setup(self) -> None:  # type: ignore[override]
             self.number = 0
@@ -159,7 +159,7 @@ def test_methods_that_are_not_async_are_taken_as_they_are(capsys: pytest.Capture
     assert len(Path("groups.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_class_that_lacks_a_method_is_told_which(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_methods_of_a_subclass_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     from hermes_rl import HermesAgentBaseEnv
 
     class Half(Offline, HermesAgentBaseEnv):

@@ -52,7 +52,7 @@ async def test_a_managed_server_remembers_every_token_of_a_conversation(served: 
     await env.shut_down()
 
 
-async def test_several_choices_are_conversations_of_their_own_with_noise_of_their_own(served: Asked) -> None:
+async def test_choices_are_separate_conversations_with_distinct_seeds(served: Asked) -> None:
     env = make(served.url)
     async with env.server.managed_server() as managed:
         completion = await managed.chat_completion(
@@ -74,7 +74,7 @@ async def test_an_agent_loop_takes_a_managed_server(served: Asked) -> None:
     await env.shut_down()
 
 
-async def test_a_text_is_gone_on_with_as_it_is(served: Asked) -> None:
+async def test_completion_continues_the_prompt_tokens_unchanged(served: Asked) -> None:
     env = make(served.url)
     completion = await env.server.completion(prompt="once upon", max_tokens=5, n=2)
     assert len(completion.choices) == 2
@@ -94,7 +94,7 @@ async def test_a_text_is_gone_on_with_as_it_is(served: Asked) -> None:
     ("server_type", "dialects"),
     [("vllm", ("completions",)), ("vllm", ("generate",)), ("sglang", ("generate",))],
 )
-async def test_a_text_is_told_how_likely_it_is(server_type: str, dialects: tuple[str, ...]) -> None:
+async def test_get_logprobs_scores_token_ids_text_and_messages(server_type: str, dialects: tuple[str, ...]) -> None:
     policy = TokenPolicy(load_tokenizer(None), lambda prompt, source: "word", dialects)
     async with policy.running() as url:
         env = make(url, server_type)
@@ -127,7 +127,7 @@ async def test_an_answer_without_the_tokens_of_the_prompt_is_none(served: Asked)
     await env.shut_down()
 
 
-async def test_chat_servers_have_no_tokens_and_say_so() -> None:
+async def test_chat_server_refuses_calls_that_need_tokens() -> None:
     model = await WriterModel().start()
     env = make(model.url, "openai")
     assert not env._use_managed_server()
@@ -142,7 +142,7 @@ async def test_chat_servers_have_no_tokens_and_say_so() -> None:
     await model.stop()
 
 
-async def test_the_state_of_a_foreign_server_is_kept() -> None:
+async def test_managed_state_of_a_third_party_server_is_recorded() -> None:
     class Foreign:
         async def chat_completion(self, **kwargs: Any) -> Any:
             message = {"role": "assistant", "content": "done"}

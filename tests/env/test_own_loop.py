@@ -81,9 +81,7 @@ async def test_a_reward_uses_what_setup_made_on_its_loop(model: WriterModel) -> 
     assert group["scores"] == [1.0] * 4
 
 
-async def test_calls_without_await_hold_up_neither_the_loop_nor_each_other(
-    model: WriterModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_blocking_calls_of_rewards_run_concurrently(model: WriterModel, monkeypatch: pytest.MonkeyPatch) -> None:
     class Asks(Greetings):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             return float(ctx.terminal("echo done")["output"] == "done\n")
@@ -103,7 +101,7 @@ async def test_calls_without_await_hold_up_neither_the_loop_nor_each_other(
     assert not together.broken
 
 
-async def test_a_reward_without_async_may_return_what_is_awaited_on_the_loop(model: WriterModel) -> None:
+async def test_sync_reward_may_return_an_awaitable(model: WriterModel) -> None:
     class Wrapped(Shared):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
             return super().compute_reward(item, result, ctx)
@@ -157,7 +155,7 @@ async def test_a_reward_that_does_not_let_itself_be_cancelled_ends(
     assert "nor when it was cancelled" in await ends(model, clings, caplog)
 
 
-async def test_a_reward_that_holds_the_loop_for_ever_is_given_up(
+async def test_reward_that_blocks_the_event_loop_is_abandoned(
     model: WriterModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def holds(self: Any, item: Any, result: Any, ctx: Any) -> None:

@@ -80,7 +80,7 @@ async def test_evaluate_by_hand_writes_no_key_either(model: WriterModel, tmp_pat
     assert all(KEY not in text for text in [done.stdout, done.stderr, *written])
 
 
-async def test_the_format_of_tool_calls_is_that_of_the_template_where_no_flag_names_one(tmp_path: Path) -> None:
+async def test_tool_call_format_defaults_to_the_format_of_the_template(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=True)
     (folder / "chat_template.jinja").write_text(CODER)
 
@@ -179,7 +179,7 @@ compile_spec(load_spec("terminal-files", overrides=changes)).cli()
 """
 
 
-def test_flags_win_over_what_a_program_changed_in_its_spec_and_keep_the_rest(tmp_path: Path) -> None:
+def test_flags_override_spec_changes_of_a_program_and_keep_the_rest(tmp_path: Path) -> None:
     done = program(OVERRIDDEN, "process", "--env.total_steps", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (groups,) = tmp_path.rglob("groups.jsonl")

@@ -35,7 +35,9 @@ GOOD = "<think>because</think> <answer>\\boxed{4}</answer>"
         ("crossword_format", {}, None),
     ],
 )
-async def test_those_that_need_no_torch(name: str, args: dict[str, Any], expected: list[float] | None) -> None:
+async def test_registry_rewards_without_torch_return_expected_values(
+    name: str, args: dict[str, Any], expected: list[float] | None
+) -> None:
     found = await values(name, GOOD, "no tags, and \\boxed{5}", **args)
     assert isinstance(found, list) and len(found) == 2 and all(isinstance(value, float) for value in found)
     assert expected is None or found == expected

@@ -43,7 +43,7 @@ class Placed(Greetings):
         return float(found == f"{item['who']} {item['who']} /tmp/place")
 
 
-async def test_the_sandbox_is_that_of_the_item_and_of_the_configuration(model: WriterModel) -> None:
+async def test_sandbox_combines_item_and_configuration_settings(model: WriterModel) -> None:
     env = make(model, Placed, terminal_workdir="/tmp/place")
     await env.setup()
     found = [group async for group in env.groups([{"who": "Ann"}, {"who": "Bo"}])]
@@ -70,7 +70,7 @@ async def test_the_fields_of_the_configuration_describe_any_backend(model: Write
         ({"env_type": "local", "cwd": "/work"}, ("bubblewrap", None, "/work", False)),
     ],
 )
-async def test_a_task_may_be_told_its_sandbox_before_its_first_call(
+async def test_task_overrides_set_the_sandbox_before_its_first_call(
     overrides: dict[str, str], expected: tuple[Any, ...]
 ) -> None:
     register_task_env_overrides("task-7", overrides)

@@ -93,7 +93,7 @@ serve: {{{serve}}}
     ("kind", "serve", "words"),
     [("openai", "group_size: 2", "allow_inexact: true"), ("vllm", "max_staleness: 2", "weights_path")],
 )
-def test_what_cannot_be_exact_is_refused_with_the_way_out(kind: str, serve: str, words: str) -> None:
+def test_settings_that_prevent_exact_tokens_are_refused_with_a_hint(kind: str, serve: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         require_exact(parse_spec(SPEC.format(kind=kind, serve=serve)))
     require_exact(parse_spec(SPEC.format(kind="sglang", serve="max_staleness: 2")))

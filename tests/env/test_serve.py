@@ -114,7 +114,7 @@ async def test_ctrl_c_ends_serving_with_130_and_leaves_nothing(tmp_path: Path) -
     assert (tmp_path / "run" / "report.html").is_file(), "an interrupted run has its report too"
 
 
-def test_without_a_trajectory_api_it_says_how_to_start_one(tmp_path: Path) -> None:
+def test_serve_without_a_trajectory_api_explains_how_to_start_one(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, f"http://127.0.0.1:{free_port()}")
     done = hermes("run", str(spec), "serve", "--out", "run", cwd=tmp_path, loaded=LIBRARIES)
     assert done.returncode == 2

@@ -24,7 +24,7 @@ def test_it_is_a_subclass_of_both_base_classes() -> None:
     assert cls.name == "terminal-files"
 
 
-async def test_groups_have_sequences_endings_and_reward_parts() -> None:
+async def test_groups_contain_sequences_stop_reasons_and_reward_parts() -> None:
     env = make()
     env.max_num_workers = 1  # groups at a time
     await env.setup()
@@ -40,7 +40,7 @@ async def test_groups_have_sequences_endings_and_reward_parts() -> None:
     await env.shut_down()
 
 
-async def test_chosen_rows_are_played_once() -> None:
+async def test_selected_rows_each_run_once() -> None:
     env = make()
     await env.setup()
     row = await env.get_next_item()
@@ -50,7 +50,7 @@ async def test_chosen_rows_are_played_once() -> None:
     await env.shut_down()
 
 
-def test_atropos_is_kept_from_cutting_off_what_the_spec_allows() -> None:
+def test_atropos_timeouts_are_disabled_in_favour_of_the_spec() -> None:
     config = env_config(load_spec("terminal-files"))
     assert config.worker_timeout == -1
     assert config.eval_handling.value == "LIMIT_TRAIN"
@@ -58,7 +58,7 @@ def test_atropos_is_kept_from_cutting_off_what_the_spec_allows() -> None:
     assert config.wandb_name == "terminal-files"
 
 
-def test_fields_without_a_key_of_their_own_come_from_env() -> None:
+def test_atropos_fields_without_a_spec_key_are_set_by_env_flags() -> None:
     spec = load_spec("terminal-files", overrides=parse_extra_args(["--env.inference_weight", "2.0"], ()), mode="serve")
     assert env_config(spec).inference_weight == 2.0
 

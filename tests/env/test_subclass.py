@@ -43,7 +43,7 @@ def only(folder: Path, name: str) -> Path:
     return found
 
 
-def test_process_plays_what_the_subclass_says_and_goes_on(tmp_path: Path) -> None:
+def test_process_applies_subclass_overrides_and_resumes(tmp_path: Path) -> None:
     arguments = ["process", "--env.group_size", "3", "--env.total_steps"]
     for total in ("1", "2"):
         done = program(CODE, *arguments, total, cwd=tmp_path)

@@ -92,7 +92,7 @@ async def received(batches: list[Any], count: int) -> None:
 
 
 @pytest.mark.slow
-async def test_batches_have_the_shares_that_the_weights_say_and_each_spec_a_run_of_its_own(tmp_path: Path) -> None:
+async def test_batches_follow_spec_weights_and_each_spec_has_a_run_directory(tmp_path: Path) -> None:
     steps = 12
     async with trajectory_api() as url:
         write(tmp_path, url, steps)
@@ -148,7 +148,7 @@ async def test_kills_lose_and_repeat_no_group_of_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_one_that_fails_ends_all_by_its_name_and_the_same_command_goes_on(tmp_path: Path) -> None:
+async def test_failing_spec_stops_all_and_the_same_command_resumes(tmp_path: Path) -> None:
     batches: list[Any] = []
     async with trajectory_api() as url:
         write(tmp_path, url, 8)
@@ -202,7 +202,7 @@ async def test_ctrl_c_once_ends_all_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_where_one_cannot_be_opened_the_trainer_hears_of_none(tmp_path: Path) -> None:
+async def test_no_environment_registers_if_one_fails_to_open(tmp_path: Path) -> None:
     async with trajectory_api() as url:
         write(tmp_path, url)
         rows = tmp_path / "short" / "rows.py"
@@ -219,7 +219,7 @@ async def test_where_one_cannot_be_opened_the_trainer_hears_of_none(tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_a_cluster_that_cannot_be_had_is_said_once(tmp_path: Path) -> None:
+async def test_missing_ray_is_reported_once_for_all_specs(tmp_path: Path) -> None:
     async with trajectory_api() as url:
         write(tmp_path, url)
         async with serving(tmp_path, "--ray") as process:
@@ -245,9 +245,7 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return capsys.readouterr().err
 
 
-def test_all_that_is_wrong_with_any_spec_is_said_before_one_begins(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_all_specs_are_reported_before_any_starts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, before, after in (("long", "group_size", "group_sice"), ("short", "rows.py:right", "rows.py:rigth")):
         path = folder / name / f"{name}.yaml"
         path.write_text(path.read_text().replace(before, after))
@@ -256,7 +254,7 @@ def test_all_that_is_wrong_with_any_spec_is_said_before_one_begins(
     assert "short.yaml" in said and "rigth" in said
 
 
-def test_one_name_for_two_specs_is_refused_with_the_way_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_specs_with_the_same_name_are_refused_with_a_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "other").mkdir()
     (folder / "other" / "long.yaml").write_text((folder / "long" / "long.yaml").read_text())
     (folder / "other" / "rows.py").write_text(CODE)
@@ -302,7 +300,7 @@ def test_specs_of_different_trainers_are_refused(folder: Path, capsys: pytest.Ca
     assert "--set serve.total_steps=…" in said
 
 
-def test_a_run_directory_is_no_folder_for_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_several_specs_must_not_be_a_run_directory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "there").mkdir()
     (folder / "there" / "rollouts.jsonl").write_text("{}\n")
     assert "--out there: a run lies there" in refused(capsys, *SPECS, "serve", "--out", "there")

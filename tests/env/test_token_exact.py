@@ -145,7 +145,7 @@ async def serve_and_train(
 
 
 @pytest.mark.slow
-async def test_every_sampled_token_of_100_groups_arrives_once_in_order_and_nothing_else(tmp_path: Path) -> None:
+async def test_every_sampled_token_reaches_the_trainer_once_and_in_order(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=True)
     groups, policy = await serve_and_train(tmp_path, folder, steps=25, batch=8)
     assert len(groups) >= 100

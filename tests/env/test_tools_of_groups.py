@@ -74,7 +74,7 @@ async def test_rollouts_have_the_tools_that_an_override_chose_for_their_group(
     ],
 )
 @pytest.mark.parametrize("mode", ["process_manager", "env_manager", "_run_evaluate"])
-async def test_every_toolset_that_a_group_may_draw_is_asked_for_before_anything_is_played(
+async def test_all_toolsets_of_a_distribution_are_checked_before_any_rollout(
     distribution: Any, said: str, mode: str, model: WriterModel, tmp_path: Path
 ) -> None:
     class Loads(Greetings):

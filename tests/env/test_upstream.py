@@ -135,7 +135,7 @@ async def test_hermes_swe(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_toolset_that_cannot_work_is_told_before_anything_is_loaded(serve: Serve, tmp_path: Path) -> None:
+async def test_unusable_toolset_is_reported_before_loading_data(serve: Serve, tmp_path: Path) -> None:
     model = await serve(solves)
     more = flags(model, "--env.dataset_name", "no/such-dataset")
     code, output = await program("hermes_swe", "process", *more, folder=tmp_path)
@@ -256,7 +256,7 @@ async def test_terminal_bench_2_and_its_lighter_kind(
 
 
 @pytest.mark.slow
-async def test_a_column_that_no_sample_has_is_told_with_those_that_there_are(
+async def test_missing_column_error_lists_the_existing_columns(
     serve: Serve, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -266,7 +266,7 @@ async def test_a_column_that_no_sample_has_is_told_with_those_that_there_are(
         await TBLiteEvalEnv._run_program("evaluate", flags(model, *more))
 
 
-async def test_what_an_evaluation_counts_as_wrong_and_is_none_of_the_policys_doing_is_told_at_its_end(
+async def test_evaluation_reports_failures_not_caused_by_the_policy(
     serve: Serve, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -313,7 +313,7 @@ def runs_the_company(messages: Messages) -> dict[str, Any]:
     return says("Over.") if messages[-1]["role"] == "tool" else call("terminal", command="yc-bench company status")
 
 
-async def test_yc_bench_is_told_which_line_cannot_work_and_works_as_the_message_says(
+async def test_yc_bench_error_names_the_line_and_its_fix_works(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / "yc-bench"
@@ -385,7 +385,7 @@ class Shimmed(HermesAgentBaseEnv):
 """
 
 
-def test_a_module_of_ones_own_that_hands_on_hermes_rl_is_taken_for_what_it_has(
+def test_custom_module_that_reexports_hermes_rl_is_checked_by_its_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "environments"
@@ -432,9 +432,7 @@ class Pooled(HermesAgentBaseEnv):
 """
 
 
-async def test_the_pool_of_threads_of_the_reference_is_accepted_and_has_no_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reference_thread_pool_is_accepted_and_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pooled.py").write_text(textwrap.dedent(POOLED))
     monkeypatch.syspath_prepend(str(tmp_path))
     import pooled  # type: ignore[import-not-found]

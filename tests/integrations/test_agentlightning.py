@@ -40,7 +40,7 @@ async def played(door: ModuleType, spec: str, url: str, **sampling: Any) -> floa
     return score
 
 
-async def test_a_rollout_plays_at_the_endpoint_of_its_attempt(door: ModuleType, tmp_path: Path) -> None:
+async def test_rollout_calls_the_endpoint_of_its_attempt(door: ModuleType, tmp_path: Path) -> None:
     model = ChatModel()
     async with model.running() as url:
         assert await played(door, spec_file(tmp_path), url, temperature=0.5) == 1.0

@@ -37,7 +37,7 @@ def spec_file(folder: Path, text: str = TEXT) -> str:
     return str(folder / "sums.yaml")
 
 
-async def test_rollouts_play_at_the_endpoint_of_each(tmp_path: Path) -> None:
+async def test_concurrent_rollouts_each_use_their_endpoint(tmp_path: Path) -> None:
     spec, model = spec_file(tmp_path), ChatModel()
     keys = [key for key, _ in tasks_of(spec, "train", None, "it")]
     async with model.running() as url:
@@ -64,7 +64,7 @@ def test_log_probabilities_are_never_made_up() -> None:
         logprobs_of(replace(known, logprobs=None), "a trainer")
 
 
-async def test_an_endpoint_that_is_down_is_no_score_and_is_not_waited_for(tmp_path: Path) -> None:
+async def test_endpoint_that_is_down_gives_no_score_after_three_attempts(tmp_path: Path) -> None:
     spec, model = spec_file(tmp_path), ChatModel(down=True)
     ((key, _),) = tasks_of(spec, "train", 1, "it")
     started = time.monotonic()
@@ -75,7 +75,7 @@ async def test_an_endpoint_that_is_down_is_no_score_and_is_not_waited_for(tmp_pa
     assert time.monotonic() - started < 30
 
 
-async def test_settings_of_the_agent_hold_for_the_play(tmp_path: Path) -> None:
+async def test_agent_settings_apply_to_endpoint_rollouts(tmp_path: Path) -> None:
     spec, model = spec_file(tmp_path), ChatModel()
     ((key, _),) = tasks_of(spec, "train", 1, "it")
     async with model.running() as url:
@@ -130,9 +130,7 @@ else:
 @pytest.mark.parametrize(
     ("before", "says"), [("closed", "forked 4"), ("opened", "this process was forked from one that plays")]
 )
-def test_a_trainer_may_fork_before_rollouts_are_played_and_is_told_where_it_did_later(
-    tmp_path: Path, before: str, says: str
-) -> None:
+def test_trainer_may_fork_before_but_not_after_the_first_rollout(tmp_path: Path, before: str, says: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORK, spec_file(tmp_path), before],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -166,9 +164,7 @@ servers: {{policy: {{type: scripted}}, other: {{type: scripted}}}}
         ("{}", "{server: other, train: false}", None),
     ],
 )
-async def test_every_door_refuses_a_spec_of_whose_seats_it_could_not_train_exactly_one(
-    white: str, black: str, problem: str | None
-) -> None:
+async def test_integrations_require_exactly_one_trained_seat(white: str, black: str, problem: str | None) -> None:
     env = open_env(parse_spec(SEATS.format(white=white, black=black)))
     pull = TrainerAdapter("it", env)
     try:
@@ -193,7 +189,7 @@ async def test_every_door_refuses_a_spec_of_whose_seats_it_could_not_train_exact
         ("{}", "{server: other, train: false}", None),
     ],
 )
-async def test_a_door_that_steps_answers_for_the_trained_seat_alone(
+async def test_stepping_integration_lets_only_the_trained_seat_use_the_policy(
     white: str, black: str, problem: str | None
 ) -> None:
     env = open_env(parse_spec(SEATS.format(white=white, black=black)))

@@ -109,7 +109,7 @@ async def test_processed_log_probabilities_know_of_the_temperature(tmp_path: Pat
     assert {asked.temperature for asked in engine.asked} == {0.7}
 
 
-def test_a_missing_openrlhf_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_openrlhf_error_names_the_required_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openrlhf.utils.agent", None)
     with pytest.raises(UserError, match=r"the executor needs OpenRLHF 0\.11 .*install it"):
         executor("gsm8k")

@@ -136,7 +136,7 @@ async def test_a_failure_is_masked_counted_and_leaves_the_baseline_of_its_group(
         assert fmean(score for score, _ in whole) == pytest.approx(fmean(known))
 
 
-def test_what_stands_in_for_failures_leaves_advantages_as_they_would_be_without_them() -> None:
+def test_substitute_scores_of_failed_rollouts_preserve_advantages() -> None:
     def played(*scores: float | None) -> list[Any]:
         rollouts = [SimpleNamespace(score=score, turns=1) for score in scores]
         return [(None if one.score is None else one, "finished", None) for one in rollouts]
@@ -160,7 +160,7 @@ async def test_a_batch_without_any_score_ends_training(tmp_path: Path) -> None:
     await played.close()
 
 
-async def test_members_that_are_compared_are_played_together(tmp_path: Path) -> None:
+async def test_compared_members_run_as_one_group(tmp_path: Path) -> None:
     spec = spec_in(tmp_path, COMPARED)
     played = generator(spec, Engine(wrong=0.5))
     output = await played.generate(await batch(spec))
@@ -198,7 +198,7 @@ async def test_processed_log_probabilities_know_of_the_temperature(tmp_path: Pat
     assert {given["sampling_params"]["temperature"] for given in engine.asked} == {0.7}
 
 
-async def test_a_batch_that_is_cancelled_while_the_spec_opens_does_not_end_the_next(tmp_path: Path) -> None:
+async def test_batch_cancelled_while_the_spec_opens_does_not_affect_the_next(tmp_path: Path) -> None:
     spec = spec_in(tmp_path)
     played, given = generator(spec, Engine()), await batch(spec, size=1)
     first = asyncio.create_task(played.generate(given))

@@ -105,7 +105,7 @@ async def test_samples_hold_every_sampled_token_with_the_version_of_its_weights(
     assert slime.whole(args, made)
 
 
-async def test_several_sequences_are_a_list_of_one_rollout_where_the_reward_hook_counts_them(tmp_path: Path) -> None:
+async def test_several_sequences_need_the_reward_hook_and_share_a_rollout_id(tmp_path: Path) -> None:
     folder = str(tokenizer_folder(tmp_path / "t", keeps_thinking=False))
     thought = "<think>\nI add.\n</think>\n\n"
     policy = TokenPolicy(TOKENIZER, lambda text, chance: thought + write(text), ("generate",))
@@ -140,7 +140,7 @@ async def test_a_failure_is_aborted_removed_and_has_no_reward(tmp_path: Path) ->
     assert not slime.whole(args, [[listed]])
 
 
-async def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+async def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     async with policy_server().running() as url:
         args = arguments(tmp_path, url, hf_checkpoint=str(small_tokenizer_path()))
         args.hermes_spec = str(tmp_path / "alone.yaml")

@@ -95,7 +95,7 @@ async def test_a_rollout_without_a_score_raises(door: ModuleType, tmp_path: Path
         await played(env)
 
 
-async def test_a_rollout_that_was_given_up_fails_its_group_and_is_released(door: ModuleType, tmp_path: Path) -> None:
+async def test_abandoned_rollout_fails_its_group_and_is_released(door: ModuleType, tmp_path: Path) -> None:
     group, (env,) = await made(door, spec_file(tmp_path))
     await env.initial_observation()
     with pytest.raises(door.RolloutFailed, match=r"ended a rollout \(max_sampled_tokens\) before it was scored"):

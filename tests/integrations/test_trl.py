@@ -77,7 +77,7 @@ def trainer(**given: Any) -> Any:
     return SimpleNamespace(**{**own, **given})
 
 
-def test_probabilities_of_the_trainer_that_are_others_than_the_sampled_ones_are_warned_of(
+def test_trainer_logprobs_that_differ_from_sampled_ones_cause_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[Any] = []
@@ -104,7 +104,7 @@ def test_probabilities_of_the_trainer_that_are_others_than_the_sampled_ones_are_
     assert "by nan on average" in log(**{f"{name}__mean": float("nan")})
 
 
-def test_a_policy_in_place_of_the_trainers_model_is_warned_of_and_counted(
+def test_policy_that_replaces_the_trainer_model_is_reported_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: dict[str, float] = {}
@@ -133,7 +133,7 @@ def prompts_of(rollouts: HermesRollouts, size: int = 4) -> list[str]:
 # ------------------------------------------------------------------------------- rollouts as TRL takes them
 
 
-def test_every_sampled_token_is_trained_on_with_its_log_probability_and_nothing_else(tmp_path: Path) -> None:
+def test_exactly_the_sampled_tokens_are_trained_with_their_logprobs(tmp_path: Path) -> None:
     sampler = Sampler(wrong=0.5)
     policy = sampler.policy()
     with HermesRollouts(spec_in(tmp_path), policy=policy) as rollouts:
@@ -178,7 +178,7 @@ def test_training_ends_where_not_one_rollout_could_be_scored(tmp_path: Path) -> 
             rollouts.rollout_func(prompts, trainer())
 
 
-def test_evaluation_plays_the_rows_that_are_kept_for_it_in_groups_of_their_own_size(tmp_path: Path) -> None:
+def test_evaluation_runs_the_held_out_rows_with_its_group_size(tmp_path: Path) -> None:
     text = TEXT.replace("dataset:", "dataset:\n  eval: {fraction: 0.5}")
     with HermesRollouts(spec_in(tmp_path, text), rows=1, policy=Sampler().policy()) as rollouts:
         assert len(rollouts.train_dataset) == 1
@@ -277,7 +277,7 @@ def test_tokens_that_are_not_proven_are_refused_unless_they_are_allowed(tmp_path
 # ------------------------------------------------------------------------------------------- prompts and groups
 
 
-def test_groups_go_on_over_the_processes() -> None:
+def test_groups_continue_across_trainer_processes() -> None:
     keys = ["a"] * 4 + ["b"] * 4 + ["a"] * 4
     both = places_of(keys[:6], 4, 0) + places_of(keys[6:], 4, 6)
     assert both == places_of(keys, 4, 0)
@@ -286,7 +286,7 @@ def test_groups_go_on_over_the_processes() -> None:
 
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[{"role": "user", "content": "a"}]] * 2])
-def test_prompts_that_are_no_keys_in_groups_are_refused(prompts: list[Any]) -> None:
+def test_prompts_that_are_not_grouped_row_keys_are_refused(prompts: list[Any]) -> None:
     with pytest.raises(UserError, match="give the trainer `train_dataset`"):
         places_of(prompts, 2, 0)
 
@@ -337,7 +337,7 @@ def test_the_trainers_model_samples_in_batches_in_the_thread_that_trains(
     assert len(own_model) < sum(size for size, _ in own_model)
 
 
-def test_a_log_probability_that_is_no_number_is_never_trained_on() -> None:
+def test_nan_logprob_of_a_sampled_token_is_malformed() -> None:
     asked = Sampling(array("i", [1]), 8, (9,))
     sampled = trl._until_end([1, 2], [-1.0, math.nan], asked)
     with pytest.raises(Malformed, match="log-probability nan"):
@@ -362,7 +362,7 @@ def test_calls_of_a_mixed_batch_are_sampled_with_their_own_settings(monkeypatch:
 
 
 @pytest.mark.slow
-def test_log_probabilities_of_a_mixed_batch_are_of_the_temperature_of_each_call(
+def test_logprobs_of_a_mixed_batch_use_the_temperature_of_each_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch
@@ -391,7 +391,7 @@ def test_log_probabilities_of_a_mixed_batch_are_of_the_temperature_of_each_call(
         assert list(answer.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-async def test_a_call_that_nobody_waits_for_any_more_is_not_sampled() -> None:
+async def test_cancelled_call_is_not_sampled() -> None:
     calls, playing = ModelCalls(), concurrent.futures.Future[None]()
     given_up = asyncio.create_task(calls.sample([1], ASKED))
     kept = asyncio.create_task(calls.sample([2], ASKED))
@@ -413,7 +413,7 @@ async def test_a_call_that_nobody_waits_for_any_more_is_not_sampled() -> None:
     assert seen == [[2]]
 
 
-def test_what_ends_the_thread_that_samples_ends_what_is_played() -> None:
+def test_interrupt_of_the_sampling_thread_cancels_the_rollouts() -> None:
     calls, playing = ModelCalls(), concurrent.futures.Future[None]()
 
     def interrupted(batch: Sequence[Any]) -> list[Sampled]:
@@ -463,7 +463,7 @@ async def test_a_vllm_server_is_asked_in_token_ids_for_its_own_model(tmp_path: P
         ({"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, "sleep between calls"),
     ],
 )
-def test_settings_that_exclude_rollouts_are_refused_with_the_way_out(
+def test_trainer_settings_that_conflict_with_rollouts_are_refused(
     given: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with HermesRollouts(spec_in(tmp_path), rows=1) as rollouts, pytest.raises(UserError, match=says):
@@ -527,7 +527,7 @@ def told(worker: HermesWorker) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(tmp_path: Path) -> None:
+def test_all_sequences_of_a_group_are_queued_and_a_full_queue_blocks(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     sampler = Sampler(wrong=0.5, thought="<think>\nI add.\n</think>\n\n")
     with HermesWorker(spec_in(tmp_path), configuration(), policy=sampler.policy(folder)) as worker:
@@ -572,7 +572,7 @@ def test_log_probabilities_that_do_not_exist_are_refused_and_never_made_up(tmp_p
 
 
 @pytest.mark.usefixtures("installed")
-def test_groups_that_are_too_old_or_uniform_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_stale_and_uniform_groups_are_excluded_and_counted(tmp_path: Path) -> None:
     sampler = Sampler(wrong=0.1, version=1)  # 43 of 100 groups of eight are uniform
     given = {"policy": sampler.policy(), "drop_uniform": True}
     with HermesWorker(spec_in(tmp_path), configuration(queue_maxsize=100), **given) as worker:
@@ -615,7 +615,7 @@ def test_groups_that_failed_are_counted_by_their_cause_and_never_sent(tmp_path: 
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_ends_the_playing_is_raised_where_trl_asks_for_health(tmp_path: Path) -> None:
+def test_worker_failure_is_raised_by_the_health_check(tmp_path: Path) -> None:
     async def chat(messages: Sequence[Any], tools: Any) -> str:
         return "The sum is 3."
 
@@ -652,7 +652,7 @@ async def test_versions_of_an_adapter_are_asked_for_by_their_names(tmp_path: Pat
     assert list(dict.fromkeys(body["model"] for body in server.asked)) == ["trl-policy-v1", "trl-policy-v2"]
 
 
-def test_without_trl_the_worker_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_trl_error_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(UserError, match=r"needs TRL 1\.16.*pip install .*\[trl\]"):
         HermesWorker(spec_in(tmp_path), configuration(), "base")
@@ -711,7 +711,7 @@ def call_or_end(add: Callable[..., str]) -> str:
         (COMPARED, "rewards.longest compares the members of a group, and TRL's own loop plays each"),
     ],
 )
-def test_what_the_loop_of_trl_cannot_play_is_refused(text: str, says: str, tmp_path: Path) -> None:
+def test_spec_features_that_the_trl_loop_lacks_are_refused(text: str, says: str, tmp_path: Path) -> None:
     opened = HermesEnvironments(spec_in(tmp_path, text))
     with opened as environments, pytest.raises(UserError, match=f"{says}.*use HermesRollouts"):
         environments.environment_factory  # noqa: B018

@@ -129,7 +129,7 @@ async def test_every_sampled_token_is_in_the_mask_with_its_log_probability(tmp_p
     assert all(by_rollout.count(one) == 2 for one in by_rollout)
 
 
-async def test_the_newer_trainer_gets_all_sequences_and_the_older_one_refuses_several(tmp_path: Path) -> None:
+async def test_newer_trainer_gets_all_sequences_and_older_one_refuses_several(tmp_path: Path) -> None:
     manager = Manager(thought="<think>\nhm\n</think>\n\n")
     played = loop(tmp_path, manager, tokenizer=str(tokenizer_folder(tmp_path / "t", keeps_thinking=False)))
     key = (await rows(tmp_path))[0]
@@ -167,7 +167,7 @@ async def test_a_response_never_exceeds_what_the_trainer_takes(tmp_path: Path) -
         await loop(tmp_path, Manager(), prompt_length=3).run(dict(PARAMETERS), **sample(key))
 
 
-async def test_members_that_are_compared_are_played_together_where_verl_tells_them(tmp_path: Path) -> None:
+async def test_compared_members_run_as_one_group_if_verl_identifies_them(tmp_path: Path) -> None:
     manager = Manager(wrong=0.5)
     played = loop(tmp_path, manager, COMPARED)
     keys = await rows(tmp_path)
@@ -183,7 +183,7 @@ async def test_members_that_are_compared_are_played_together_where_verl_tells_th
     assert manager.sampler.answers
 
 
-async def test_members_that_are_compared_are_refused_where_verl_does_not_tell_them(
+async def test_compared_members_are_refused_if_verl_does_not_identify_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = loop(tmp_path, Manager(), COMPARED)
@@ -232,7 +232,7 @@ async def test_a_failed_member_fails_its_whole_group(tmp_path: Path) -> None:
         ({"sampling": {"temperature": 0.5}}, "temperature is verl's"),
     ],
 )
-def test_settings_that_would_make_tokens_and_log_probabilities_differ_are_refused(
+def test_settings_that_make_logprobs_differ_from_tokens_are_refused(
     tmp_path: Path, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
@@ -247,7 +247,7 @@ async def test_what_a_sample_or_the_sampling_lacks_is_named(tmp_path: Path) -> N
         await played.run({**PARAMETERS, "top_k": 5}, **sample((await rows(tmp_path))[0]))
 
 
-async def test_a_missing_verl_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_verl_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", None)
     with pytest.raises(UserError, match=r"pip install .*\[verl\]"):
         await loop(tmp_path, Manager()).run(dict(PARAMETERS), **sample("k"))

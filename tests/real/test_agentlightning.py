@@ -71,7 +71,7 @@ class Scripted(ChatModel):
         return message_of(messages)
 
 
-async def test_the_doors_spec_has_the_scores_of_every_door_and_each_turn_is_asked_once(tmp_path: Path) -> None:
+async def test_common_spec_gives_the_same_scores_and_calls_each_turn_once(tmp_path: Path) -> None:
     write_doors(tmp_path)
     model = Scripted()
     found = await stepped_of("alone.yaml", tmp_path, model)

@@ -209,7 +209,7 @@ def installed(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("name", WRITES)
-async def test_it_plays_from_its_package_and_is_trained_exactly(
+async def test_packaged_agent_runs_and_trains_on_exact_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
     record_property("agents.md", await row_of_playing(name, monkeypatch))
@@ -282,7 +282,7 @@ async def recorded_of(
 
 
 @pytest.mark.parametrize("name", DELEGATES)
-async def test_a_sub_agent_of_its_own_is_trained_in_its_own_context(
+async def test_sub_agent_of_an_agent_is_trained_in_its_context(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
     rollout, figures = await recorded_of(name, monkeypatch, partial(delegating, name))
@@ -313,7 +313,7 @@ def lasting(name: str, patch: str) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_a_long_run_goes_on_from_its_summaries(
+async def test_long_run_continues_from_its_summaries(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
     rollout, figures = await recorded_of(name, monkeypatch, partial(lasting, name), context=LONG[name])
@@ -434,14 +434,14 @@ def figures_of(rollout: Rollout, sampler: Sampler, recording: Sequence[Any], ren
 
 
 @pytest.mark.parametrize("name", ["codex", "hermes", "pi"])
-async def test_it_plays_in_an_image(
+async def test_agent_runs_in_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, image: Path, name: str
 ) -> None:
     await row_of_playing(name, monkeypatch, f"sandbox.image={image}")
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
-async def test_it_plays_in_a_container(
+async def test_agent_runs_in_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, docker_host: Daemon, image: Path, name: str
 ) -> None:
     docker_host.have("equipped:1", image, {"ENV": PATH})
@@ -449,7 +449,7 @@ async def test_it_plays_in_a_container(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is no root plays all of these tests as an ordinary user")
-def test_an_ordinary_user_plays_them() -> None:
+def test_agents_run_as_an_ordinary_user() -> None:
     user = ["unshare", "--user", "--map-user=1234", "--map-group=1234", "--"]
     played = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "from_its_package", __file__]
     env = {name: value for name, value in os.environ.items() if name != "HERMES_RL_TESTED_WITH"}

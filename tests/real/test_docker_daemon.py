@@ -97,12 +97,12 @@ async def test_an_image_with_nothing_but_a_shell_is_enough() -> None:
         assert files["files"] == ["notes.txt"]
 
 
-async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
+async def test_image_without_a_shell_fails_at_the_start() -> None:
     with pytest.raises(SandboxFailure, match=r"image no-shell:1 has no /bin/sh"):
         await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
 
 
-async def test_an_images_home_user_and_folder_are_kept() -> None:
+async def test_home_user_and_workdir_of_an_image_are_used() -> None:
     async with create_sandbox(SandboxConfig(backend="docker", image=OWN_PLACES)) as sandbox:
         assert (sandbox.home, sandbox.workdir) == ("/data/home", "/data/place")
         assert (await sandbox.run("id -u; pwd; echo $HOME")).output == "1000\n/data/place\n/data/home\n"
@@ -115,7 +115,7 @@ async def test_an_image_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("named", ["docker_image", "Dockerfile"])
-async def test_a_task_folder_is_played_in_its_own_image(tmp_path: Path, named: str) -> None:
+async def test_task_directory_runs_in_its_image(tmp_path: Path, named: str) -> None:
     test = "[ $(id -u) = 0 ] && [ -f answer.txt ] && [ -f /.dockerenv ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
     if named == "docker_image":
         folder = task(tmp_path / "task", TOML + f"docker_image = '{IMAGE}'\n", "FROM other\nUSER x\n", test)
@@ -178,7 +178,7 @@ if [ "$(cat /beat)" != "$a" ] && grep -q begun seen.txt; then echo 1; else echo 
 """
 
 
-async def test_what_an_image_starts_has_begun_and_is_there_when_the_tests_run(tmp_path: Path) -> None:
+async def test_processes_of_an_image_are_running_for_agent_and_tests(tmp_path: Path) -> None:
     folder = task(
         tmp_path / "task",
         TOML,
@@ -226,7 +226,7 @@ async def test_services_are_found_by_name_and_end_with_their_sandbox(engine: Doc
     assert len(engine.containers()) == before
 
 
-async def test_a_service_that_cannot_be_used_is_told_with_what_it_said(engine: DockerDaemon) -> None:
+async def test_failed_service_is_reported_with_its_output(engine: DockerDaemon) -> None:
     before = len(engine.containers())
     ends = replace(SERVICE, command=("sh", "-c", "echo no disk >&2; exit 3"))
     with pytest.raises(SandboxFailure, match=r"the service store ended \(3\): no disk"):
@@ -248,7 +248,7 @@ services:
 """
 
 
-async def test_a_task_with_a_compose_file_is_played_beside_its_services(tmp_path: Path) -> None:
+async def test_task_with_a_compose_file_runs_with_its_services(tmp_path: Path) -> None:
     folder = task(
         tmp_path / "task",
         TOML + f"docker_image = '{IMAGE}'\n",
@@ -334,7 +334,7 @@ async def test_limits_are_in_force() -> None:
 
 
 @pytest.mark.parametrize(("key", "name"), [("Memory", "memory"), ("PidsLimit", "processes"), ("NanoCpus", "cpu")])
-async def test_a_limit_that_the_engine_drops_silently_is_told(
+async def test_limit_dropped_by_the_engine_is_an_error_unless_best_effort(
     key: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = Container._body
@@ -360,7 +360,7 @@ HOG = ["python3", "-c", "x = bytearray(1 << 30)"]
 SMALL = SandboxConfig(backend="docker", limits=ResourceLimits(memory=128 << 20))
 
 
-async def test_a_kill_from_outside_is_not_the_agents_whatever_its_memory_did_before(engine: DockerDaemon) -> None:
+async def test_external_kill_is_an_infrastructure_failure_after_memory_use(engine: DockerDaemon) -> None:
     async with create_sandbox(SMALL) as sandbox:
         assert (await sandbox.run(HOG)).exit_code == 137
         engine.ask("POST", f"/containers/{name_of(sandbox)}/kill")
@@ -369,7 +369,7 @@ async def test_a_kill_from_outside_is_not_the_agents_whatever_its_memory_did_bef
         assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
-async def test_a_sandbox_that_ends_for_want_of_memory_is_the_agents() -> None:
+async def test_sandbox_out_of_memory_is_caused_by_the_agent() -> None:
     limits = ResourceLimits(memory=48 << 20)
     async with create_sandbox(SandboxConfig(backend="docker", limits=limits)) as sandbox:
         # A file in memory belongs to no process, so the kernel takes the largest one, which is the sandbox's own.
@@ -416,7 +416,7 @@ def spec(tmp_path: Path) -> Callable[[float], Path]:
 
 
 @pytest.mark.timeout(400)
-def test_five_hundred_rollouts_leave_nothing_where_their_runner_is_killed_between(
+def test_killed_runner_leaves_no_containers_after_resuming(
     engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:
     words = ("run", spec(0), "process", "--set", "process.groups=125", "--out", "run")
@@ -475,7 +475,7 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
     assert engine.containers() == []
 
 
-def test_a_frozen_engine_is_told_and_waited_for(
+def test_unresponsive_engine_is_reported_and_waited_for(
     engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:
     """It breaks no connection: requests are taken and not answered, as of an engine whose disk hangs."""
@@ -583,7 +583,7 @@ FILES = ("hosts", "hostname", "resolv.conf")
 
 
 @pytest.mark.parametrize("network", [False, True])
-async def test_files_that_the_engine_lays_into_a_container_cannot_be_filled(network: bool) -> None:
+async def test_container_files_from_the_engine_are_read_only(network: bool) -> None:
     fill = "; ".join(f"(echo x >>/etc/{name}) 2>/dev/null && echo wrote {name}" for name in FILES)
     resolve = "import socket; print(socket.gethostbyname(socket.gethostname()), socket.gethostbyname('localhost'))"
     async with create_sandbox(replace(CONFIG, network=network)) as sandbox:

@@ -131,7 +131,7 @@ async def test_a_registry_that_asks_for_a_password_is_named_and_what_to_do(
     assert PASSWORD not in str(caught.value)
 
 
-def test_an_image_of_a_registry_with_a_password_plays_where_it_was_pulled_before(
+def test_previously_pulled_image_of_a_private_registry_runs(
     registry: Registry, engine: DockerDaemon, tmp_path: Path
 ) -> None:
     name = registry.have("small")
@@ -142,7 +142,7 @@ def test_an_image_of_a_registry_with_a_password_plays_where_it_was_pulled_before
     assert [(one["score"], one["image"]) for one in rollouts(tmp_path)] == [(1.0, name)] * 2
 
 
-async def test_a_registry_that_goes_away_during_a_run_is_waited_for_and_one_never_seen_is_not(
+async def test_registry_is_waited_for_only_if_it_was_reachable_before(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(docker_engine, "PULL_PAUSES", (0.1,))

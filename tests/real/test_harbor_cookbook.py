@@ -151,7 +151,7 @@ async def test_the_recipes_score_as_the_table_says(tmp_path: Path, record_proper
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_not_played_is_refused_by_its_line(name: str, tmp_path: Path) -> None:
+async def test_unsupported_recipe_is_refused_with_file_and_line(name: str, tmp_path: Path) -> None:
     folder = Path(str(COOKBOOK)) / "harbor_cookbook/recipes" / name
     with pytest.raises(SpecError) as refused:
         await all_played(f"harbor:{folder}", tmp_path / "run", None, "sandbox.backend=docker")

@@ -65,7 +65,7 @@ def played(hub: Hub | str, folder: Path, dataset: dict[str, Any], out: str = "ru
     return sorted(line["messages"][-1]["content"] for line in lines)
 
 
-def test_a_dataset_comes_over_http_and_its_revision_is_that_of_the_spec(hub: Hub, tmp_path: Path) -> None:
+def test_dataset_loads_over_http_at_the_revision_of_the_spec(hub: Hub, tmp_path: Path) -> None:
     dataset = {"path": "org/words", "split": "train"}
     assert played(hub, tmp_path, dataset) == ["one", "two"]
     assert played(hub, tmp_path, {**dataset, "revision": "old"}, "old") == ["due", "uno"]
@@ -76,7 +76,7 @@ def test_a_dataset_comes_over_http_and_its_revision_is_that_of_the_spec(hub: Hub
 @pytest.mark.parametrize(("dataset", "said"), [
     ({"path": "org/words", "revision": "nowhere"}, "nowhere"), ({"path": "org/none"}, "org/none"),
 ])  # fmt: skip
-def test_what_the_hub_does_not_have_is_no_reason_for_the_fallback(
+def test_missing_dataset_or_revision_does_not_use_the_fallback(
     dataset: dict[str, Any], said: str, hub: Hub, tmp_path: Path
 ) -> None:
     full = {**dataset, "split": "train", "fallback": {"items": [{"word": "own"}]}}
@@ -111,7 +111,7 @@ def test_a_hub_that_breaks_off_downloads_means_the_fallback(hub: Hub, tmp_path: 
     assert played(hub, tmp_path, dataset) == ["my", "own"]
 
 
-def test_a_download_that_breaks_off_once_goes_on(hub: Hub, tmp_path: Path) -> None:
+def test_interrupted_download_is_retried(hub: Hub, tmp_path: Path) -> None:
     broken: list[str] = []
 
     def trouble(path: str) -> int:

@@ -25,7 +25,7 @@ def proxy(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lite
     server.kill()
 
 
-def test_groups_are_played_with_tools_through_the_proxy(proxy: LiteLlm, model: Path, sums: Path) -> None:
+def test_groups_with_tools_run_through_the_proxy(proxy: LiteLlm, model: Path, sums: Path) -> None:
     few = ["--set", "process.groups=6", "--set", "process.concurrency=8", "--out", "run"]
     hermes("run", sums, "process", *policy(proxy, model, type="openai"), *few, folder=sums.parent)
     lines = (sums.parent / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()
@@ -39,9 +39,7 @@ def test_groups_are_played_with_tools_through_the_proxy(proxy: LiteLlm, model: P
 
 
 @pytest.mark.parametrize("behind", [True, False])
-async def test_a_context_that_is_full_is_told_apart_behind_the_proxy_and_without_it(
-    proxy: LiteLlm, vllm: Vllm, behind: bool
-) -> None:
+async def test_full_context_is_recognised_with_and_without_the_proxy(proxy: LiteLlm, vllm: Vllm, behind: bool) -> None:
     """A prompt that is too long, and every length about that which fills the context to its last token."""
     url = (proxy if behind else vllm).url
     async with create_client("policy", [ServerConfig("openai", f"{url}/v1", "tiny")]) as client:

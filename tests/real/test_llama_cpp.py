@@ -31,9 +31,7 @@ def rollouts(sums: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_groups_are_played_with_tools_and_get_tokens_of_their_messages(
-    server: LlamaCpp, model: Path, sums: Path
-) -> None:
+def test_groups_with_tools_run_and_get_tokens_from_their_messages(server: LlamaCpp, model: Path, sums: Path) -> None:
     few = ["--set", "process.groups=12", "--set", "process.concurrency=16", "--out", "run"]
     hermes("run", sums, "process", *policy(server, model, type="openai"), *few, folder=sums.parent)
     played = rollouts(sums)
@@ -47,7 +45,7 @@ def test_groups_are_played_with_tools_and_get_tokens_of_their_messages(
     assert len({json.dumps(group["messages"]) for group in groups}) == len(groups)
 
 
-async def test_a_context_that_is_full_is_told_apart(server: LlamaCpp) -> None:
+async def test_full_context_is_recognised(server: LlamaCpp) -> None:
     async with create_client("policy", [ServerConfig("openai", f"{server.url}/v1", "tiny")]) as client:
         with pytest.raises(ContextLengthExceeded):
             await client.chat(ChatRequest([{"role": "user", "content": "1" * 2000}]))
@@ -81,6 +79,6 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(server: LlamaCpp, 
     assert [one["error"] for one in rollouts(sums) if one["error"] is not None] == []
 
 
-def test_doctor_says_what_such_a_server_can_do(server: LlamaCpp, model: Path, sums: Path) -> None:
+def test_doctor_finds_no_fault_with_the_server(server: LlamaCpp, model: Path, sums: Path) -> None:
     said = hermes("doctor", sums, *policy(server, model, type="openai"), folder=sums.parent)
     assert "FAIL" not in said

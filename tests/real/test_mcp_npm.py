@@ -22,7 +22,7 @@ def host(name: str, package: str, *arguments: str) -> str:
     return f"{{mcp: {{name: {name}, command: {command}, where: host, timeout: 60}}}}"
 
 
-def test_files_are_written_and_read_and_a_folder_that_is_not_allowed_is_told(tmp_path: Path) -> None:
+def test_mcp_server_reads_and_writes_files_and_refuses_other_directories(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     server = host("filesystem", "@modelcontextprotocol/server-filesystem", str(shared))
@@ -38,7 +38,7 @@ def test_files_are_written_and_read_and_a_folder_that_is_not_allowed_is_told(tmp
     assert (shared / "a.txt").read_text() == "kept"
 
 
-def test_the_server_with_a_tool_of_every_kind_plays(tmp_path: Path) -> None:
+def test_mcp_server_with_every_kind_of_tool_works(tmp_path: Path) -> None:
     server = host("everything", "@modelcontextprotocol/server-everything")
     calls = {"echo": {"message": "hi"}, "get-sum": {"a": 2, "b": 3}, "get-tiny-image": {}}
     for echoed, added, image in answers(tmp_path, server, calls):

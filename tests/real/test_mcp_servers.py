@@ -61,7 +61,7 @@ def test_the_time_in_one_place_is_another_elsewhere(tmp_path: Path) -> None:
         assert found["target"]["datetime"].split("T")[1].startswith("03:00")
 
 
-def test_a_repository_tells_its_history_and_what_is_wrong_is_told_to_the_agent(tmp_path: Path) -> None:
+def test_mcp_git_server_returns_history_and_errors_to_the_agent(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     identity = ["-c", "user.name=me", "-c", "user.email=me@example.com"]
     subprocess.run(["git", "init", "-q", str(repository)], check=True)
@@ -100,7 +100,7 @@ def test_a_page_is_fetched_on_the_host(tmp_path: Path, page: str) -> None:
         assert "The page." in told[0]
 
 
-def test_a_server_plays_in_the_sandbox_with_its_packages(tmp_path: Path) -> None:
+def test_mcp_server_runs_in_the_sandbox_with_its_packages(tmp_path: Path) -> None:
     command = "[python3, -m, mcp_server_time, --local-timezone, UTC]"
     tools = f"{{mcp: {{name: time, command: {command}}}}}"
     asked = {"get_current_time": {"timezone": "UTC"}}

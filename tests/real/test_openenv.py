@@ -74,7 +74,7 @@ def seen(url: str, program: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_eight_clients_play_at_the_same_time(tmp_path: Path) -> None:
+def test_eight_clients_run_concurrently(tmp_path: Path) -> None:
     with served(tmp_path) as url:
         found = seen(url, "eight")
     assert [one["reward"] for one in found] == [0.0, 1.0] * 4
@@ -98,7 +98,7 @@ def test_rows_are_found_by_key_index_and_seed_and_come_in_turn(tmp_path: Path) -
     assert "splits train and eval" in split
 
 
-def test_a_failure_is_no_reward_and_says_why(tmp_path: Path) -> None:
+def test_failed_rollout_has_no_reward_and_reports_the_error(tmp_path: Path) -> None:
     (tmp_path / "grading.py").write_text(BROKEN)
     (tmp_path / "broken").touch()
     text = TEXT.replace("rewards: {", 'rewards: {steady: {fn: "grading.py:steady", weight: 1}, ')
@@ -127,7 +127,7 @@ def test_the_sandbox_of_a_client_that_is_gone_is_released(tmp_path: Path) -> Non
         assert seen(url, "one") is False  # there is room again
 
 
-def test_the_script_of_the_documents_plays_a_rollout(tmp_path: Path) -> None:
+def test_script_from_the_docs_runs_a_rollout(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "integrations" / "openenv.md").read_text("utf-8")
     (script,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     with served(tmp_path) as url:
@@ -142,7 +142,7 @@ def test_a_token_lets_in_who_has_it(tmp_path: Path) -> None:
         assert "403" in client(url, "one", key="other").stderr
 
 
-def test_the_doors_spec_has_the_scores_of_every_door_and_the_client_has_the_tokens(tmp_path: Path) -> None:
+def test_common_spec_gives_the_same_scores_and_the_client_keeps_tokens(tmp_path: Path) -> None:
     write_doors(tmp_path)
     with served(tmp_path, spec="alone.yaml") as url:
         found = seen(url, "doors")

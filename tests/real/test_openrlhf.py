@@ -29,7 +29,7 @@ def test_responses_of_openrlhf_have_every_sampled_token_once(tmp_path: Path) -> 
     assert set(found["scores"]) <= {0.0, 1.0}
 
 
-def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path)
     require_as_everywhere(found["rows"], compared=False)
     assert "rewards.judged.args.fallback, rewards.longest compares the members of a group, and Open" in found["refused"]

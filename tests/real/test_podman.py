@@ -64,7 +64,7 @@ async def sandbox(docker_host: PodmanService, config: SandboxConfig) -> AsyncIte
 globals().update(conformance())
 
 
-async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
+async def test_image_without_a_shell_fails_at_the_start() -> None:
     with pytest.raises(SandboxFailure, match=r"image no-shell:1 has no /bin/sh"):
         await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
 
@@ -91,7 +91,7 @@ async def test_limits_are_in_force() -> None:
 
 
 @pytest.mark.parametrize("network", [False, True])
-async def test_files_that_the_engine_lays_into_a_container_cannot_be_filled(network: bool) -> None:
+async def test_container_files_from_the_engine_are_read_only(network: bool) -> None:
     names = ["hosts", "hostname", *([] if network else ["resolv.conf"])]
     fill = "; ".join(f"(echo x >>/etc/{name}) 2>/dev/null && echo wrote {name}" for name in names)
     async with create_sandbox(SandboxConfig(backend="docker", network=network)) as sandbox:
@@ -99,7 +99,7 @@ async def test_files_that_the_engine_lays_into_a_container_cannot_be_filled(netw
         assert (await sandbox.run("cat /etc/hostname")).output == "sandbox\n"
 
 
-def test_rollouts_are_played_and_leave_nothing(engine: PodmanService, tmp_path: Path) -> None:
+def test_rollouts_run_and_leave_no_containers(engine: PodmanService, tmp_path: Path) -> None:
     (tmp_path / "podded.yaml").write_text(SPEC)
     hermes("run", "podded.yaml", "process", "--out", "run", folder=tmp_path)
     assert groups(tmp_path) == 12

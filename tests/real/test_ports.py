@@ -84,7 +84,7 @@ SLOW_ORIGINAL = pytest.mark.by_turns(3, unless_changed=("specs/scienceworld/*", 
     "name",
     [pytest.param("scienceworld", marks=SLOW_ORIGINAL) if port.values[0] == "scienceworld" else port for port in PORTS],
 )
-def test_scores_are_those_of_the_original(name: str, record_property: Callable[[str, object], None]) -> None:
+def test_scores_match_the_original_implementation(name: str, record_property: Callable[[str, object], None]) -> None:
     program = [str(python(name)), str(HERE / "port_trajectories.py"), name]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "random"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=False)
@@ -100,7 +100,7 @@ def test_scores_are_those_of_the_original(name: str, record_property: Callable[[
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_it_plays_and_goes_on(name: str, tmp_path: Path) -> None:
+def test_port_runs_and_resumes(name: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(mode: str, *options: str) -> None:
@@ -226,7 +226,7 @@ def test_hostile_answers_score_as_blind_ones(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "scienceworld"])
-def test_nobody_else_calls_the_java_of_a_simulator(name: str, tmp_path: Path) -> None:
+def test_unauthenticated_call_to_the_java_of_a_simulator_is_refused(name: str, tmp_path: Path) -> None:
     assert attacked("unasked", name, tmp_path).startswith("refused: ")
 
 
@@ -257,7 +257,7 @@ FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")
 
 
 @pytest.mark.parametrize("name", PORTS)
-async def test_it_plays_for_trainers(name: str, tmp_path: Path) -> None:
+async def test_port_produces_training_files_and_served_batches(name: str, tmp_path: Path) -> None:
     """Files of training data, and batches over HTTP: groups of two, of which one rollout in two goes wrong."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name]

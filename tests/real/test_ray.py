@@ -127,9 +127,7 @@ def processes_with(word: str) -> list[int]:
 # ------------------------------------------------------------------ what is played
 
 
-def test_a_cluster_that_loses_a_node_and_gets_another_gives_what_one_process_gives(
-    tmp_path: Path, cluster: RayCluster
-) -> None:
+def test_cluster_that_replaces_a_node_gives_the_results_of_one_process(tmp_path: Path, cluster: RayCluster) -> None:
     for name in ("undisturbed", "ray"):
         write(tmp_path / name, evaluation=True)
         items = json.dumps([{"n": n} for n in range(ROLLOUTS // 2)])
@@ -229,7 +227,7 @@ async def test_specs_that_are_served_together_share_a_cluster(tmp_path: Path, wh
     assert "has died" not in output and "Traceback" not in output
 
 
-async def test_a_cluster_of_its_own_without_room_for_all_specs_is_told_at_once(tmp_path: Path) -> None:
+async def test_new_cluster_too_small_for_all_specs_is_reported_at_once(tmp_path: Path) -> None:
     cores = os.cpu_count()
     async with trajectory_api() as url:
         test_together.write(tmp_path, url)
@@ -273,9 +271,7 @@ async def test_specs_that_are_served_together_follow_nodes_that_vanish_and_join(
         assert len(set(ids)) == len(ids), "each rollout once"
 
 
-def test_environments_of_one_process_share_a_cluster_and_make_room_for_each_other(
-    tmp_path: Path, cluster: RayCluster
-) -> None:
+def test_environments_of_one_process_share_a_cluster(tmp_path: Path, cluster: RayCluster) -> None:
     paths = [str(tmp_path / name / "spec.yaml") for name in ("one", "two")]
     for path in paths:
         write(Path(path).parent, command="sleep 0.5; echo {{ n }} > /tmp/n")
@@ -309,9 +305,7 @@ def test_a_service_of_several_specs_divides_a_cluster(tmp_path: Path, cluster: R
         assert service.terminate() == 0
 
 
-async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(
-    tmp_path: Path, cluster: RayCluster
-) -> None:
+async def test_service_runs_on_a_cluster_with_the_policy_of_each_request(tmp_path: Path, cluster: RayCluster) -> None:
     for name in ("one", "ray"):
         (tmp_path / name).mkdir()
     text = PLAYED.replace("scripted}", "scripted, error_rate: 0.5}")
@@ -360,7 +354,7 @@ def by_group(answered: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {line["group"]: line for line in answered}
 
 
-def test_a_node_that_joins_plays_too(tmp_path: Path, cluster: RayCluster) -> None:
+def test_joining_node_gets_rollouts(tmp_path: Path, cluster: RayCluster) -> None:
     write(tmp_path, groups=150, command="sleep 0.3; echo {{ n }} > /tmp/n")
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -456,7 +450,7 @@ async def test_a_key_on_the_command_line_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["a cluster of its own", "a cluster of somebody's"])
-def test_a_killed_run_leaves_nothing_behind_and_goes_on(tmp_path: Path, where: str) -> None:
+def test_killed_run_leaves_no_processes_and_resumes(tmp_path: Path, where: str) -> None:
     own = where == "a cluster of its own"
     cluster = None if own else RayCluster()
     mark = f"{os.getpid()}.{3 if own else 4}"
@@ -520,7 +514,7 @@ def addresses_in(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("gaps", [[], [0.2], [0.6], [1.2]])
-def test_sigterm_ends_a_run_in_words(tmp_path: Path, gaps: list[float]) -> None:
+def test_sigterm_interrupts_a_run_with_a_message(tmp_path: Path, gaps: list[float]) -> None:
     """A further signal, some seconds after the first, may find the run waiting for Ray's own processes to end."""
     write(tmp_path, command="trap '' TERM; sleep 60" if gaps else "sleep 60")
     with started(tmp_path, "process", "--out", "run", "--ray", "--workers", "1") as run:
@@ -564,7 +558,7 @@ def test_rollouts_that_take_their_actor_along_end_the_run(tmp_path: Path, cluste
         ("in a rollout", "3 workers died there ("),
     ],
 )
-def test_broken_node_is_excluded_while_others_play(
+def test_broken_node_is_excluded_while_others_continue(
     tmp_path: Path, cluster: RayCluster, fails: str, reason: str
 ) -> None:
     write(tmp_path, groups=5_000, command="sleep 0.3; echo {{ n }} > /tmp/n")
@@ -606,7 +600,7 @@ def test_ray_that_is_not_installed_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "words"), [("127.0.0.1:1", "nothing answers there"), ("ray://127.0.0.1:1", "expected HOST:PORT")]
 )
-def test_an_address_without_a_cluster_is_told(tmp_path: Path, address: str, words: str) -> None:
+def test_address_without_a_cluster_is_reported(tmp_path: Path, address: str, words: str) -> None:
     write(tmp_path)
     done = on_ray("run", "spec.yaml", "process", "--ray", address, cwd=tmp_path)
     assert done.returncode == 2
@@ -633,7 +627,7 @@ def test_cluster_without_its_token_is_refused(
 
 
 @pytest.mark.parametrize("address", ["as HOST:PORT", "auto"])
-def test_cluster_that_asks_nobody_for_a_token_is_refused(tmp_path: Path, address: str) -> None:
+def test_cluster_without_token_authentication_is_refused(tmp_path: Path, address: str) -> None:
     write(tmp_path)
     cluster = RayCluster(ANYBODY)
     try:
@@ -647,7 +641,7 @@ def test_cluster_that_asks_nobody_for_a_token_is_refused(tmp_path: Path, address
     assert "Traceback" not in done.stderr and TOKEN not in done.stderr
 
 
-def test_a_machine_without_a_cluster_is_told(tmp_path: Path) -> None:
+def test_auto_address_without_a_local_cluster_is_reported(tmp_path: Path) -> None:
     write(tmp_path)
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as own:
         command = [ray_python(), "-m", "hermes_rl.cli.main", "run", "spec.yaml", "process", "--ray", "auto"]
@@ -666,7 +660,7 @@ def test_a_machine_without_a_cluster_is_told(tmp_path: Path) -> None:
     assert "cannot connect" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_what_is_wrong_with_the_spec_on_a_node_is_told_once(tmp_path: Path, cluster: RayCluster) -> None:
+def test_spec_error_on_a_node_is_reported_once(tmp_path: Path, cluster: RayCluster) -> None:
     write(tmp_path)
     raises = f"if not __file__.startswith({str(tmp_path)!r}):\n    raise ValueError('not on a node')\n"
     (tmp_path / "code.py").write_text(raises + (tmp_path / "code.py").read_text())
@@ -675,7 +669,7 @@ def test_what_is_wrong_with_the_spec_on_a_node_is_told_once(tmp_path: Path, clus
     assert done.stderr.count("not on a node") == 1 and "Traceback" not in done.stderr
 
 
-def test_resources_that_never_come_are_told(tmp_path: Path, cluster: RayCluster) -> None:
+def test_unavailable_resources_are_reported(tmp_path: Path, cluster: RayCluster) -> None:
     write(tmp_path)
     change(tmp_path, "toolsets:", "sandbox: {limits: {cpu: 8, memory: 2GiB}}\ntoolsets:")
     words = "a worker asks for 8 CPU and 2.0 GiB of memory, and the Ray cluster has 1 node with"

@@ -108,7 +108,7 @@ def test_what_the_service_finds_reaches_the_model(
     assert found[0]["data"]["web"][1]["url"] == "http://e.example/1"
 
 
-def test_a_service_whose_engines_are_broken_finds_nothing_and_says_so(
+def test_search_with_broken_engines_returns_no_results(
     searx: Searx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Index, "broken", True)

@@ -28,7 +28,7 @@ def test_a_batch_of_skyrl_has_every_sampled_token_once(tmp_path: Path) -> None:
     assert set(found["rewards"]) <= {0.0, 1.0}
 
 
-def test_sequences_of_a_rollout_are_steps_that_skyrl_takes_as_one_trajectory(tmp_path: Path) -> None:
+def test_sequences_of_a_rollout_are_steps_of_one_trajectory(tmp_path: Path) -> None:
     found = play("steps", tmp_path)
     assert found["last"] == 16
     assert found["rows"] > 24
@@ -44,7 +44,7 @@ def test_failures_are_masked_and_counted(tmp_path: Path) -> None:
     assert found["worst"] < 1e-4
 
 
-def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path)
     require_as_everywhere(found["plain"], compared=True)
     require_as_everywhere(found["steps"], compared=True)

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("domain", ["retail", "airline", "telecom", "banking_knowledge"])
-def test_scores_are_those_of_the_original(domain: str) -> None:
+def test_scores_match_the_original_implementation(domain: str) -> None:
     program = [str(PYTHON), str(HERE / "tau2_trajectories.py"), domain, os.environ.get("TAU2_EVERY", "8")]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=1700, env=environ, check=False)
@@ -33,7 +33,7 @@ def test_scores_are_those_of_the_original(domain: str) -> None:
     assert outcome["trajectories"] >= 80
 
 
-def test_the_benchmark_of_ports_plays_both() -> None:
+def test_ports_benchmark_runs_both_implementations() -> None:
     program = [sys.executable, str(ROOT / "benchmarks" / "ports.py"), "--tau2", str(PYTHON), "--repetitions", "1"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

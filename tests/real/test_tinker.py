@@ -87,7 +87,7 @@ def test_the_script_of_the_documents_makes_a_configuration(tmp_path: Path) -> No
     assert seen(tmp_path, "script") == [8, "True"]
 
 
-def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     write_doors(tmp_path)
     require_as_everywhere(seen_of("alone.yaml", tmp_path, "doors"), compared=False)
     refused = seen_of("doors.yaml", tmp_path, "comparing")

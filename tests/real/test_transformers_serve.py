@@ -28,7 +28,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
     started.kill()
 
 
-def test_groups_are_played_with_tools_and_get_tokens_of_their_messages(server: TransformersServe, sums: Path) -> None:
+def test_groups_with_tools_run_and_get_tokens_from_their_messages(server: TransformersServe, sums: Path) -> None:
     few = ["--set", "process.groups=1", "--set", "process.group_size=2", "--out", "run"]
     given = policy(server, server.model, type="openai", model=str(server.model))
     hermes("run", sums, "process", *given, *few, folder=sums.parent)

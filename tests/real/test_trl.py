@@ -135,7 +135,7 @@ def require_learnt(found: dict[str, Any], first: int = 1) -> None:
     assert found["log"]["hermes_rl/rewards/right"] == found["log"]["reward"]
 
 
-def test_no_failure_is_in_a_baseline_while_a_third_of_the_model_calls_fails(tmp_path: Path) -> None:
+def test_failed_rollouts_are_excluded_from_baselines(tmp_path: Path) -> None:
     found = play("failing", tmp_path)
     assert sum(found["unscored"]) > 0
     assert found["logged"] == [unscored / 64 for unscored in found["unscored"]]
@@ -143,7 +143,7 @@ def test_no_failure_is_in_a_baseline_while_a_third_of_the_model_calls_fails(tmp_
     assert max(found["worst"]) <= 1e-4
 
 
-def test_two_processes_play_the_parts_of_a_group_that_trl_splits_between_them(tmp_path: Path) -> None:
+def test_two_processes_run_disjoint_members_of_a_split_group(tmp_path: Path) -> None:
     found = play("ranks", tmp_path, launch=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
     assert found["processes"] == 2
     assert max(found["worst"]) <= 1e-4
@@ -158,7 +158,7 @@ def test_two_processes_play_the_parts_of_a_group_that_trl_splits_between_them(tm
     assert len({group for group, _, _ in first} & {group for group, _, _ in second}) == 2
 
 
-def test_groups_are_played_while_the_trainer_trains_and_all_their_sequences_are_trained_on(tmp_path: Path) -> None:
+def test_async_training_uses_all_sequences_of_concurrent_groups(tmp_path: Path) -> None:
     found = play("asynchronous", tmp_path)
     assert found["steps"] == 6
     assert all(found["exact"])
@@ -177,7 +177,7 @@ def test_groups_are_played_while_the_trainer_trains_and_all_their_sequences_are_
     assert found["log"]["hermes_rl/dropped_frac"][0] == 0
 
 
-def test_the_loop_of_trl_plays_in_the_environments_of_a_spec(tmp_path: Path) -> None:
+def test_trl_loop_runs_in_the_environments_of_a_spec(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "sums.yaml").write_text(TEXT)
     found = play("environments", tmp_path, tmp_path / "sums.yaml")
@@ -186,7 +186,7 @@ def test_the_loop_of_trl_plays_in_the_environments_of_a_spec(tmp_path: Path) -> 
     assert {score for scores in found["scores"] for score in scores} == {0.0, 1.0}
 
 
-def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path, tmp_path / "doors.yaml")
     require_as_everywhere(found["rows"], compared=True)
     require_as_everywhere(found["samples"], compared=True)
@@ -201,7 +201,7 @@ def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) 
     assert found["loss terms"] == every
 
 
-def test_the_vllm_of_a_trainers_process_samples_as_it_is_asked(tmp_path: Path) -> None:
+def test_colocated_vllm_applies_the_requested_sampling(tmp_path: Path) -> None:
     found = seen([str(vllm_python()), str(HERE / "colocated.py"), str(tiny_model())], tmp_path)
     assert found["worst"] < 1e-4
     assert found["ended"][0] == ["length", False, 3]

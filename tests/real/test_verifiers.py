@@ -76,7 +76,7 @@ async def test_a_rollout_that_verifiers_stops_has_no_reward(tmp_path: Path) -> N
     assert all("before it was scored" in trace["errors"][-1]["message"] for trace in traces)
 
 
-async def test_the_tokens_that_are_trained_on_are_those_that_were_sampled(tmp_path: Path) -> None:
+async def test_trained_tokens_are_the_sampled_tokens(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "sums.yaml").write_text(TEXT)
     policy = TokenPolicy(
@@ -111,7 +111,7 @@ async def test_rewards_that_compare_are_refused_by_name(tmp_path: Path) -> None:
         await run(tmp_path, *words)
 
 
-async def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+async def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     write_doors(tmp_path)
     policy = TokenPolicy(TOKENIZER, lambda text, _: answer(text) + END, ("inference",))
     async with policy.running() as url:

@@ -42,13 +42,13 @@ def test_the_newer_trainer_gets_every_sequence_of_a_rollout(tmp_path: Path) -> N
     assert found["tags"] == [3]
 
 
-def test_a_group_that_failed_is_marked_and_nothing_of_it_is_put(tmp_path: Path) -> None:
+def test_failed_group_is_marked_and_stores_no_data(tmp_path: Path) -> None:
     found = play("failing", tmp_path)
     assert found["status"] == [[f"uid{n}", "failure"] for n in range(4)]
     assert found["keys"] == []
 
 
-def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path)
     require_as_everywhere(found["newer"], compared=True)
     require_as_everywhere(found["older"], compared=False)

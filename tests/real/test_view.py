@@ -164,7 +164,7 @@ def resident(viewed: Viewed) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_run_of_100000_rollouts_is_there_at_once_and_takes_no_more_memory(tmp_path: Path) -> None:
+def test_view_of_100000_rollouts_opens_fast_with_bounded_memory(tmp_path: Path) -> None:
     chance = random.Random(7)
     run = write_run(tmp_path / "large", [])
     with (run / "rollouts.jsonl").open("w") as file:

@@ -303,9 +303,7 @@ def first_turns(run: Path) -> dict[str, Any]:
     return said
 
 
-def test_a_teacher_that_is_the_policy_itself_finds_each_token_as_probable_as_it_was_sampled(
-    vllm: Vllm, model: Path, sums: Path
-) -> None:
+def test_teacher_equal_to_the_policy_reproduces_the_sampled_logprobs(vllm: Vllm, model: Path, sums: Path) -> None:
     teacher = [word.replace("servers.policy.", "servers.teacher.") for word in policy(vllm, model)]
     few = ["--set", "process.groups=2", "--set", "process.group_size=2", "--set", "distill={top_k: 5}"]
     hermes("run", sums, "process", *policy(vllm, model), *teacher, *few, "--out", "run", folder=sums.parent)

@@ -25,7 +25,7 @@ COMMIT = "0123456789" * 4
         ("hf://models/owner/name", "models", "owner/name", None, ""),
     ],
 )
-def test_an_address_has_its_parts_and_is_written_as_it_was(
+def test_address_parses_into_its_parts_and_back(
     text: str, kind: str, url: str, revision: str | None, inside: str
 ) -> None:
     found = address_of(text)
@@ -37,11 +37,11 @@ def test_an_address_has_its_parts_and_is_written_as_it_was(
 
 
 @pytest.mark.parametrize("text", ["name", "./a/b", "../a", "/a/b", "a/b/c", "specs/mine.yaml", "~/a", "a\\b", ""])
-def test_what_can_only_be_a_path_is_no_address(text: str) -> None:
+def test_path_is_not_parsed_as_an_address(text: str) -> None:
     assert address_of(text) is None
 
 
-def test_a_path_below_a_folder_that_is_here_is_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_below_an_existing_directory_is_not_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert isinstance(address_of("specs/mistyped"), Address)
     (tmp_path / "specs").mkdir()
@@ -68,7 +68,7 @@ def test_a_path_below_a_folder_that_is_here_is_no_address(tmp_path: Path, monkey
         ("hf://spaces/name", "no repository of a hub"),
     ],
 )
-def test_what_begins_like_an_address_and_is_none_is_refused(text: str, said: str) -> None:
+def test_malformed_address_is_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         address_of(text)
 

@@ -68,7 +68,7 @@ def test_each_kind_of_revision_becomes_its_commit(origin: Path, revision: str | 
     }
 
 
-def test_a_commit_is_fetched_once_over_http_and_then_nobody_is_asked(
+def test_commit_is_fetched_once_over_http_and_then_read_from_the_cache(
     origin: Path, server: GitServer, tmp_path: Path
 ) -> None:
     old = run_git(origin, "rev-parse", "HEAD")
@@ -111,7 +111,7 @@ def test_content_that_changed_in_the_cache_is_fetched_again(origin: Path) -> Non
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_fetching_one_commit_twice_at_a_time_keeps_what_either_was_given(
+def test_concurrent_fetches_of_a_commit_share_one_intact_copy(
     origin: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
     address = f"git+file://{origin}@{run_git(origin, 'rev-parse', 'HEAD')}"
@@ -140,7 +140,7 @@ def test_fetching_one_commit_twice_at_a_time_keeps_what_either_was_given(
     assert contents(found) == contents(other) == ENVIRONMENT
 
 
-def test_what_python_compiles_in_the_cache_is_no_change(origin: Path) -> None:
+def test_compiled_files_in_the_cache_do_not_count_as_a_change(origin: Path) -> None:
     found = fetch(f"git+file://{origin}")
     (found.folder / "__pycache__").mkdir()
     (found.folder / "__pycache__" / "rewards.pyc").write_bytes(b"\0")
@@ -165,7 +165,7 @@ def test_hooks_filters_attributes_and_submodules_have_no_effect(origin: Path, tm
     assert not touched.exists()
 
 
-def test_compiled_python_that_would_run_in_place_of_its_source_is_left_out(origin: Path) -> None:
+def test_compiled_files_of_a_repository_are_excluded(origin: Path) -> None:
     commit(origin, {"__pycache__/rewards.cpython-311.pyc": b"\0", "hidden.pyc": b"\0", "a/__pycache__/b.py": b""})
     found = fetch(f"git+file://{origin}")
     assert sorted(path.name for path in found.folder.iterdir()) == sorted(ENVIRONMENT)
@@ -259,18 +259,18 @@ def test_a_revision_that_is_not_there_and_a_repository_that_is_not(origin: Path,
         fetch(f"git+file://{tmp_path}/nothing")
 
 
-def test_a_file_of_lfs_is_told_and_not_taken_for_its_content(origin: Path) -> None:
+def test_git_lfs_pointer_is_refused(origin: Path) -> None:
     commit(origin, {"rows.jsonl": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"})
     with pytest.raises(UserError, match=r"rows.jsonl is kept by Git LFS"):
         fetch(f"git+file://{origin}")
 
 
-def test_nobody_is_asked_for_a_password(server: GitServer, tmp_path: Path) -> None:
+def test_fetch_without_credentials_fails_without_a_password_prompt(server: GitServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be had"):
         fetch(f"git+{server.url}/nothing@v1")
 
 
-def test_a_record_of_the_cache_that_is_torn_is_written_anew(origin: Path) -> None:
+def test_damaged_cache_record_is_rewritten(origin: Path) -> None:
     found = fetch(f"git+file://{origin}")
     record = found.folder.with_name(f"{found.address.revision}.json")
     record.write_text("{")

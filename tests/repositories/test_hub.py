@@ -66,7 +66,7 @@ def test_a_hub_that_fails_names_what_is_here(hub: Hub) -> None:
         fetch("hf://owner/adding@main")
 
 
-def test_what_is_not_there_is_told(hub: Hub) -> None:
+def test_missing_hub_repository_or_revision_is_reported(hub: Hub) -> None:
     with pytest.raises(UserError, match="cannot be had from the hub"):
         fetch("hf://owner/other@main")
     with pytest.raises(UserError, match="cannot be had from the hub"):

@@ -66,7 +66,7 @@ async def test_a_function_is_tested_from_another_sandbox(solution: str, value: f
 
 
 @pytest.mark.slow
-async def test_pytest_runs_apart_too(library_of_pytest: tuple[SandboxFile, ...]) -> None:
+async def test_pytest_runs_isolated_from_the_solution(library_of_pytest: tuple[SandboxFile, ...]) -> None:
     case = replace(apart(RIGHT), tests={"tests/test_hidden.py": PLAIN}, command=PYTEST)
     score = await judged(case, library_of_pytest)
     assert score.value == 1.0, score.reason
@@ -81,7 +81,7 @@ async def test_forty_functions_pass_unchanged() -> None:
 
 
 @pytest.mark.slow
-async def test_what_the_reference_needs_is_asked_where_it_needs_it() -> None:
+async def test_isolated_checks_follow_the_operations_of_the_reference() -> None:
     reference = [{"to": "solution.py", "content": SHAPES}]
     score = await judged(apart(SHAPES, TESTS_OF_SHAPES, reference=reference), ())
     assert score.value == 1.0, score.reason
@@ -91,12 +91,12 @@ async def test_what_the_reference_needs_is_asked_where_it_needs_it() -> None:
     assert (await judged(apart(cheat, TESTS_OF_SHAPES, reference=reference), ())).value == 0.0
 
 
-async def test_nothing_of_the_tests_is_where_the_code_runs() -> None:
+async def test_solution_process_contains_no_trace_of_the_tests() -> None:
     score = await judged(apart(LOOKS), ())
     assert score.value == 0.0
 
 
-async def test_a_reference_that_does_not_pass_apart_is_a_failure_of_the_reward() -> None:
+async def test_reference_that_fails_isolated_tests_is_a_reward_failure() -> None:
     derived = "import unittest, solution\nclass Mine(solution.A): pass\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(Mine().one(), 1)\n"
     code = "class A:\n    def one(self): return 1\n"
     with pytest.raises(RewardFailure, match="reference does not pass while its tests run apart"):
@@ -107,7 +107,7 @@ async def test_what_equals_everything_is_not_asked_whether_it_is_equal() -> None
     assert (await judged(apart(EVIL + "add = lambda *_: Equal()\n"), ())).value == 0
 
 
-async def test_a_star_import_brings_nothing_in_the_place_of_what_the_tests_have() -> None:
+async def test_star_import_does_not_override_names_of_the_tests() -> None:
     tests = "import unittest, math\nfrom solution import *\nclass T(unittest.TestCase):\n    def test_add(self):\n        assert {}\n"
     cheat = (
         "def all(_): return True\ndef add(a, b): return 0\nclass math:\n    isclose = staticmethod(lambda *_: True)\n"
@@ -117,7 +117,7 @@ async def test_a_star_import_brings_nothing_in_the_place_of_what_the_tests_have(
         assert (await judged(apart(RIGHT, tests.format(check)), ())).value == 1
 
 
-async def test_a_command_that_is_no_runner_of_tests_is_refused() -> None:
+async def test_command_that_is_not_a_test_runner_is_refused() -> None:
     with pytest.raises((UserError, RewardFailure), match="pytest or unittest"):
         await judged(replace(apart(RIGHT), command="python3 test_hidden.py"), ())
 
@@ -140,13 +140,13 @@ def of_each_kind() -> list[Case]:
 @pytest.mark.slow
 @in_turn
 @pytest.mark.parametrize("case", of_each_kind(), ids=str)
-async def test_no_cheat_holds_apart(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+async def test_cheats_fail_when_tests_are_isolated(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     more = {**case.more, "apart": True, "timeout": 20}
     score = await judged(replace(case, more=more), library_of_pytest)
     assert score.value == 0.0, score.reason
 
 
-def test_every_kind_of_cheat_is_played_apart() -> None:
+def test_every_kind_of_cheat_is_tested_isolated() -> None:
     assert {case.kind for case in of_each_kind()} == {
         case.kind for case in (*cheats(), *planted(), *inside(), *SCRIPTS)
     }
@@ -162,7 +162,9 @@ def fair() -> list[Case]:
 @pytest.mark.slow
 @in_turn
 @pytest.mark.parametrize("case", fair(), ids=str)
-async def test_honest_code_is_not_hurt_apart(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+async def test_honest_code_passes_when_tests_are_isolated(
+    case: Case, library_of_pytest: tuple[SandboxFile, ...]
+) -> None:
     score = await judged(replace(case, more={**case.more, "apart": True}), library_of_pytest)
     assert score.value == 1.0, score.reason
 
@@ -235,7 +237,7 @@ def test_an_exception_that_would_end_the_tests_is_another(ends: tuple[Asking, so
         tests.ask("import", "solution", [])
 
 
-def test_the_code_gets_functions_to_call_and_nothing_of_them(ends: tuple[Asking, socket.socket]) -> None:
+def test_solution_can_call_test_functions_but_not_inspect_them(ends: tuple[Asking, socket.socket]) -> None:
     tests, other = ends
     asked: list[Any] = []
 
@@ -258,5 +260,5 @@ def test_the_code_gets_functions_to_call_and_nothing_of_them(ends: tuple[Asking,
 
 
 @pytest.mark.parametrize("module", [apart_tests, isolated_relay, isolated_server, isolated_protocol])
-def test_an_older_python_reads_what_is_laid_down(module: ModuleType) -> None:
+def test_injected_modules_parse_as_python_3_8(module: ModuleType) -> None:
     ast.parse(inspect.getsource(module), feature_version=(3, 8))

@@ -41,7 +41,7 @@ async def test_the_content_decides(ctx: ToolContext, command: str, content: str,
     assert (value.reason is None) == bool(expected)
 
 
-async def test_the_path_may_be_absolute_or_that_of_the_home(ctx: ToolContext) -> None:
+async def test_path_may_be_absolute_or_relative_to_home(ctx: ToolContext) -> None:
     await run(ctx, "printf hello > /tmp/greeting.txt; cp /tmp/greeting.txt ~/there.txt")
     for path in ("/tmp/greeting.txt", "~/there.txt"):
         assert (await graded("file_matches", ctx=ctx, path=path, content="hello")).value == 1

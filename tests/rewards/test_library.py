@@ -198,7 +198,7 @@ async def test_an_argument_that_says_nothing_fails_the_reward() -> None:
     ("name", "args"),
     [("length_penalty", {"soft_limit": 1, "hard_limit": 2}), ("token_efficiency", {"best": 1, "worst": 2})],
 )
-async def test_tokens_that_nobody_counted_give_no_value(name: str, args: dict[str, Any]) -> None:
+async def test_missing_token_counts_give_no_value(name: str, args: dict[str, Any]) -> None:
     assert await value(name, spoke("x"), **args) is None
 
 
@@ -248,7 +248,7 @@ MADE_UP = "https://made.up/x"
         ([("search", {"query": "made up words"}, f"found {MADE_UP}", None)], 1),
     ],
 )
-async def test_an_address_that_the_policy_said_to_a_tool_itself_is_none_that_a_tool_gave(
+async def test_url_that_the_policy_gave_to_a_tool_is_not_a_source(
     calls: list[tuple[str, Any, str, str | None]], expected: float
 ) -> None:
     cited = "https://in.prompt" if "in.prompt" in str(calls) else MADE_UP

@@ -111,7 +111,7 @@ BY_STATE = {"compare": ["orders", "stock"], "gold": GOLD}
         (GOLD, {"gold": []}, 0, {"orders": 0, "shelf": 0, "looks": 0}),
     ],
 )
-async def test_the_state_at_the_end_is_compared_with_that_behind_gold(
+async def test_final_state_is_compared_with_the_state_after_the_gold_calls(
     turns: Any, args: dict[str, Any], value: float, equal: dict[str, float], apart: bool, tmp_path: Path
 ) -> None:
     rollout = await played(tmp_path, turns, args, apart)

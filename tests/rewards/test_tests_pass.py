@@ -57,7 +57,7 @@ async def test_the_right_solution_passes(ctx: ToolContext) -> None:
     assert (await plain(ctx)).value == 1
 
 
-async def test_a_wrong_or_missing_solution_does_not_and_the_output_says_why(ctx: ToolContext) -> None:
+async def test_wrong_or_missing_solution_scores_zero_with_the_output(ctx: ToolContext) -> None:
     value = await plain(ctx)
     assert (value.value, "No module named 'solution'" in str(value.reason)) == (0, True)
     await write(ctx, solution=WRONG)
@@ -65,7 +65,7 @@ async def test_a_wrong_or_missing_solution_does_not_and_the_output_says_why(ctx:
     assert (value.value, "exit status 1" in str(value.reason)) == (0, True)
 
 
-async def test_a_planted_test_is_replaced_and_comes_back_when_the_reward_has_ended(ctx: ToolContext) -> None:
+async def test_planted_test_is_replaced_and_restored_after_the_reward(ctx: ToolContext) -> None:
     await write(ctx, solution=WRONG)
     await asyncio.to_thread(ctx.terminal, "mkdir hidden && echo pass > hidden/check.py")
     assert (await plain(ctx)).value == 0
@@ -153,7 +153,7 @@ async def test_a_report_that_cannot_be_read_scores_0(ctx: ToolContext, report: s
     assert (value.value, "cannot be read" in str(value.reason)) == (0, True)
 
 
-async def test_options_that_the_sandbox_sets_for_pytest_are_kept() -> None:
+async def test_pytest_options_of_the_sandbox_are_preserved() -> None:
     async with ToolRuntime(SandboxConfig(env={"PYTEST_ADDOPTS": "-x --co"})) as runtime:
         value = await suite(ToolContext(runtime.task_id), "test_small", command="sh -c 'echo $PYTEST_ADDOPTS; exit 3'")
     assert "-x --co --junitxml=/tmp/report-" in str(value.reason)
@@ -173,9 +173,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-async def test_a_command_that_the_image_cannot_run_is_a_failure_with_its_last_lines_and_no_score(
-    ctx: ToolContext, what: str
-) -> None:
+async def test_test_command_missing_from_the_image_is_a_reward_failure(ctx: ToolContext, what: str) -> None:
     await write(ctx, solution=RIGHT)
     with pytest.raises(
         RewardFailure, match=r"the image lacks '(phpunit|nose2|jest)' .*: .*(not found|No module|denied)"
@@ -192,7 +190,7 @@ async def test_a_program_that_does_not_exist_is_named_whatever_its_name(ctx: Too
 
 
 @pytest.mark.parametrize("quietly", ["", " 2>/dev/null"])
-async def test_what_the_agent_was_to_make_in_place_of_a_program_is_graded(ctx: ToolContext, quietly: str) -> None:
+async def test_missing_program_that_the_agent_should_create_is_graded(ctx: ToolContext, quietly: str) -> None:
     """Fault 29: neither is there in an untouched sandbox, and the agent's program is not the image's to bring."""
     command = f"pytst{quietly} || ./made.py{quietly}"
     assert (await plain(ctx, command=command)).value == 0
@@ -201,7 +199,7 @@ async def test_what_the_agent_was_to_make_in_place_of_a_program_is_graded(ctx: T
     assert (await plain(ctx, command=command)).value == 1
 
 
-async def test_what_another_program_stands_in_for_is_graded(ctx: ToolContext) -> None:
+async def test_command_with_a_fallback_program_is_graded(ctx: ToolContext) -> None:
     run = "PYTHONPATH=. python3 -B hidden/check.py"
     assert (await plain(ctx, command=f"pytst hidden || {run}")).value == 0
     await write(ctx, solution=RIGHT)
@@ -236,7 +234,7 @@ async def by_reference(ctx: ToolContext, solution: str, **args: Any) -> RewardVa
     return await graded("tests_pass", ctx=ctx, **given)
 
 
-async def test_canaries_are_silent_for_the_right_and_the_wrong_and_tell_who_equals_everything(ctx: ToolContext) -> None:
+async def test_canaries_detect_only_objects_that_equal_everything(ctx: ToolContext) -> None:
     value = await by_reference(ctx, RIGHT)
     assert (value.value, value.metrics["canaries"]) == (1, 0)
     assert value.metrics["canaries_planted"] > 0
@@ -297,7 +295,7 @@ async def test_canaries_are_among_the_tests_of_the_last_of_several_commands(ctx:
     )
 
 
-async def test_other_commands_behind_the_tests_are_not_lost_to_canaries(ctx: ToolContext) -> None:
+async def test_canaries_keep_commands_after_the_tests(ctx: ToolContext) -> None:
     value = await by_reference(ctx, RIGHT, command="python3 -B -m unittest -q test_it && false")
     assert value.value == 0
     value = await by_reference(ctx, RIGHT, command="python3 -B -m unittest -q test_it && true")
@@ -338,7 +336,7 @@ async def test_what_the_agent_is_to_make_is_its_own_to_lack(ctx: ToolContext) ->
 
 
 @pytest.mark.slow
-async def test_a_git_of_the_agents_own_that_is_not_found_scores_0_and_ends_no_run() -> None:
+async def test_broken_git_of_the_agent_scores_zero() -> None:
     patch = TakenArtifact("patch", "patch", (ArtifactFile("", b"diff --git a/x b/x\n", 0o644),))
     async with ToolRuntime(SandboxConfig(env={"PATH": "own:/usr/bin:/bin"})) as runtime:
         runtime.artifacts = {"patch": patch}

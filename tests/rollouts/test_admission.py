@@ -72,7 +72,7 @@ class Machine:
 
 
 @pytest.mark.slow
-def test_it_grows_without_end_where_nothing_says_no() -> None:
+def test_admission_grows_without_limit_when_unconstrained() -> None:
     assert Machine().run(20) > 5000
 
 
@@ -81,15 +81,15 @@ def test_it_grows_step_by_step_so_that_what_it_costs_is_seen() -> None:
     assert Machine().run(1) <= FIRST * 1.5**4 + 10
 
 
-def test_no_more_begin_than_the_server_takes_calls() -> None:
+def test_admission_respects_server_concurrency() -> None:
     assert Machine(places=70).run(20) == 71
 
 
-def test_no_more_begin_than_the_cores_carry() -> None:
+def test_admission_respects_cpu_capacity() -> None:
     assert 100 < Machine(work=0.02).run(30) < 600, "200 rollouts are all that four cores carry"
 
 
-def test_where_others_keep_the_cores_busy_no_more_are_open_than_are_surely_carried() -> None:
+def test_admission_is_cautious_when_other_processes_use_the_cpu() -> None:
     assert Machine(work=0.001, others=4.0).run(30) <= FIRST * 1.5, "this program uses a hundredth of the cores"
     assert Machine(work=0.001, others=4.0).run(30) >= FIRST, "its own part of the cores it gets all the same"
     assert Machine(work=0.001, others=2.0).run(30) > 1000
@@ -130,7 +130,7 @@ def test_the_use_of_a_container_is_measured_by_its_part(tmp_path: Path, monkeypa
     assert usable_cores() == 1
 
 
-def test_no_more_begin_than_the_memory_carries() -> None:
+def test_admission_respects_free_memory() -> None:
     machine = Machine()
 
     class Filling(Machine):
@@ -171,7 +171,7 @@ def test_the_cores_are_never_left_idle() -> None:
     assert Machine(free=0.0, places=0).run(1) == 4
 
 
-async def test_a_number_on_request_is_kept_and_the_servers_calls_are_not_bounded_by_less() -> None:
+async def test_fixed_concurrency_is_used_and_does_not_limit_server_calls() -> None:
     async with create_client(
         "policy", [ServerConfig("openai", "http://127.0.0.1:9/v1", "m", max_concurrency=300)]
     ) as role:
@@ -197,7 +197,7 @@ def begun(descriptors: DescriptorShare, each: int, used: list[int]) -> int:
 
 
 @pytest.mark.parametrize("each", [1, 4, EACH])
-def test_no_more_begin_than_this_process_may_open_descriptors_for(each: int) -> None:
+def test_admission_respects_the_descriptor_limit(each: int) -> None:
     used, now = [50], [0.0]
 
     def later() -> float:
@@ -210,7 +210,7 @@ def test_no_more_begin_than_this_process_may_open_descriptors_for(each: int) -> 
     assert each != 1 or rollouts > 400, "where they take few, more of them may begin"
 
 
-def test_the_last_one_is_never_kept_from_beginning() -> None:
+def test_admission_always_allows_one_rollout() -> None:
     assert Fixed(5, DescriptorShare(20, lambda: 19)).admits(0)
 
 
@@ -237,12 +237,12 @@ def carried(limit: int, each: int, used: int, *, short: bool = False) -> int:
     ("used", "short", "rollouts"),
     [(100, False, 1000), (699, False, 1000), (710, False, 2), (850, False, 1), (950, False, 1), (100, True, 10)],
 )
-def test_no_more_begin_than_the_memory_of_all_sandboxes_carries(used: int, short: bool, rollouts: int) -> None:
+def test_admission_respects_the_memory_shared_by_all_sandboxes(used: int, short: bool, rollouts: int) -> None:
     """The first may always begin; with plenty left, as many as are asked for."""
     assert carried(1000, 100, used, short=short) == rollouts
 
 
-def test_what_sandboxes_have_counts_as_memory_for_rollouts_without_a_number_too() -> None:
+def test_adaptive_admission_respects_sandbox_memory() -> None:
     now, free = [0.0], [SandboxMemory(1000, 0, 100, False)]
     memory = MemoryShare(lambda: free[0], lambda: now[0])
     adaptive = Adaptive(None, clock=lambda: now[0], used=lambda: 0.0, cores=lambda: 4, machine=list, memory=memory)

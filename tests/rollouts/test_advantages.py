@@ -23,7 +23,7 @@ def test_equal_scores_have_no_advantage(name: str, scores: list[float]) -> None:
     assert ESTIMATORS[name](scores) == [0.0] * len(scores)
 
 
-def test_no_advantage_of_grpo_exceeds_its_bound_however_close_the_scores_are() -> None:
+def test_grpo_advantages_are_bounded_for_nearly_equal_scores() -> None:
     advantages = grpo([0.5] * 15 + [0.5 + 1e-12])
     assert max(advantages) <= 15**0.5 + 1e-9
 

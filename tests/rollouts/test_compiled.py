@@ -83,14 +83,14 @@ async def play(spec: Spec, size: int = 4) -> Group:
         return await RolloutRunner(world).start(row, "g", size)
 
 
-async def test_each_rollout_has_a_state_of_its_own(folder: Path) -> None:
+async def test_each_rollout_has_a_separate_state(folder: Path) -> None:
     (folder / "shelf.py").write_text(CODE + DESK)
     text = TEXT.replace("tools: [{state: take}]", "tools: [{state: desk}]").replace("Shelf\n", "Desk\n")
     group = await play(parse_spec(text, folder=folder))
     assert sorted(group.scores) == [0.0, 0.0, 1.0, 1.0]
 
 
-async def test_two_runs_of_one_process_play_the_same_row_at_the_same_time(folder: Path) -> None:
+async def test_concurrent_runs_of_the_same_row_do_not_interfere(folder: Path) -> None:
     spec = parse_spec(TEXT, folder=folder)
     groups = await asyncio.gather(play(spec), play(spec), play(spec))
     assert [sorted(group.scores) for group in groups] == [[0.0, 0.0, 1.0, 1.0]] * 3
@@ -132,7 +132,7 @@ async def test_any_key_of_a_row_names_its_rollouts(key: str) -> None:
     assert (await play(parse_spec(text), size=2)).scores == [1.0, 1.0]
 
 
-async def test_a_draw_of_toolsets_is_the_same_for_a_group_and_differs_between_groups() -> None:
+async def test_toolset_draw_is_fixed_per_group_and_varies_between_groups() -> None:
     text = (
         "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nservers: {policy: {type: scripted}}\n"
         "toolsets: {distribution: {terminal: 0.5, file: 0.5, todo: 0.5}}\n"
@@ -159,7 +159,7 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
     assert encoder.tokenizer.decode(sequence.trained) == "real<|im_end|>"
 
 
-def test_members_have_ids_and_seeds_of_their_own_and_a_replay_the_seed_of_its_member() -> None:
+def test_members_have_distinct_ids_and_seeds_and_retries_keep_the_seed() -> None:
     from tests.rollouts.worlds import row
 
     seats = [RolloutKey(row(), "g", index, 2, attempt) for index in range(2) for attempt in range(2)]
@@ -210,7 +210,7 @@ PATCH = r'  patch: "--- /dev/null\n+++ b/one.py\n@@ -0,0 +1 @@\n+{{ code }}\n"'
 
 
 @pytest.mark.parametrize("solution", [TURNS, PATCH], ids=["turns", "patch"])
-async def test_the_solution_is_the_reference_of_tests_where_the_spec_says_so(solution: str) -> None:
+async def test_solution_serves_as_the_reference_of_tests_if_configured(solution: str) -> None:
     group = await play(parse_spec(TESTED.replace("CASE", CASE) + solution), size=1)
     (rollout,) = group.rollouts
     assert rollout.score == 1.0

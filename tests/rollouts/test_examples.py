@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.rollouts.test_provenance import ROW, rollout
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
-from tests.rollouts.test_certificate import ROW, rollout
 
 
 def group(*rollouts: Rollout) -> Group:
@@ -62,7 +62,7 @@ def test_what_is_not_known_is_not_invented() -> None:
     assert half.examples()[0].weights == (None, None)
 
 
-def test_advantages_compare_the_scores_of_those_that_have_one() -> None:
+def test_advantages_compare_only_scored_rollouts() -> None:
     of = group(rollout(0, 1.0), unscored(), rollout(2, 0.0), rollout(3, 0.0))
     assert of.advantages("mean") == pytest.approx([2 / 3, None, -1 / 3, -1 / 3])
     assert of.advantages() == pytest.approx([2**0.5, None, -(0.5**0.5), -(0.5**0.5)])

@@ -145,7 +145,7 @@ HARMLESS = ("conftest", "sitecustomize", "shadowing", "options")
 
 
 @pytest.mark.slow
-async def test_rows_with_images_of_their_own_are_graded_in_fresh_sandboxes(tasks: Path, tmp_path: Path) -> None:
+async def test_rows_with_different_images_are_graded_in_fresh_sandboxes(tasks: Path, tmp_path: Path) -> None:
     right = [row("one", 11, FIX.format(value=11), "right"), row("two.tar", 22, FIX.format(value=22), "right")]
     wrong = [row("one", 11, FIX.format(value=12), "wrong"), row("two.tar", 22, "rm -rf .git", "broken")]
     planted = [row("one", 11, plant, name) for name, plant in sorted(PLANTS.items())]
@@ -271,7 +271,7 @@ def second(ctx):
 """
 
 
-async def test_no_process_of_an_artifact_or_of_a_reward_is_there_for_the_next_reward(tmp_path: Path) -> None:
+async def test_processes_of_artifacts_and_rewards_do_not_reach_the_next_reward(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(DAEMONS)
     (tmp_path / "look.py").write_text(ALONE)
     await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
@@ -336,7 +336,7 @@ def looks(ctx):
 """
 
 
-async def test_an_artifact_may_be_kept_without_being_laid(tmp_path: Path) -> None:
+async def test_artifact_may_be_saved_without_being_restored(tmp_path: Path) -> None:
     (tmp_path / "look.py").write_text(LOOKS_FOR)
     for lay, score in (("false", 10), ("true", 11), ("false", 10)):
         (tmp_path / "spec.yaml").write_text(ONLY_KEPT.replace("LAY", lay))
@@ -400,7 +400,7 @@ async def test_no_file_of_an_agent_ends_a_run_or_keeps_it_from_being_graded(tmp_
         kept_artifacts(tmp_path / "run", line["artifacts"], line["artifacts"])
 
 
-async def test_an_artifact_that_cannot_be_laid_is_a_0_with_its_reason(tmp_path: Path) -> None:
+async def test_artifact_that_cannot_be_restored_scores_zero_with_the_reason(tmp_path: Path) -> None:
     """Files with holes take no room in the sandbox of the agent, and all of it in a fresh one."""
     rows = json.dumps({"name": "full", "command": "echo right > fix; mkdir tree; truncate -s 20M tree/a tree/b"}) + "\n"
     (tmp_path / "rows.jsonl").write_text(rows)

@@ -68,6 +68,6 @@ def test_a_row_without_an_image_has_no_part(image: Any) -> None:
 @pytest.mark.parametrize(
     ("image", "told"), [("none.png", "cannot be read"), (b"text", "no PNG, JPEG"), (7, "int is no image")]
 )
-def test_what_is_no_image(image: Any, told: str) -> None:
+def test_invalid_image_is_refused(image: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
         part(image)

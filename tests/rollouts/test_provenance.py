@@ -123,7 +123,7 @@ def test_whatever_was_changed_is_named(change: Any, problem: str) -> None:
     assert proof.problems[0].startswith("row:0-1: ")
 
 
-def test_a_group_that_was_kept_in_a_file_is_certified_again() -> None:
+def test_reloaded_group_gets_the_same_provenance() -> None:
     kept = [rollout(0, 1.0), rollout(1, 0.0, sequences=2)]
     back = [rollout_of(rollout_record(one), one.key) for one in kept]
     assert attach_provenance(group(*back)) == attach_provenance(group(*kept))
@@ -139,7 +139,7 @@ def _sampled_with(one: Rollout, *temperatures: float) -> Rollout:
     return one
 
 
-def test_each_way_in_which_turns_were_sampled_is_in_the_certificate_and_stays_in_a_file() -> None:
+def test_provenance_lists_every_sampling_setting_and_survives_reloading() -> None:
     alike = group(_sampled_with(rollout(0, 1.0), 1.0, 1.0), _sampled_with(rollout(1, 0.0), 1.0, 1.0))
     assert attach_provenance(alike).record()["sampling"] == ({"temperature": 1.0},)
     assert alike.rollouts[0].policy["sampling"] == {"temperature": 1.0}
@@ -169,7 +169,7 @@ def test_advantages_of_turns_are_bounded_however_close_the_scores_are() -> None:
     assert group(one, other).turn_advantages() == [pytest.approx([-1.0] * 2), pytest.approx([1.0] * 2)]
 
 
-def test_masked_tokens_are_not_told_as_trained_on() -> None:
+def test_masked_tokens_do_not_count_as_trained() -> None:
     of = group(rollout(0, 1.0), rollout(1, 0.0))
     of.rollouts[1].masked, of.provenance = True, attach_provenance(of)
     summary = ProcessSummary()

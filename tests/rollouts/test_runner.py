@@ -37,7 +37,7 @@ async def test_a_group_has_a_score_for_every_member() -> None:
     assert [rollout.id for rollout in group.rollouts] == ["g-0", "g-1", "g-2"]
 
 
-async def test_a_failed_member_is_played_anew_on_a_fresh_machine() -> None:
+async def test_failed_member_is_retried_in_a_fresh_sandbox() -> None:
     heard: list[Rollout] = []
 
     def grade(key: RolloutKey) -> float:
@@ -54,7 +54,7 @@ async def test_a_failed_member_is_played_anew_on_a_fresh_machine() -> None:
     assert (failed.id, failed.score, failed.stop_reason) == ("g-1", None, StopReason.REWARD_FAILURE)
 
 
-async def test_a_member_that_fails_for_good_drops_the_group_and_ends_the_others() -> None:
+async def test_member_with_exhausted_retries_drops_the_group_and_stops_others() -> None:
     def grade(key: RolloutKey) -> float:
         if key.index == 0:
             raise SandboxFailure("no space")
@@ -78,7 +78,7 @@ async def test_a_failure_is_never_a_score() -> None:
     assert all(not rollout.stop_reason.graded for rollout in heard)
 
 
-async def test_evaluation_plays_every_member_also_where_one_fails() -> None:
+async def test_evaluation_runs_every_member_even_if_one_fails() -> None:
     def grade(key: RolloutKey) -> float:
         if key.index == 0:
             raise RewardFailure("always")
@@ -117,7 +117,7 @@ async def test_cancelling_a_group_releases_every_machine() -> None:
     assert world.opened == world.closed == 4
 
 
-async def test_cancelling_a_group_before_it_began_leaves_nothing_running() -> None:
+async def test_cancelling_a_group_before_it_starts_leaves_no_tasks() -> None:
     world = World(policy=Policy(delay=60.0))
     task = RolloutRunner(world).start(row(), "g", 4)
     task.cancel()
@@ -135,7 +135,7 @@ async def test_no_more_rollouts_than_allowed_are_in_flight() -> None:
     assert world.policy.most == 3
 
 
-async def test_an_ending_can_be_masked_dropped_or_given_a_score() -> None:
+async def test_stop_reason_may_be_masked_dropped_or_scored() -> None:
     cut = Policy(finish_reason="length")
     masked = await RolloutRunner(World(policy=cut, on_stop_policies={StopReason.LENGTH: "mask"})).start(row(), "a", 1)
     assert (masked.rollouts[0].masked, masked.scores) == (True, [1.0])
@@ -207,14 +207,14 @@ async def test_a_group_in_which_fewer_than_two_have_a_score_is_dropped() -> None
     assert alone.dropped is StopReason.SANDBOX_FAILURE
 
 
-async def test_an_ending_that_is_dropped_drops_the_group_also_where_lost_members_stay() -> None:
+async def test_dropped_stop_reason_drops_a_group_that_retains_failed_members() -> None:
     world = never(0)
     world.on_stop_policies, world.policy = {StopReason.LENGTH: "drop"}, Policy(finish_reason="length")
     group = await RolloutRunner(world).start(row(), "g", 3, keep_lost=True)
     assert group.dropped is StopReason.LENGTH
 
 
-async def test_members_are_compared_without_those_that_were_lost() -> None:
+async def test_members_with_exhausted_retries_are_not_compared() -> None:
     compared: list[list[int]] = []
 
     def compare(rollouts: list[Rollout]) -> None:
@@ -229,7 +229,7 @@ async def test_members_are_compared_without_those_that_were_lost() -> None:
     assert store.states[-2:] == [["scored", "scored"], ["retries_exhausted"]]
 
 
-async def test_what_the_user_did_wrong_ends_a_run_before_a_rollout_was_graded_and_is_a_rollouts_own_after() -> None:
+async def test_user_error_stops_the_run_only_before_the_first_graded_rollout() -> None:
     def grade(key: RolloutKey) -> float:
         if key.row.key == "wrong":
             raise UserError("the row has no such column")
@@ -255,7 +255,7 @@ async def test_what_is_equal_for_every_rollout_ends_the_run_whenever_it_comes() 
         await runner.start(row(), "h", 2)
 
 
-async def test_a_comparison_that_the_users_input_keeps_from_one_group_is_of_that_group() -> None:
+async def test_user_error_in_a_comparison_fails_only_its_group_after_success() -> None:
     def compare(rollouts: list[Rollout]) -> None:
         if rollouts[0].key.group == "wrong":
             raise UserError("no such role")
@@ -280,7 +280,7 @@ class Dying:
     async def compare(self, rollouts: list[Rollout]) -> None: ...
 
 
-async def test_a_rollout_over_which_workers_die_is_lost_and_the_others_go_on() -> None:
+async def test_rollout_that_kills_workers_fails_alone_after_a_success() -> None:
     runner = RolloutRunner(World(), elsewhere=Dying())
     with pytest.raises(RunError, match="3 workers died"):
         await runner.start(row("wrong"), "g", 1)

@@ -44,7 +44,7 @@ UNSAYABLE = [
 
 
 @pytest.mark.parametrize("section", UNSAYABLE)
-def test_what_no_system_takes_is_told_by_the_spec_and_by_the_row(section: str) -> None:
+def test_null_bytes_and_surrogates_in_sandbox_settings_are_refused(section: str) -> None:
     text = "dataset: {items: [{n: 1}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\nsandbox: {%s}\n"
     for odd in ("/w\\0b", "/w\\ud83db"):
         with pytest.raises(SpecError, match=r"null byte|half of a"):
@@ -65,7 +65,7 @@ def test_without_a_mode_a_file_can_be_read() -> None:
     assert sandbox_config(spec, ROW).files[0].mode == 0o644
 
 
-def test_a_folder_that_is_built_lies_in_that_of_the_spec(tmp_path: Path) -> None:
+def test_built_image_directory_must_be_inside_the_spec_directory(tmp_path: Path) -> None:
     def images(image: str) -> tuple[str | None, str]:
         text = "dataset: {items: [{n: 1}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\n"
         text += f"sandbox: {{backend: docker, image: '{image}', services: {{db: {{image: '{image}'}}}}}}\n"

@@ -232,7 +232,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
 
 
 @pytest.mark.parametrize("isolate", ["none", "process", "reuse"])
-async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path, isolate: str) -> None:
+async def test_state_method_schedules_seats_and_ends_the_episode(tmp_path: Path, isolate: str) -> None:
     state = {"python": "code.py:Board", "isolate": isolate}
     rewards = {"board": {"fn": "code.py:board", "range": [0, 9]}}
     group = await played(tmp_path, state=state, schedule={"state": "turn"}, rewards=rewards)
@@ -241,7 +241,7 @@ async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path,
     assert [seat.score for seat in group.rollouts[0].seats] == [2.0, 2.0]
 
 
-async def test_a_function_in_a_process_of_its_own_awaits_what_seats_say(tmp_path: Path) -> None:
+async def test_schedule_function_in_a_process_awaits_seat_messages(tmp_path: Path) -> None:
     rewards = {"outcome": {"fn": "code.py:outcome"}}
     group = await played(tmp_path, schedule={"fn": "code.py:duel"}, rewards=rewards)
     assert said(group, "white") == ["one of 3", "1", "again", "3"]
@@ -338,7 +338,7 @@ async def test_groups_are_compared_by_seat_by_row_or_within_an_episode(tmp_path:
         assert group.uniform is (baseline == "seat")
 
 
-async def test_a_seat_that_is_not_trained_is_played_by_its_own_server(tmp_path: Path) -> None:
+async def test_untrained_seat_is_answered_by_its_server(tmp_path: Path) -> None:
     agents = {"rival": {"server": "rival", "train": False}, "me": {}}
     turns = [{"say": "1"}, {"seat": "me", "say": "2"}]
     servers = {"policy": {"type": "scripted"}, "rival": {"type": "scripted"}}
@@ -396,7 +396,7 @@ async def test_a_seat_that_is_cut_is_out_and_ends_the_episode(tmp_path: Path) ->
         ("gives up waiting", ["environment_done", "environment_done"], None),
     ],
 )
-async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
+async def test_schedule_error_becomes_a_stop_reason_with_a_message(
     tmp_path: Path, how: str, stop_reasons: list[str], words: str | None
 ) -> None:
     parts = {
@@ -466,7 +466,7 @@ async def test_seat_that_stalls_uses_up_no_deadline_but_its_own(tmp_path: Path) 
     assert (group.dropped, stop_reasons) == (None, ["environment_done", "timeout"])
 
 
-async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
+async def test_oversized_seat_message_stops_the_receiving_seat(tmp_path: Path) -> None:
     """They are an agent's doing, which could rid itself of a bad episode else; a prompt that does not fit is ours."""
     black: dict[str, Any] = {"prompt": {"system": "You answer."}, "agent": {"max_trajectory_tokens": 400}}
     parts = {"agents": {"white": {}, "black": black}, "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}}}
@@ -479,7 +479,7 @@ async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_the
     assert group.dropped is StopReason.ROW_FAILURE and "first request does not fit" in str(group.detail)
 
 
-async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_hears_them(tmp_path: Path) -> None:
+async def test_refused_seat_message_stops_the_receiving_seat(tmp_path: Path) -> None:
     chat = ScriptedChat([says("what nobody may hear"), refused(400, "not that"), says("an answer to the prompt alone")])
     stop = await chat.start()
     try:
@@ -497,7 +497,7 @@ async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_h
     ] and group.dropped is None
 
 
-async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_run(tmp_path: Path) -> None:
+async def test_message_template_error_ends_the_episode_but_not_the_run(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"message_template": "{{ [0][text | int] }}"}}
     group = await played(tmp_path, agents=agents)
     assert [str(seat.stop_reason) for seat in group.rollouts[0].seats] == ["environment_error", "environment_done"]
@@ -512,12 +512,12 @@ async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_ru
         ("c", "texts by"),
     ],
 )
-async def test_a_state_that_answers_wrongly_says_what_is_needed(tmp_path: Path, how: str, words: str) -> None:
+async def test_invalid_schedule_result_is_reported_with_the_expected_form(tmp_path: Path, how: str, words: str) -> None:
     parts = {"dataset": {"items": [{"how": how}]}, "schedule": {"state": "odd"}, "state": "code.py:Board"}
     assert words in str((await played(tmp_path, size=1, **parts)).detail)
 
 
-async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_again_whole(tmp_path: Path) -> None:
+async def test_seat_server_failure_retries_the_complete_episode(tmp_path: Path) -> None:
     calls: list[str] = []
     gone = False
 
@@ -541,7 +541,7 @@ async def test_a_server_that_fails_one_seat_fails_the_episode_and_it_is_played_a
     assert rollout.others[0].id == f"{rollout.id}@black" and group.dropped is None
 
 
-async def test_an_episode_is_left_out_as_a_whole_where_the_spec_drops_an_ending(tmp_path: Path) -> None:
+async def test_dropped_stop_reason_of_one_seat_drops_the_episode(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"agent": {"max_turns": 1}}}
     group = await played(tmp_path, agents=agents, schedule="alternate", on_stop={"max_turns": "drop"})
     assert group.dropped is StopReason.ENVIRONMENT_DONE or group.dropped is StopReason.MAX_TURNS
@@ -555,7 +555,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_a_run_writes_a_line_for_each_seat_and_goes_on_from_whole_episodes(tmp_path: Path) -> None:
+async def test_run_writes_a_record_per_seat_and_resumes_from_complete_episodes(tmp_path: Path) -> None:
     rows = [{"secret": number} for number in range(3)]
     path = Path(spec_of(tmp_path, process={"groups": 3, "group_size": 2}, dataset={"items": rows}))
     spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / "run"
@@ -578,7 +578,7 @@ async def test_a_run_writes_a_line_for_each_seat_and_goes_on_from_whole_episodes
 
 
 @pytest.mark.parametrize("baseline", ["seat", "row", "episode"])
-async def test_a_run_goes_on_however_its_seats_are_compared(tmp_path: Path, baseline: str) -> None:
+async def test_run_resumes_with_every_seat_baseline(tmp_path: Path, baseline: str) -> None:
     agents = {"white": {"baseline": baseline}, "black": {"baseline": baseline}}
     rows = [{"secret": number} for number in range(3)]
 
@@ -621,7 +621,7 @@ async def test_members_that_are_compared_wait_as_whole_episodes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("workers", [2])
-async def test_workers_play_whole_episodes(tmp_path: Path, workers: int) -> None:
+async def test_workers_run_complete_episodes(tmp_path: Path, workers: int) -> None:
     path = Path(spec_of(tmp_path, process={"groups": 1, "group_size": 2, "workers": workers}))
     run = tmp_path / "run"
     await run_process(
@@ -631,7 +631,7 @@ async def test_workers_play_whole_episodes(tmp_path: Path, workers: int) -> None
     assert all(line["provenance"]["exact"] for line in lines(run / "groups.jsonl"))
 
 
-async def test_an_evaluation_tells_the_scores_of_each_seat_and_show_who_said_what(tmp_path: Path) -> None:
+async def test_evaluation_and_show_report_each_seat(tmp_path: Path) -> None:
     rewards = {
         "win": {"fn": "code.py:win", "seats": {"white": 1, "black": -1}},
         "texts": {"fn": "code.py:texts", "range": [0, 9]},
@@ -653,7 +653,7 @@ async def test_an_evaluation_tells_the_scores_of_each_seat_and_show_who_said_wha
     assert [message["text"] for message in shown["messages"]] == ["You answer.", "white: 1", "2", "white: 3", "4"]
 
 
-async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
+async def test_unrewarded_seat_has_no_score_in_show_and_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agents = {"white": {}, "black": {}, "judge": {"train": False, "prompt": {"user": "Who wins?"}}}
@@ -688,7 +688,7 @@ async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
     assert "has no seat 'blck'; did you mean `black`?" in capsys.readouterr().err
 
 
-async def test_other_weights_grade_recorded_episodes_anew_and_rewards_over_seats_are_not_judged_again(
+async def test_changed_weights_rescore_recorded_episodes_but_not_seat_rewards(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
@@ -737,7 +737,7 @@ async def test_rivals_are_drawn_for_each_episode_and_rated(tmp_path: Path, choos
     assert 200 < low < rating == high == pytest.approx(1199.8, abs=0.1), "won every time: no sample shows more"
 
 
-async def test_two_policies_with_versions_of_their_own_are_told_apart_token_by_token(tmp_path: Path) -> None:
+async def test_versions_of_two_policies_are_recorded_for_each_token(tmp_path: Path) -> None:
     tokenizer = load_tokenizer()
     white, black = (TokenPolicy(tokenizer, lambda text, chance: f"{chance.randrange(100)}<|im_end|>") for _ in range(2))
     white.version, black.version = 3, 8
@@ -820,7 +820,7 @@ async def test_a_seat_has_its_own_time_for_a_tool(tmp_path: Path) -> None:
     assert black is not None and "done" not in black.tool_calls[0].result
 
 
-async def test_where_no_seat_is_trained_only_an_evaluation_plays(tmp_path: Path) -> None:
+async def test_process_requires_a_trained_seat(tmp_path: Path) -> None:
     agents = {"white": {"train": False}, "black": {"train": False}}
     spec = parse_spec(Path(spec_of(tmp_path, agents=agents)).read_text(), folder=tmp_path)
     with pytest.raises(UserError, match=r"no seat is trained .* so process has nothing to give"):
@@ -833,7 +833,7 @@ async def test_a_reward_that_compares_has_no_factors(tmp_path: Path) -> None:
         await played(tmp_path, rewards=rewards)
 
 
-async def test_a_run_that_goes_on_remembers_against_whom_it_has_won(tmp_path: Path) -> None:
+async def test_resumed_run_remembers_win_rates_of_opponents(tmp_path: Path) -> None:
     agents = {"me": {}, "rival": {"opponents": ["weak", "strong"], "opponent_sampling": "rated", "train": False}}
     chats = {role: ScriptedChat([says(text)] * 200) for role, text in (("weak", "1"), ("strong", "9"))}
     stops = [await chat.start() for chat in chats.values()]

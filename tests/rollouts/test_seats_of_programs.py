@@ -223,7 +223,7 @@ async def test_a_program_may_be_the_manager_by_its_tool_server(tmp_path: Path) -
     assert all(attach_provenance(part).exact for part in group.compared())
 
 
-async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -> None:
+async def test_function_program_receives_the_conversation_of_its_seat(tmp_path: Path) -> None:
     black = {"prompt": {"system": "You answer."}, "agent": {"program": {"python": "code.py:solve"}}}
     turns = [{"say": "1"}, {"seat": "black", "say": "2"}, {"seat": "black", "say": "4"}]
     parts = {"agents": {"white": {}, "black": black}, "solution": {"turns": turns}}
@@ -244,7 +244,7 @@ async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -
         ("sleeps", {"timeout": 60}, StopReason.TIMEOUT, 1),
     ],
 )
-async def test_a_program_that_ends_otherwise_is_out_by_its_own_doing(
+async def test_early_program_exit_stops_its_seat_as_caused_by_the_policy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
@@ -272,7 +272,7 @@ async def test_a_program_that_ends_otherwise_is_out_by_its_own_doing(
     assert group.dropped is None and group.rollouts[0].key.attempt == 0
 
 
-async def test_a_program_that_is_not_there_is_the_specs_mistake_where_nobody_has_touched_the_sandbox(
+async def test_missing_program_is_a_user_error_in_an_untouched_sandbox(
     tmp_path: Path,
 ) -> None:
     agents = {"white": {}, "black": {"agent": {"program": {"command": ["no-such-program"]}}}}
@@ -287,7 +287,7 @@ async def test_a_program_that_is_not_there_is_the_specs_mistake_where_nobody_has
         ("mkdir -p /tmp/there", [{"to": "/tmp/there", "content": "x"}]),
     ],
 )
-async def test_what_another_seat_has_made_of_the_sandbox_is_no_mistake_of_the_spec(
+async def test_missing_program_after_another_seat_acted_aborts_the_seat(
     tmp_path: Path, command: str, files: list[Any]
 ) -> None:
     black = {"agent": {"program": {"command": ["worker"], "files": files}}}
@@ -313,7 +313,7 @@ async def test_process_of_another_seat_ends_with_its_turn_unless_kept(keep: bool
     assert [("port 8182 of the sandbox" in error.error) for error in black.result.tool_errors] == [True] * keep
 
 
-async def test_a_function_that_fails_over_what_it_hears_has_given_up(tmp_path: Path) -> None:
+async def test_function_program_that_fails_on_a_message_stops_with_aborted(tmp_path: Path) -> None:
     agents = {
         "white": {}, "black": {"prompt": {"system": "You."}, "agent": {"program": {"python": "code.py:solve"}}},
     }  # fmt: skip
@@ -323,7 +323,7 @@ async def test_a_function_that_fails_over_what_it_hears_has_given_up(tmp_path: P
 
 
 @pytest.mark.parametrize("words", ["nul \0 byte", "half \ud83d of one", "x" * 200_000])
-async def test_words_that_no_command_line_can_carry_end_the_program_and_not_the_run(tmp_path: Path, words: str) -> None:
+async def test_message_unfit_for_a_command_line_stops_only_the_program(tmp_path: Path, words: str) -> None:
     async def chat(messages: Any, tools: Any) -> str:
         return "fine" if any(message["content"] == "You are a program." for message in messages) else words
 
@@ -365,7 +365,7 @@ async def test_a_server_that_fails_a_programs_seat_fails_the_episode(tmp_path: P
 # ------------------------------------------------------------------------------------------------- in a record
 
 
-async def test_a_run_keeps_and_goes_on_with_episodes_of_programs_and_shows_them(tmp_path: Path) -> None:
+async def test_program_episodes_are_recorded_resumed_and_shown(tmp_path: Path) -> None:
     rows = [{"secret": number} for number in range(2)]
     path = Path(spec_of(tmp_path, process={"groups": 2, "group_size": 1}, dataset={"items": rows}))
     spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / "run"
@@ -390,7 +390,7 @@ async def test_a_run_keeps_and_goes_on_with_episodes_of_programs_and_shows_them(
 
 
 @pytest.mark.slow
-def test_the_manager_and_the_program_of_the_documentation_play(tmp_path: Path) -> None:
+def test_manager_and_program_examples_of_the_docs_run(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
     (tmp_path / "agent.py").write_text((docs / "agents.md").read_text().partition("```python\n")[2].partition("```")[0])
     text = (docs / "seats.md").read_text().partition("## A seat may be a program")[2]
@@ -404,7 +404,7 @@ def test_the_manager_and_the_program_of_the_documentation_play(tmp_path: Path) -
     assert groups and all(line["provenance"]["exact"] for line in groups)
 
 
-async def test_a_seat_that_changes_the_program_of_another_one_cannot_make_a_failure_of_ours_of_it(
+async def test_seat_cannot_cause_an_infrastructure_failure_of_another_seat(
     tmp_path: Path,
 ) -> None:
     changed = """import json, urllib.request

@@ -149,7 +149,7 @@ async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
         ("no number", "invalid literal"),
     ],
 )
-async def test_what_the_agent_makes_the_code_raise_is_its_doing(
+async def test_state_error_caused_by_the_agent_is_its_stop_reason(
     tmp_path: Path, apart: bool, words: str, said: str
 ) -> None:
     state = {"python": "world.py:Game", "isolate": "process" if apart else "none"}
@@ -161,7 +161,7 @@ async def test_what_the_agent_makes_the_code_raise_is_its_doing(
     assert said in error.error, error
 
 
-async def test_a_state_apart_is_made_there_alone(tmp_path: Path) -> None:
+async def test_isolated_state_is_created_only_in_its_process(tmp_path: Path) -> None:
     made = 'self.guesses, self.over, self.closed = item["number"], 0, False, item.get("closed")\n'
     assert made in WORLD
     spec = spec_of(tmp_path, says("7"), state={"python": "world.py:Game", "isolate": "process"})
@@ -181,7 +181,7 @@ async def test_its_turns_are_bounded(tmp_path: Path) -> None:
     assert (rollout.stop_reason, rollout.turns) == (StopReason.USER_TURNS, 2)
 
 
-async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) -> None:
+async def test_user_code_that_cannot_start_is_a_user_error(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, says("1"), user={"state": "commit", "speaks_first": True})
     with pytest.raises(UserError, match=r"user\.state: commit of the state: TypeError"):
         await play(spec)
@@ -234,7 +234,7 @@ async def test_tools_and_the_state_end_a_rollout(
     assert (rollout.stop_reason, rollout.turns) == (stop_reason, played)
 
 
-async def test_fixed_words_bring_tools_and_take_them_away(tmp_path: Path) -> None:
+async def test_scripted_turns_add_and_remove_tools(tmp_path: Path) -> None:
     spec = spec_of(
         tmp_path,
         [calls("commit", value=1), {"say": "No such tool."}, calls("commit", value=2), {"say": "Done."}, {"say": "?"}],
@@ -254,7 +254,7 @@ async def test_fixed_words_bring_tools_and_take_them_away(tmp_path: Path) -> Non
     assert "there is no tool named 'commit' (there are: look)" in rollout.result.tool_errors[0].error
 
 
-async def test_other_tools_begin_another_sequence_and_all_that_was_sampled_is_trained(
+async def test_changed_tools_start_a_new_sequence_and_all_tokens_are_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = [summing.CALL.replace("add", "look").format(1, 2).replace('"a": 1, "b":  2', ""), "  Once.\n\n", "Twice."]
@@ -292,14 +292,14 @@ async def test_the_row_has_the_words(tmp_path: Path) -> None:
     assert (rollout.stop_reason, heard(rollout)) == (StopReason.FINISHED, ["Begin.", "First.", "Second."])
 
 
-async def test_what_the_world_gave_is_recorded_and_graded_anew(tmp_path: Path) -> None:
+async def test_environment_rewards_are_restored_from_the_record(tmp_path: Path) -> None:
     rollout = await play(spec_of(tmp_path, says("5", "7")))
     line = json.loads(json.dumps(rollout_record(rollout)))
     assert result_of(line).environment_rewards == [(1, -0.1), (2, 1.0)]
 
 
 @APART
-async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: bool) -> None:
+async def test_run_with_concurrent_stateful_rollouts_completes(tmp_path: Path, apart: bool) -> None:
     spec = spec_of(
         tmp_path,
         says("5", "{{ number }}"),
@@ -331,7 +331,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_told_with_their_place(tmp_path: Path, name: str) -> None:
+def test_spec_mistakes_are_reported_with_their_location(tmp_path: Path, name: str) -> None:
     sections, message = MISTAKES[name]
     (tmp_path / "world.py").write_text(WORLD)
     spec: dict[str, Any] = {

@@ -120,7 +120,7 @@ async def test_the_next_words_may_ask_for_a_least_reward(
     assert (rollout.stop_reason, rollout.score) == (stop_reason, score), rollout.error
 
 
-async def test_a_step_brings_files_and_commands_and_a_reward_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_step_provides_files_and_setup_and_rewards_leave_no_files(tmp_path: Path) -> None:
     words = [
         {
             "say": "Write {{ names[1] }}.",
@@ -152,7 +152,7 @@ async def test_a_step_brings_files_and_commands_and_a_reward_leaves_nothing_behi
         ("true", {"setup": ["test -e one"]}, "failed (1)"),
     ],
 )
-async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
+async def test_step_setup_broken_by_the_agent_is_its_stop_reason(
     tmp_path: Path, command: str, part: dict[str, Any], told: str
 ) -> None:
     spec = spec_of(
@@ -169,7 +169,7 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
     assert set(rollout.rewards["written"].metrics) == {"step_1", "step_2"}, "the step that could not begin counts"
 
 
-async def test_a_sandbox_that_cannot_be_copied_has_no_rewards_behind_steps(tmp_path: Path) -> None:
+async def test_step_rewards_require_a_sandbox_that_can_be_copied(tmp_path: Path) -> None:
     rewards = {"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "one"}}}
     kept = {"toolsets": ["terminal"], "sandbox": {"keep_processes": True}}
     with pytest.raises(UserError, match=r"rewards\.written\.per_step: .*processes cannot be copied; leave sandbox"):
@@ -210,7 +210,7 @@ async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) 
         await play(broken)
 
 
-async def test_a_reward_that_fails_behind_a_step_fails_the_rollout(tmp_path: Path) -> None:
+async def test_failing_step_reward_fails_the_rollout(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, says("0", "1"), rewards={"fails": {"fn": "rewards.py:fails", "per_step": "mean"}})
     rollout = await play(spec)
     assert (rollout.stop_reason, rollout.score) == (StopReason.REWARD_FAILURE, None)
@@ -230,7 +230,7 @@ async def test_its_tokens_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert attach_provenance(Group("g", rollout.key.row, [rollout])).exact
 
 
-async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_path: Path) -> None:
+async def test_recorded_steps_are_rescored_but_not_judged_again(tmp_path: Path) -> None:
     rewards = {
         "said": {"fn": "rewards.py:said", "per_step": "mean", "args": {"number": "{{ step }}"}},
         "whole": {"fn": "rewards.py:whole", "weight": 0},
@@ -255,7 +255,7 @@ async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_pa
         await again("rewards.said.per_step=last")
 
 
-async def test_a_run_with_steps_goes_on(tmp_path: Path) -> None:
+async def test_run_with_steps_resumes(tmp_path: Path) -> None:
     spec = spec_of(
         tmp_path,
         says("0", "1", "2"),

@@ -160,7 +160,7 @@ async def test_a_reward_whose_process_cannot_be_confined_is_not_graded(place: Pa
     assert "no process for user code can be made" in str(rollout.error)
 
 
-def test_a_reward_that_runs_where_the_state_is_cannot_be_in_another_sandbox(place: Path) -> None:
+def test_reward_that_shares_the_state_cannot_use_another_sandbox(place: Path) -> None:
     with pytest.raises(UserError, match=r"rewards\.saved\.isolate: .*say `isolate: sandbox` of the state"):
         _compiled(
             place,

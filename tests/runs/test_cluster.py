@@ -30,7 +30,7 @@ from hermes_rl.spec.model import Spec
         (8, [], []),
     ],
 )
-def test_places_are_dealt_out_in_turns_to_whoever_wants_more(room: int, wanted: list[int], expected: list[int]) -> None:
+def test_workers_are_shared_evenly_by_demand(room: int, wanted: list[int], expected: list[int]) -> None:
     assert share_evenly(room, wanted) == expected
 
 
@@ -42,7 +42,7 @@ def test_a_place_fits_a_worker_of_each_spec() -> None:
     assert Needs.of(specs).room(node) == 3
 
 
-def test_ray_shows_nothing_of_what_an_actor_was_told() -> None:
+def test_ray_actor_repr_hides_its_arguments() -> None:
     assert _Actor.__repr__ is object.__repr__, "Ray puts it into the messages of errors"
 
 

@@ -42,7 +42,7 @@ async def first(played: Run, count: int) -> list[str]:
     return found
 
 
-async def test_every_row_is_played_once() -> None:
+async def test_every_row_runs_once() -> None:
     played = run(World(), rows(5), repeat=False, concurrency=4)
     assert sorted([group.id async for group in played.groups()]) == [f"row{n}" for n in range(5)]
     assert played.runner.open == 0
@@ -55,7 +55,7 @@ async def test_places_are_filled_up_to_the_bound() -> None:
     assert world.policy.most == 8
 
 
-async def test_a_bound_that_is_changed_again_and_again_is_kept() -> None:
+async def test_repeatedly_changed_concurrency_is_respected() -> None:
     world = World(policy=Policy(delay=0.02))
     played = run(world, rows(6), size=8, repeat=False, concurrency=4)
     changes = iter([9, 5, 7])
@@ -65,7 +65,7 @@ async def test_a_bound_that_is_changed_again_and_again_is_kept() -> None:
     assert 4 < world.policy.most <= 9
 
 
-async def test_a_bound_that_is_set_where_there_was_none_counts_what_is_in_flight() -> None:
+async def test_new_concurrency_limit_counts_rollouts_in_flight() -> None:
     world = World(policy=Policy(delay=0.02))
     world.policy.gate.clear()
     runner = run(world, rows(1), repeat=False).runner
@@ -80,7 +80,7 @@ async def test_a_bound_that_is_set_where_there_was_none_counts_what_is_in_flight
     assert world.policy.most == 5
 
 
-async def test_what_other_runs_of_the_process_have_open_is_told_to_admission() -> None:
+async def test_admission_receives_the_open_rollouts_of_other_runs() -> None:
     beside: list[Run] = []
     first, second = (Run(World(), rows(1), Plan(size=2, repeat=False), beside=beside) for _ in range(2))
     first.runner.open = 7
@@ -96,7 +96,7 @@ async def test_what_other_runs_of_the_process_have_open_is_told_to_admission() -
     assert told[0] == (0, 7)
 
 
-async def test_rows_repeat_under_new_ids_and_rows_that_are_skipped_are_left_out() -> None:
+async def test_rows_repeat_under_new_ids_without_skipped_groups() -> None:
     played = run(World(), rows(2), concurrency=2)
     found, demand = [], First(4)
     async for group in played.groups(skip=lambda row, group, epoch: group == "row1:0", demand=demand):
@@ -121,7 +121,7 @@ async def test_others_have_their_turn_while_thousands_of_rows_are_passed_by() ->
     assert turns > 30
 
 
-async def test_equal_rows_that_are_played_once_each_have_ids_of_their_own() -> None:
+async def test_equal_rows_have_distinct_group_ids() -> None:
     played = run(World(), [row("same"), row("same")], repeat=False)
     assert sorted([group.id async for group in played.groups()]) == ["same", "same:1"]
 
@@ -130,7 +130,7 @@ async def test_no_rows_end_the_run() -> None:
     assert [group async for group in run(World(), []).groups()] == []
 
 
-async def test_no_more_groups_begin_than_are_wanted() -> None:
+async def test_only_the_requested_number_of_groups_starts() -> None:
     world = World()
     assert len(await first(run(world, rows(1), concurrency=64), 3)) == 3
     assert world.policy.calls == 6
@@ -155,7 +155,7 @@ def slow_rows(gate: Any) -> Rows:
     return Rows(make, length=None, fingerprint="")
 
 
-async def test_a_source_that_waits_does_not_hold_up_the_loop() -> None:
+async def test_slow_row_source_does_not_block_the_event_loop() -> None:
     import threading
 
     ticked, waited = threading.Event(), list[bool]()
@@ -172,7 +172,7 @@ async def test_a_source_that_waits_does_not_hold_up_the_loop() -> None:
     assert waited == [True]
 
 
-async def test_a_group_that_has_ended_is_handed_on_while_the_source_makes_the_next_row() -> None:
+async def test_finished_group_is_returned_while_the_next_row_loads() -> None:
     import threading
 
     handed_on = threading.Event()
@@ -184,7 +184,7 @@ async def test_a_group_that_has_ended_is_handed_on_while_the_source_makes_the_ne
     assert (found, waited) == (["first", "second"], [True]), "the second row came after the first group was handed on"
 
 
-async def test_the_first_row_of_a_stream_is_looked_at_without_beginning_it_twice() -> None:
+async def test_first_row_of_a_stream_is_read_without_restarting_it() -> None:
     begun = 0
 
     def make() -> Iterator[Row]:

@@ -95,7 +95,7 @@ def test_a_judge_that_compares_a_group_is_counted_once(workers: str, spec: Path)
     assert {role: pytest.approx(counts) for role, counts in usage.items()} == again
 
 
-def test_a_run_that_goes_on_adds_to_what_it_has_used() -> None:
+def test_resumed_run_adds_to_its_usage() -> None:
     first = run("--set", "evaluate.limit=1")["usage"]
     second = run()["usage"]
     require_priced(second)
@@ -113,7 +113,7 @@ def test_what_costs_is_shown_and_bounded(capsys: pytest.CaptureFixture[str]) -> 
     assert "a row had ended: budget.max_cost (1e-06 $) is used up. What has ended is kept" in capsys.readouterr().err
 
 
-def test_the_closing_words_say_what_was_spent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_final_output_reports_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
     usage = run()["usage"]
     said = capsys.readouterr().out
     assert f"cost: {sum(one['cost'] for one in usage.values()):.2g} $ (" in said
@@ -122,7 +122,7 @@ def test_the_closing_words_say_what_was_spent(capsys: pytest.CaptureFixture[str]
     assert "cost: about 0.00 $" not in capsys.readouterr().out
 
 
-def test_a_user_that_the_policy_plays_is_counted_apart_from_the_policys_turns() -> None:
+def test_user_calls_to_the_policy_server_are_counted_separately() -> None:
     usage = run("--set", "user.server=policy")["usage"]
     line = json.loads(Path("out/rollouts.jsonl").read_text().splitlines()[0])
     assert line["turns"] == 2

@@ -9,7 +9,7 @@ def passes(curriculum: Curriculum, row: str, count: int = 20) -> list[int]:
     return [epoch for epoch in range(count) if curriculum.wants(row, epoch)]
 
 
-def test_a_row_gets_rarer_with_each_uniform_group_and_comes_back_with_one_that_differs() -> None:
+def test_uniform_rows_get_rarer_until_a_mixed_group_restores_them() -> None:
     curriculum = Curriculum(True)
     assert passes(curriculum, "r") == list(range(20))
     curriculum.count("r", True)

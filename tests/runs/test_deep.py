@@ -177,7 +177,7 @@ BLINDLY = {
 
 
 @pytest.mark.parametrize("case", BLINDLY)
-async def test_a_reward_that_pays_for_what_solves_nothing_is_named(tmp_path: Path, case: str) -> None:
+async def test_reward_for_an_answer_that_solves_nothing_is_named(tmp_path: Path, case: str) -> None:
     row, changed, before, after, *said = BLINDLY[case]
     text = SOUND.replace(before, after, 1).replace(row, changed, 1)
     report = await examined(tmp_path, text + "toolsets: [terminal]\n")
@@ -233,7 +233,7 @@ solution: {turns: [{tools: [{name: terminal, args: {command: "wc -l < in.txt > o
 """
 
 
-async def test_rows_that_share_one_solution_are_no_near_misses(tmp_path: Path) -> None:
+async def test_rows_with_the_same_solution_are_not_near_misses(tmp_path: Path) -> None:
     report = await examined(tmp_path, GENERIC)
     assert report.problems == [] and "near miss" not in report.scores
     assert "another row's solution" not in report.blind
@@ -311,7 +311,7 @@ async def test_reward_that_never_varies_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("severity", ["off", "warning", "error"])
-async def test_severity_of_a_check_is_that_of_the_spec(tmp_path: Path, severity: str) -> None:
+async def test_check_severity_follows_the_spec(tmp_path: Path, severity: str) -> None:
     text = SOUND.replace(RIGHT, f"{RIGHT}\n  idle: {{fn: code.py:constant, weight: 0.1}}")
     report = await examined(tmp_path, f"{text}checks: {{constant_reward: {severity}}}\n")
     assert severities(report) == ({} if severity == "off" else {"constant_reward": severity})
@@ -330,12 +330,12 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("case", LEAKS)
-async def test_answer_in_the_prompt_is_a_warning_where_it_has_to_be_chosen(tmp_path: Path, case: str) -> None:
+async def test_answer_in_the_prompt_is_only_a_warning_for_choices(tmp_path: Path, case: str) -> None:
     before, after, severity = LEAKS[case]
     assert severities(await examined(tmp_path, SOUND.replace(before, after)))["leaked_answer"] == severity
 
 
-async def test_all_rows_are_played_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_rows_are_checked_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.runs.reward_check.LOOKED_AT", 4)
     monkeypatch.setattr("hermes_rl.runs.reward_check.WHOLE", 4)
     rows = ", ".join(f"{{country: c{n}, capital: {n}x}}" for n in range(8))
@@ -387,7 +387,7 @@ async def test_a_slow_reward_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
     assert any(warning.startswith("reward right took") for warning in (await examined(tmp_path, slow)).warnings)
 
 
-async def test_without_a_solution_only_the_wrong_is_played(tmp_path: Path) -> None:
+async def test_spec_without_a_solution_is_checked_with_wrong_answers_only(tmp_path: Path) -> None:
     report = await examined(tmp_path, SOUND.replace('solution: {turns: [{say: "{{ capital }}"}]}\n', ""))
     assert list(report.scores) == ["empty", "garbage"]
     assert any("there is no solution" in warning for warning in report.warnings)
@@ -410,7 +410,7 @@ async def test_tests_that_the_image_cannot_run_are_named_before_a_model_is_asked
     assert any("tests_pass: the command cannot run, as the image lacks 'phpunit'" in one for one in report.problems)
 
 
-async def test_why_the_solution_fails_is_said_and_what_was_played_is_kept(tmp_path: Path) -> None:
+async def test_failing_solution_is_explained_and_its_rollouts_are_saved(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "old").touch()
     (tmp_path / "code.py").write_text(REASON)
@@ -435,7 +435,7 @@ async def test_what_a_program_says_that_never_asks_is_named(tmp_path: Path) -> N
     assert "made 0 requests (0 refused) and ended with status 3: there is no such option" in report.problems[0]
 
 
-async def test_of_a_sound_spec_nothing_is_kept(tmp_path: Path) -> None:
+async def test_valid_spec_saves_no_rollouts(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SOUND)
     report = await check_rewards(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
     assert report.kept is None and not (tmp_path / "kept").exists()
@@ -448,7 +448,7 @@ async def test_the_same_prompt_for_every_row_is_right_for_a_game(tmp_path: Path)
     assert [one for one in report.warnings if "the prompt is the same for every row" in one]
 
 
-async def test_the_same_prompt_for_every_row_is_right_for_a_program_that_looks_into_its_sandbox(tmp_path: Path) -> None:
+async def test_constant_prompt_is_only_a_warning_for_programs(tmp_path: Path) -> None:
     program = 'agent: {program: {command: [cat, country], env: {URL: "{{ endpoint }}"}}}\n'
     files = 'sandbox: {files: [{to: country, content: "{{ country }}"}]}\n'
     report = await examined(tmp_path, SOUND.replace("of {{ country }}?", "of the country?") + program + files)
@@ -456,13 +456,13 @@ async def test_the_same_prompt_for_every_row_is_right_for_a_program_that_looks_i
     assert [warning for warning in report.warnings if "the prompt is the same for every row" in warning]
 
 
-async def test_rows_that_are_all_for_evaluation_are_played(tmp_path: Path) -> None:
+async def test_evaluation_rows_are_checked_if_all_rows_are_for_evaluation(tmp_path: Path) -> None:
     report = await examined(tmp_path, SOUND.replace("dataset:\n", "dataset:\n  eval: only\n"))
     assert report.problems == [] and report.scores["gold"] == 1
 
 
 @pytest.mark.parametrize("reward", ["asks", "reads"])
-async def test_what_a_scripted_judge_says_is_no_fault_of_the_spec(tmp_path: Path, reward: str) -> None:
+async def test_scripted_judge_verdict_is_a_warning_not_a_problem(tmp_path: Path, reward: str) -> None:
     """Fault 36: a right spec was blamed, with status 2, since no script judges as a model does."""
     text = SOUND.replace(RIGHT, f"right: {{fn: code.py:{reward}}}").replace(
         "servers: {", "servers: {judge: {type: openai, base_url: 'http://localhost:1', model: j}, "
@@ -475,7 +475,7 @@ async def test_what_a_scripted_judge_says_is_no_fault_of_the_spec(tmp_path: Path
     assert any("mine" in problem for problem in (await examined(tmp_path, broken)).problems)
 
 
-async def test_what_a_scripted_user_leaves_out_is_no_fault_of_the_spec(tmp_path: Path) -> None:
+async def test_omitted_scripted_user_message_is_a_warning_not_a_problem(tmp_path: Path) -> None:
     """Fault 36: a solution that does not say what the user says was blamed for it."""
     text = SOUND.replace(RIGHT, "right: {fn: code.py:heard}").replace(
         "servers: {",

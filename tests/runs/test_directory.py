@@ -29,7 +29,7 @@ def other_spec() -> Spec:
     return parse_spec("name: terminal-files\ndataset: {items: [{a: 1}]}\nprompt: {user: other}\n")
 
 
-def test_a_torn_last_line_is_cut_off_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_torn_last_record_is_removed_and_the_rest_remains(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
     journal = Journal(path)
@@ -39,7 +39,7 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_is_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["bread\nmilk", "bread", '{"my": "settings"}', "[1, 2]"])
-def test_a_file_of_somebody_else_stays_as_it_is(tmp_path: Path, text: str) -> None:
+def test_unrelated_file_is_refused_and_unchanged(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
     journal = Journal(path)
@@ -49,7 +49,7 @@ def test_a_file_of_somebody_else_stays_as_it_is(tmp_path: Path, text: str) -> No
     assert path.read_text() == text
 
 
-def test_nothing_is_appended_behind_a_last_line_of_somebody_else(tmp_path: Path) -> None:
+def test_append_to_an_unrelated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("bread")
     journal = Journal(path)
@@ -60,7 +60,7 @@ def test_nothing_is_appended_behind_a_last_line_of_somebody_else(tmp_path: Path)
 
 
 @pytest.mark.parametrize("torn", ['{"a": 2', "{", "\0\0\0"])
-def test_a_torn_line_is_not_read_and_is_cut_with_the_first_line_that_is_written(tmp_path: Path, torn: str) -> None:
+def test_torn_record_is_ignored_and_removed_by_the_next_write(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n' + torn)
     journal = Journal(path)
@@ -81,7 +81,7 @@ def test_a_file_of_nothing_but_a_torn_line_is_empty(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+def test_complete_last_record_without_a_newline_is_retained(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}')
     journal = Journal(path)
@@ -92,20 +92,20 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["spec.yaml", "run.json"])
-def test_a_folder_with_such_a_file_of_somebody_else_is_refused(spec: Spec, tmp_path: Path, name: str) -> None:
+def test_directory_with_an_unrelated_spec_or_run_file_is_refused(spec: Spec, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"name": "mine"}')
     with pytest.raises(UserError, match=rf"{name}.*no run has written"):
         RunDirectory.choose(spec, "process", tmp_path)
 
 
-def test_a_lock_of_somebody_else_keeps_its_content(spec: Spec, tmp_path: Path) -> None:
+def test_lock_file_of_another_program_keeps_its_content(spec: Spec, tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("of another program")
     with RunDirectory.choose(spec, "process", tmp_path):
         pass
     assert (tmp_path / ".lock").read_text() == "of another program"
 
 
-def test_keep_replaces_the_lines_and_appending_goes_on(tmp_path: Path) -> None:
+def test_keep_replaces_the_records_and_appending_continues(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines.jsonl")
     journal.append({"a": 1})
     journal.keep([{"a": 7}])
@@ -127,7 +127,7 @@ def test_a_full_disk_is_a_failed_run_that_names_the_file() -> None:
         journal.append({"a": 1})
 
 
-def test_the_default_directory_is_named_by_what_defines_a_rollout(spec: Spec) -> None:
+def test_default_directory_name_contains_the_rollout_fingerprint(spec: Spec) -> None:
     directory = RunDirectory.choose(spec, "process", None)
     assert directory.path == Path("outputs/terminal-files") / f"process-scripted-{fingerprint(spec, 'process')}"
 
@@ -143,7 +143,7 @@ def test_the_default_directory_is_named_by_what_defines_a_rollout(spec: Spec) ->
         ("größe", "gr-e"),
     ],
 )
-def test_the_default_directory_says_which_model_played(model: str, name: str) -> None:
+def test_default_directory_name_contains_the_model(model: str, name: str) -> None:
     policy = json.dumps({"base_url": "http://h/v1", "model": model})
     spec = parse_spec(
         f"dataset: {{items: [{{a: 1}}], eval: only}}\nprompt: {{user: x}}\nservers: {{policy: {policy}}}\n"
@@ -152,7 +152,7 @@ def test_the_default_directory_says_which_model_played(model: str, name: str) ->
     assert directory.path == Path("outputs/spec") / f"evaluate-{name}-{fingerprint(spec, 'evaluate')}"
 
 
-def test_another_run_is_refused_and_a_fresh_one_lies_beside(spec: Spec, tmp_path: Path) -> None:
+def test_different_run_is_refused_and_fresh_uses_a_new_directory(spec: Spec, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with RunDirectory.choose(spec, "process", out) as directory:
         directory.describe(spec, {})
@@ -191,7 +191,7 @@ def test_a_directory_that_cannot_be_made_is_named(spec: Spec, tmp_path: Path) ->
         (errno.ENAMETOOLONG, "File name too long; choose another --out"),
     ],
 )
-def test_what_keeps_a_directory_from_being_written_is_told_with_its_own_way_out(number: int, way: str) -> None:
+def test_write_error_is_reported_with_a_matching_hint(number: int, way: str) -> None:
     told = refusal(Path("x"), OSError(number, os.strerror(number)))
     assert str(told) == f"x cannot be written: {way}"
 
@@ -202,7 +202,7 @@ def test_an_unreadable_run_json_is_named(spec: Spec, tmp_path: Path) -> None:
         RunDirectory.choose(spec, "process", tmp_path)
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_record_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
     journal = Journal(path)
@@ -211,9 +211,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_run_that_failed_before_its_first_rollout_gives_its_place_to_the_corrected_spec(
-    spec: Spec, tmp_path: Path
-) -> None:
+def test_directory_without_rollouts_is_reused_by_a_corrected_spec(spec: Spec, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with RunDirectory.choose(spec, "process", out) as directory:
         directory.describe(spec, {})
@@ -275,7 +273,7 @@ def test_a_run_of_an_earlier_form_is_refused_by_name(tmp_path: Path) -> None:
     assert RunDirectory.choose(spec, "process", tmp_path).path == tmp_path
 
 
-def test_what_run_json_says_may_hold_half_a_character_and_numbers_without_end(tmp_path: Path) -> None:
+def test_run_json_survives_surrogates_nan_and_huge_numbers(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.write_json(
         "run.json", {"failed": {"\ud83d is half, \u4e2d is whole": 1}, "nan": math.nan, "big": 10**400}
@@ -296,7 +294,7 @@ def test_what_no_run_has_written_is_said_and_not_read(tmp_path: Path, text: str)
     journal.close()
 
 
-def test_a_run_that_goes_on_keeps_its_first_start_and_the_seconds_of_all(tmp_path: Path, spec: Spec) -> None:
+def test_resumed_run_keeps_its_first_start_and_total_seconds(tmp_path: Path, spec: Spec) -> None:
     with RunDirectory(tmp_path / "run", "f") as directory:
         directory.describe(spec, {"started": "2026-11-01T10:00:00.000Z"})
         directory.add({"ended": "2026-11-01T10:00:10.000Z"})

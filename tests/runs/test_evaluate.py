@@ -35,7 +35,7 @@ def scores(table: Sequence[Sequence[float | None]]) -> Any:
     return grade
 
 
-async def test_every_row_is_played_as_often_as_asked_for() -> None:
+async def test_every_row_runs_the_requested_number_of_rollouts() -> None:
     world = World()
     found = await play_evaluate(world, EvaluatePlan(rollouts=3))
     assert [line["id"] for line in rollouts_of(found)] == [f"row{n}-{i}" for n in range(4) for i in range(3)]
@@ -66,7 +66,7 @@ async def test_where_all_are_graded_the_bounds_are_the_mean() -> None:
     assert metrics["eval/mean_reward_lower"] == metrics["eval/mean_reward_upper"] == metrics["eval/mean_reward"] == 0.5
 
 
-async def test_what_could_not_be_graded_is_no_zero_and_bounds_the_mean() -> None:
+async def test_ungraded_rollouts_are_not_zero_and_widen_the_mean_bounds() -> None:
     table = [[1.0, 1.0], [None, 1.0], [1.0, 1.0], [1.0, None]]
     found = await play_evaluate(World(on_grade=scores(table)), EvaluatePlan(rollouts=2))
     assert found.ungraded == found.metrics["eval/ungraded"] == 2
@@ -101,7 +101,7 @@ async def test_no_rows_are_a_failed_run() -> None:
         await play_evaluate(World(), given=[])
 
 
-async def test_a_failed_attempt_is_played_anew_and_the_second_counts() -> None:
+async def test_failed_attempt_is_retried_and_the_second_one_counts() -> None:
     def second_time(key: RolloutKey) -> float:
         if key.attempt == 0:
             raise RewardFailure("flaky")
@@ -113,7 +113,7 @@ async def test_a_failed_attempt_is_played_anew_and_the_second_counts() -> None:
     assert len(heard) == 8
 
 
-async def test_endings_are_shares_of_all_rollouts() -> None:
+async def test_stop_reasons_are_fractions_of_all_rollouts() -> None:
     class Cut(Policy):
         async def chat(self, request: Any) -> Any:
             self.finish_reason = "length" if request.messages[0]["content"] == "row0" else "stop"
@@ -124,12 +124,12 @@ async def test_endings_are_shares_of_all_rollouts() -> None:
     assert metrics["eval/stop_reason/length"] == 0.25
 
 
-async def test_an_ending_with_a_score_of_its_own_is_graded_so() -> None:
+async def test_stop_reason_with_a_fixed_score_is_graded_with_it() -> None:
     world = World(policy=Policy(finish_reason="length"), on_stop_policies={StopReason.LENGTH: 0})
     assert (await play_evaluate(world)).metrics["eval/mean_reward"] == 0.0
 
 
-async def test_usage_turns_and_tool_errors_are_told_per_rollout_and_per_call() -> None:
+async def test_usage_turns_and_tool_errors_are_averaged() -> None:
     class Careless(World):
         async def grade(self, rollout: Rollout, runtime: Any) -> None:
             await super().grade(rollout, runtime)
@@ -146,12 +146,12 @@ async def test_usage_turns_and_tool_errors_are_told_per_rollout_and_per_call() -
     assert (metrics["eval/prompt_tokens"], metrics["eval/completion_tokens"]) == (10, 1)
 
 
-async def test_each_reward_has_a_mean_of_its_own() -> None:
+async def test_each_reward_has_a_mean_metric() -> None:
     metrics = (await play_evaluate(World(on_grade=scores([[1.0], [0.5], [0.5], [0.0]])))).metrics
     assert metrics["eval/reward/reward"] == 0.5
 
 
-async def test_a_budget_ends_it_with_what_was_found() -> None:
+async def test_budget_stops_the_evaluation_with_partial_results() -> None:
     plan = EvaluatePlan(concurrency=1)
     found = await play_evaluate(World(), plan, given=rows(9), budget=RunBudget(max_tokens=30))
     assert found.stopped == "budget.max_tokens (30) is used up"
@@ -168,7 +168,7 @@ async def test_too_many_failed_rows_end_it() -> None:
         await play_evaluate(World(on_grade=scores([[None]] * 3 + [[1.0]])), budget=RunBudget(max_failures=1))
 
 
-async def test_where_one_member_fails_the_others_are_not_compared_and_say_why() -> None:
+async def test_failed_member_leaves_the_others_uncompared_with_a_reason() -> None:
     world = World(on_grade=scores([[None, 1.0], [1.0, 0.0]]), on_group=lambda rollouts: None)
     heard: list[Rollout] = []
     found = await play_evaluate(world, EvaluatePlan(rollouts=2), given=rows(2), listener=heard.append)
@@ -178,7 +178,7 @@ async def test_where_one_member_fails_the_others_are_not_compared_and_say_why() 
     assert "cannot tell" in other["error"]
 
 
-async def test_the_mates_of_a_failed_rollout_are_ungraded_and_widen_the_bounds() -> None:
+async def test_group_members_of_a_failed_rollout_are_ungraded_and_widen_bounds() -> None:
     table = [[None, 1.0], [1.0, 1.0], [None, 1.0], [1.0, 1.0]]
     world = World(on_grade=scores(table), on_group=lambda rollouts: None)
     found = await play_evaluate(world, EvaluatePlan(rollouts=2))
@@ -193,7 +193,7 @@ async def test_the_mates_of_a_failed_rollout_are_ungraded_and_widen_the_bounds()
     ]
 
 
-async def test_the_mates_of_a_rollout_that_the_spec_drops_are_left_out_with_it() -> None:
+async def test_group_members_of_a_dropped_rollout_are_dropped_with_it() -> None:
     class CutOnce(Policy):
         async def chat(self, request: Any) -> Any:
             self.finish_reason = "length" if self.calls == 0 else "stop"

@@ -15,9 +15,7 @@ from hermes_rl.tokens.rendering import RendererSettings
 
 
 @pytest.mark.parametrize(("system", "tools", "user"), list(itertools.product((False, True), repeat=3)))
-def test_what_is_said_of_the_small_tokenizer_is_what_a_played_rollout_shows(
-    system: bool, tools: bool, user: bool
-) -> None:
+def test_forecast_of_the_small_tokenizer_matches_a_real_rollout(system: bool, tools: bool, user: bool) -> None:
     renderer = load_renderer(None, RendererSettings())
     assert str(forecast(renderer, system=system, tools=tools, user=user)) == OF_SMALL
 

@@ -77,7 +77,7 @@ def command() -> str:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(folder: Path) -> None:
+def test_full_disk_stops_the_run_and_the_same_command_resumes_it(folder: Path) -> None:
     script = f"""
         head -c 120000 /dev/zero > disk/filler
         {command()}; echo status $?
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_roo
     check(folder / "after", 12)
 
 
-def test_a_read_only_folder_is_said_before_anything_is_played(folder: Path) -> None:
+def test_read_only_directory_is_reported_before_any_rollout(folder: Path) -> None:
     done = confined(folder, ["--ro-bind", str(folder / "disk"), str(folder / "disk")], command())
     assert done.returncode == 2
     assert "disk/run cannot be written: Read-only file system; choose another --out" in done.stderr
@@ -126,7 +126,9 @@ def started(folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT], [signal.SIGINT, signal.SIGTERM]])
-def test_signals_end_the_run_with_130_and_the_same_command_goes_on(folder: Path, signals: list[signal.Signals]) -> None:
+def test_signals_stop_the_run_with_130_and_the_same_command_resumes_it(
+    folder: Path, signals: list[signal.Signals]
+) -> None:
     write(folder, groups=400, pause=0.2)
     process = started(folder)
     for one in signals:
@@ -177,7 +179,7 @@ def test_a_file_of_rows_that_has_changed_is_refused_and_said(folder: Path) -> No
     assert (folder / "disk" / "run" / "rollouts.jsonl").read_bytes() == before
 
 
-def test_other_rows_without_a_place_given_start_beside_and_say_so(folder: Path) -> None:
+def test_changed_rows_start_a_new_default_directory_and_report_it(folder: Path) -> None:
     default = ["run", "spec.yaml", "process", "--quiet"]
     assert hermes(*default, cwd=folder).returncode == 0
     write(folder, dataset=ITEMS.replace("abc", "xyz"))

@@ -32,9 +32,7 @@ evaluate: {{rollouts: 2}}
         ("evaluate", [], None),
     ],
 )
-async def test_no_more_groups_are_played_at_a_time(
-    tmp_path: Path, mode: str, flags: list[str], most: int | None
-) -> None:
+async def test_flags_limit_the_concurrent_groups(tmp_path: Path, mode: str, flags: list[str], most: int | None) -> None:
     model = Slow()
     async with model.running() as url:
         rows = "only" if mode == "evaluate" else "null"
@@ -51,9 +49,7 @@ async def test_no_more_groups_are_played_at_a_time(
 
 @pytest.mark.parametrize("mode", ["process", "evaluate"])
 @pytest.mark.parametrize("flag", [["--env.max_token_length", "99"], ["--env.max_token_length=99"]])
-def test_the_length_that_a_trainer_takes_is_refused_where_there_is_none(
-    tmp_path: Path, mode: str, flag: list[str]
-) -> None:
+def test_max_token_length_is_refused_in_modes_without_a_trainer(tmp_path: Path, mode: str, flag: list[str]) -> None:
     for done in (
         hermes("run", "terminal-files", mode, *flag, cwd=tmp_path),
         program(SPEC_ENV, mode, *flag, cwd=tmp_path),

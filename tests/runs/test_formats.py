@@ -97,7 +97,7 @@ async def test_rows_have_the_columns_of_the_dataset(kind: str, tmp_path: Path) -
     assert all(row["row"] for row in loaded(path))
 
 
-async def test_pairs_say_which_tokens_the_model_has_written(tmp_path: Path) -> None:
+async def test_preference_pairs_label_only_model_tokens(tmp_path: Path) -> None:
     """Fault 41: trainers of pairs take all behind the prompt for the model's words, what tools said too."""
     _, rows = await made("dpo", tmp_path / "run")
     tokenizer = load_tokenizer()
@@ -159,7 +159,7 @@ def test_keys_without_a_value_are_not_there() -> None:
     assert row["tools"] is None
 
 
-def test_thinking_is_kept_under_the_key_that_templates_read() -> None:
+def test_reasoning_is_stored_under_the_key_that_templates_read() -> None:
     (row, _) = sft_rows(group_of({"role": "assistant", "content": "a", "reasoning": "hm"}), tokens=False)
     assert row["messages"][-1] == {"role": "assistant", "content": "a", "reasoning_content": "hm"}
 

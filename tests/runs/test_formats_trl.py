@@ -38,7 +38,7 @@ def options(folder: Path) -> dict[str, Any]:
     }
 
 
-async def test_supervised_training_takes_tokens_and_labels_as_they_are(model: Path, tmp_path: Path) -> None:
+async def test_sft_trainer_uses_recorded_tokens_and_labels_unchanged(model: Path, tmp_path: Path) -> None:
     path, rows = await made("sft", tmp_path / "run")
     trainer = trl.SFTTrainer(str(model), args=trl.SFTConfig(**options(tmp_path)), train_dataset=loaded(path))
     for taken, row in zip(trainer.train_dataset, rows, strict=True):
@@ -60,7 +60,7 @@ async def test_preference_training_makes_of_messages_what_was_seen_and_said(mode
     trainer.train()
 
 
-async def test_preference_training_learns_nothing_from_what_tools_said(model: Path, tmp_path: Path) -> None:
+async def test_preference_training_masks_tool_results(model: Path, tmp_path: Path) -> None:
     """Fault 41: TRL's own mask is 1 for all behind the prompt."""
     from hermes_rl.errors import UserError
     from hermes_rl.integrations.trl import pairs_collator

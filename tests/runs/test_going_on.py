@@ -38,9 +38,7 @@ def folder(tmp_path: Path, played: Path) -> Path:
         ("prompt.user=other", "changed: prompt"),
     ],
 )
-def test_another_size_a_reward_that_needs_the_sandbox_or_another_prompt_is_refused(
-    folder: Path, change: str, said: str
-) -> None:
+def test_resume_with_incompatible_changes_is_refused(folder: Path, change: str, said: str) -> None:
     done = hermes(*RUN, "--set", change, cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr
@@ -49,7 +47,7 @@ def test_another_size_a_reward_that_needs_the_sandbox_or_another_prompt_is_refus
         assert hermes(*RUN, "--set", change, "--fresh", cwd=folder).returncode == 0
 
 
-def test_other_weights_score_what_is_there_anew(folder: Path) -> None:
+def test_changed_weights_rescore_recorded_rollouts(folder: Path) -> None:
     more = [*RUN[:-1], "process.groups=2", "--set", "rewards.concise.weight=-0.5", "--set", "on_stop.max_turns=mask"]
     done = hermes(*more, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -80,20 +78,20 @@ def test_a_shared_file_of_groups_is_not_taken_for_ones_own(folder: Path) -> None
     assert "groups of another run" in done.stderr
 
 
-def test_a_foreign_line_among_the_rollouts_is_named(folder: Path) -> None:
+def test_unrelated_record_among_the_rollouts_is_named(folder: Path) -> None:
     (folder / "run" / "rollouts.jsonl").write_text('{"x": 1}\n')
     done = hermes(*RUN, cwd=folder)
     assert done.returncode == 2
     assert "rollouts.jsonl:1: this line has no 'id'" in done.stderr
 
 
-def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:
+def test_directory_of_a_run_that_never_started_is_reused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text(json.dumps({"name": "x", "fingerprint": "00000000"}))
     assert hermes(*RUN, cwd=tmp_path).returncode == 0
 
 
-def test_a_complete_evaluation_plays_nothing_and_more_rollouts_only_the_difference(tmp_path: Path) -> None:
+def test_complete_evaluation_runs_only_additional_rollouts(tmp_path: Path) -> None:
     arguments = ["run", "terminal-files", "evaluate", "--out", "run", "--quiet", "--set", "agent.temperature=1.0"]
     first = hermes(*arguments, "--set", "evaluate.rollouts=2", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -108,7 +106,7 @@ def test_a_complete_evaluation_plays_nothing_and_more_rollouts_only_the_differen
     assert len(lines(tmp_path / "run" / "samples.jsonl")) == len(after)
 
 
-def test_endings_that_the_spec_drops_are_no_failures(tmp_path: Path) -> None:
+def test_dropped_stop_reasons_do_not_count_as_failures(tmp_path: Path) -> None:
     small = ["--set", "process.group_size=1", "--set", "toolsets=[todo]"]
     short = ["--set", "agent.max_turns=1", "--set", "on_stop.max_turns=drop", "--quiet", *small]
     done = hermes("run", "terminal-files", "process", "--out", "run", "--set", "process.groups=2", *short, cwd=tmp_path)

@@ -54,7 +54,7 @@ def test_settled_groups_take_no_memory() -> None:
     assert grown < 100_000
 
 
-def test_a_full_disk_is_told_with_the_way_out() -> None:
+def test_full_temporary_directory_is_reported_with_a_hint() -> None:
     index = GroupIndex()
     index._settled.execute("PRAGMA max_page_count = 3")
     with pytest.raises(RunError, match=r"temporary file of this run's index cannot be written.*TMPDIR"):

@@ -54,7 +54,7 @@ async def test_each_layer_is_a_line_and_a_group_is_all_of_its_lines(tmp_path: Pa
     )
 
 
-async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(tmp_path: Path) -> None:
+async def test_regrade_writes_every_layer_with_provenance_and_advantages(tmp_path: Path) -> None:
     tokenizer = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     rewards = tmp_path / "rewards.py"
     rewards.write_text("def turns(result):\n    return [1.0 for _ in range(result.turns_used)]\n")
@@ -77,7 +77,7 @@ async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(
         assert [len(line) for line in new["advantages"]] == [len(line) for line in new["tokens"]]
 
 
-async def test_what_a_reward_tells_the_trainer_is_in_every_layer_and_survives_going_on(tmp_path: Path) -> None:
+async def test_reward_overrides_are_in_every_layer_and_survive_resuming(tmp_path: Path) -> None:
     tokenizer = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
     rewards = tmp_path / "rewards.py"
     rewards.write_text(

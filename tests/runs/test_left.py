@@ -109,12 +109,12 @@ def play(mode: Mode, compared: bool, lives: list[tuple[int, int, float]], *, new
 
 @pytest.mark.parametrize("mode", ["evaluate", "process"])
 @pytest.mark.parametrize("compared", [False, True])
-def test_what_is_left_is_what_is_played(mode: Mode, compared: bool) -> None:
+def test_remaining_estimate_matches_the_rollouts_that_run(mode: Mode, compared: bool) -> None:
     play(mode, compared, [(4, 4, 1.0), (5, 2, 0.5), (2, 3, 0.8), (5, 4, 1.0)])
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "process"])
-def test_a_whole_line_that_lacks_its_newline_is_played(mode: Mode) -> None:
+def test_record_without_newline_counts_as_complete(mode: Mode) -> None:
     play(mode, False, [(4, 3, 0.5), (4, 3, 0.3), (5, 3, 1.0)], newline_only=True)
 
 
@@ -122,7 +122,9 @@ def test_a_whole_line_that_lacks_its_newline_is_played(mode: Mode) -> None:
 @pytest.mark.timeout(600)
 @settings(max_examples=examples(40), deadline=None, phases=[Phase.generate])  # each example takes a second
 @given(st.sampled_from(["evaluate", "process"]), st.booleans(), LIVES)
-def test_what_is_left_is_what_is_played_always(mode: Mode, compared: bool, lives: list[tuple[int, int, float]]) -> None:
+def test_remaining_estimate_matches_random_run_histories(
+    mode: Mode, compared: bool, lives: list[tuple[int, int, float]]
+) -> None:
     play(mode, compared, lives)
 
 

@@ -34,7 +34,7 @@ def attempt(row: str, stop_reason: StopReason) -> Rollout:
     return Rollout(RolloutKey(Row(row, {}, 0, ""), "g", 0, 1), 0, stop_reason=stop_reason)
 
 
-async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_path: Path) -> None:
+async def test_row_with_repeated_failures_is_reported_with_its_failure_rate(tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
     (tmp_path / "spec.yaml").write_text(SPEC)
     said = io.StringIO()
@@ -57,7 +57,7 @@ def test_a_failure_that_all_rows_share_blames_none() -> None:
     assert losses.all.failure_rate == 1.0
 
 
-def test_a_row_that_is_told_of_is_told_of_once() -> None:
+def test_failing_row_is_reported_once() -> None:
     losses = FailureRates()
     for _ in range(20):
         assert losses.count(attempt("good", StopReason.FINISHED)) is None

@@ -64,7 +64,7 @@ async def play(folder: Path, lost: str = "worst", vetoes: int = 1) -> tuple[Proc
     return summary, [json.loads(line) for line in (directory.path / "groups.jsonl").read_text().splitlines()]
 
 
-async def test_a_lost_member_is_masked_and_has_the_score_of_the_worst_in_every_line(tmp_path: Path) -> None:
+async def test_member_with_exhausted_retries_is_masked_and_scored_as_the_worst(tmp_path: Path) -> None:
     summary, lines = await play(tmp_path)
     assert (summary.written, summary.attempts, [line["scores"] for line in lines[::2]]) == (
         2,
@@ -91,7 +91,7 @@ async def test_a_lost_member_is_masked_and_has_the_score_of_the_worst_in_every_l
     assert sum(one.state == "retries_exhausted" for one in record.counting()) == 2
 
 
-async def test_a_run_goes_on_with_lost_members_as_they_are(tmp_path: Path) -> None:
+async def test_resumed_run_keeps_members_with_exhausted_retries(tmp_path: Path) -> None:
     _, lines = await play(tmp_path)
     again, same = await play(tmp_path)
     assert (again.there, again.attempts, same) == (2, 0, lines)
@@ -101,7 +101,7 @@ async def test_a_run_goes_on_with_lost_members_as_they_are(tmp_path: Path) -> No
     assert (mended.attempts, in_order(made)) == (0, in_order(lines)), "made from the rollouts"
 
 
-async def test_lost_members_are_played_anew_where_the_spec_keeps_them_no_longer(tmp_path: Path) -> None:
+async def test_members_with_exhausted_retries_run_again_if_no_longer_retained(tmp_path: Path) -> None:
     await play(tmp_path)
     changed, lines = await play(tmp_path, "drop", vetoes=9)
     assert all(len(line["scores"]) == 3 and None not in line["scores"] for line in lines)
@@ -133,7 +133,7 @@ async def test_groups_of_the_python_api_count_lost_members(tmp_path: Path) -> No
         ("{retry_exhausted: drop}", "did you mean `retries_exhausted`"),
     ],
 )
-def test_what_a_spec_may_say_of_lost_members(stop_reasons: str, problem: str) -> None:
+def test_retries_exhausted_accepts_only_drop_or_worst(stop_reasons: str, problem: str) -> None:
     with pytest.raises(SpecError) as raised:
         parse_spec(f"{{dataset: {{items: [{{q: 1}}]}}, prompt: {{user: x}}, on_stop: {stop_reasons}}}")
     assert problem in str(raised.value)

@@ -42,7 +42,7 @@ def launch(folder: Path) -> RunOptions:
     return RunOptions("evaluate", folder, progress=Progress(quiet=True))
 
 
-async def test_means_and_passes_of_each_value_add_up_to_those_of_all_rows(tmp_path: Path) -> None:
+async def test_metrics_by_column_are_consistent_with_the_overall_metrics(tmp_path: Path) -> None:
     found, _ = await run_evaluate(spec_by("category, level"), launch(tmp_path / "run"))
     told = {name.removeprefix("eval/by/"): value for name, value in found.metrics.items() if "/by/" in name}
     assert (told["category/easy/mean_reward"], told["category/hard/mean_reward"]) == (1.0, 0.0)
@@ -67,7 +67,7 @@ def test_a_value_without_a_grade_has_counts_alone() -> None:
     assert told["eval/by/category/easy/mean_reward"] == 1.0
 
 
-async def test_going_on_and_a_regrade_tell_the_same(tmp_path: Path) -> None:
+async def test_resume_and_regrade_report_the_same_metrics(tmp_path: Path) -> None:
     first, directory = await run_evaluate(spec_by("category"), launch(tmp_path / "run"))
     again, _ = await run_evaluate(spec_by("category"), launch(tmp_path / "run"))
     assert again.metrics == first.metrics

@@ -150,7 +150,7 @@ def fmean_by_row(lines: list[Line]) -> list[float]:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_an_evaluation_that_ended_early_went_on_was_extended_and_shortened(tmp_path: Path, workers: int) -> None:
+async def test_metrics_stay_correct_when_an_evaluation_is_resized_and_resumed(tmp_path: Path, workers: int) -> None:
     figures, out, since, written = Figures(), tmp_path / "out", 0, 0
     starts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         ({"rollouts": 2}, {"max_cost": 0.6}),
@@ -232,7 +232,7 @@ def fragile(result):
 """
 
 
-async def test_one_seed_gives_equal_scores_groups_and_advantages_however_a_run_is_played(tmp_path: Path) -> None:
+async def test_one_seed_gives_equal_results_at_any_concurrency(tmp_path: Path) -> None:
     items = ", ".join(f"{{word: {'ab' * number}}}" for number in range(1, 13))
     (tmp_path / "code.py").write_text(SEEDED_CODE)
     (tmp_path / "spec.yaml").write_text(SEEDED.replace("ITEMS", items))
@@ -283,7 +283,7 @@ evaluate: {rollouts: 2, concurrency: 8}
 """
 
 
-async def test_seats_of_two_models_are_counted_apart(tmp_path: Path) -> None:
+async def test_usage_of_seats_with_two_models_is_counted_separately(tmp_path: Path) -> None:
     figures, out = Figures(), tmp_path / "out"
     async with counting_server(fails=0.05) as server:
         usage = (await run(tmp_path, server, "evaluate", spec=SEATS))["usage"]

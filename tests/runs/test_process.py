@@ -57,7 +57,7 @@ async def test_groups_run_concurrently(tmp_path: Path) -> None:
     assert world.policy.most == 16
 
 
-async def test_uniform_groups_are_written_unless_they_are_to_be_left_out(tmp_path: Path) -> None:
+async def test_uniform_groups_are_written_unless_excluded(tmp_path: Path) -> None:
     world = World(on_grade=easy("row0"))
     kept = await play_process(world, tmp_path / "kept", ProcessPlan(2, 3))
     assert (kept.written, kept.uniform) == (3, 0)
@@ -107,7 +107,7 @@ async def test_no_group_is_ever_written_in_part(tmp_path: Path) -> None:
     assert [len(group["scores"]) for group in lines(tmp_path / "groups.jsonl")] == [4] * 6
 
 
-async def test_more_failures_than_the_budget_allows_end_the_run_with_their_causes(tmp_path: Path) -> None:
+async def test_failures_over_the_budget_stop_the_run_with_their_causes(tmp_path: Path) -> None:
     world = World(on_grade=broken("row0", "row1", "row2"))
     with pytest.raises(RunError, match=r"3 groups .*sandbox_failure: 3.*max_failures \(2\).*no space left"):
         await play_process(world, tmp_path, ProcessPlan(2, 3), budget=RunBudget(max_failures=2))
@@ -168,7 +168,7 @@ async def interrupted(world: World, folder: Path, plan: ProcessPlan, *, after: i
     await asyncio.gather(run, return_exceptions=True)
 
 
-async def test_a_run_cut_short_goes_on_without_playing_anything_twice(tmp_path: Path) -> None:
+async def test_interrupted_run_resumes_without_repeating_rollouts(tmp_path: Path) -> None:
     plan = ProcessPlan(3, 9, concurrency=5)
 
     class Uneven(Policy):
@@ -193,7 +193,7 @@ async def test_a_run_cut_short_goes_on_without_playing_anything_twice(tmp_path: 
     assert {line["group"] for line in rollouts} == set(groups)
 
 
-async def test_a_complete_run_plays_nothing_and_more_groups_only_the_difference(tmp_path: Path) -> None:
+async def test_complete_run_adds_only_the_missing_groups(tmp_path: Path) -> None:
     await play_process(World(on_grade=by_index), tmp_path, ProcessPlan(2, 3))
     again, more = World(on_grade=by_index), World(on_grade=by_index)
     assert (await play_process(again, tmp_path, ProcessPlan(2, 3))).written == 0
@@ -201,7 +201,7 @@ async def test_a_complete_run_plays_nothing_and_more_groups_only_the_difference(
     assert (again.policy.calls, more.policy.calls) == (0, 4)
 
 
-async def test_uniform_groups_that_were_left_out_are_remembered(tmp_path: Path) -> None:
+async def test_excluded_uniform_groups_are_remembered_when_resuming(tmp_path: Path) -> None:
     plan = ProcessPlan(2, 2, drop_uniform=True, concurrency=2)
     first = await play_process(World(on_grade=easy("row0")), tmp_path, plan)
     assert first.uniform == 1
@@ -213,7 +213,7 @@ async def test_uniform_groups_that_were_left_out_are_remembered(tmp_path: Path) 
     assert asked == ["row0", "row0", "row1", "row1"], "the second pass, not the first again"
 
 
-async def test_a_group_that_failed_is_played_again_under_the_same_ids(tmp_path: Path) -> None:
+async def test_failed_group_is_retried_under_the_same_ids(tmp_path: Path) -> None:
     await play_process(World(on_grade=broken("row0")), tmp_path, ProcessPlan(2, 2))
     await play_process(World(on_grade=by_index), tmp_path, ProcessPlan(2, 3))
     ids = [line["id"] for line in lines(tmp_path / "rollouts.jsonl")]
@@ -229,7 +229,7 @@ async def test_a_file_of_groups_from_elsewhere_is_refused_with_its_name(tmp_path
     assert len(lines(other)) == 1
 
 
-async def test_groups_may_lie_elsewhere_and_the_run_goes_on_from_them(tmp_path: Path) -> None:
+async def test_groups_file_may_be_elsewhere_and_the_run_resumes_from_it(tmp_path: Path) -> None:
     plan = ProcessPlan(2, 2, groups_path=tmp_path / "else" / "where.jsonl")
     await play_process(World(on_grade=by_index), tmp_path / "run", plan)
     assert len(lines(tmp_path / "else" / "where.jsonl")) == 2
@@ -237,7 +237,7 @@ async def test_groups_may_lie_elsewhere_and_the_run_goes_on_from_them(tmp_path: 
     assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).there == 2
 
 
-async def test_members_of_a_group_that_cannot_be_compared_are_recorded_with_the_reason(tmp_path: Path) -> None:
+async def test_members_of_an_uncomparable_group_are_recorded_with_the_reason(tmp_path: Path) -> None:
     def rank(rollouts: list[Rollout]) -> None: ...
 
     def grade(key: RolloutKey) -> float:
@@ -251,7 +251,7 @@ async def test_members_of_a_group_that_cannot_be_compared_are_recorded_with_the_
     assert "another member failed: cannot tell" in other["error"]
 
 
-async def test_a_row_that_fails_again_and_again_is_set_aside_and_reported(tmp_path: Path) -> None:
+async def test_repeatedly_failing_row_is_quarantined_and_reported(tmp_path: Path) -> None:
     said = io.StringIO()
     world = World(on_grade=broken("row0"))
     summary = await play_process(world, tmp_path, ProcessPlan(2, 12, concurrency=2), said=said)
@@ -274,7 +274,7 @@ async def test_a_row_that_failed_once_is_not(tmp_path: Path) -> None:
     assert (summary.failed, summary.quarantined) == ({"sandbox_failure": 1}, [])
 
 
-async def test_where_every_row_is_set_aside_the_run_ends_and_says_why(tmp_path: Path) -> None:
+async def test_run_stops_with_the_reason_if_every_row_is_quarantined(tmp_path: Path) -> None:
     world = World(on_grade=broken("row0", "row1", "row2"))
     with pytest.raises(RunError, match=r"every row was set aside.*no space left"):
         await play_process(world, tmp_path, ProcessPlan(2, 12, concurrency=2))
@@ -294,7 +294,7 @@ async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(t
         await play_process(World(on_grade=by_index), tmp_path / "not", plan, budget=RunBudget(max_cost=1.4))
 
 
-async def test_rows_whose_groups_differ_are_preferred_also_when_a_run_goes_on(tmp_path: Path) -> None:
+async def test_rows_with_mixed_groups_are_preferred_after_resuming(tmp_path: Path) -> None:
     world = World(on_grade=easy("row0"))
     # A group may begin before the one just in front of it has been looked at: with one rollout at a time that is
     # always one of the other row.

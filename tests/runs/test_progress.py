@@ -61,7 +61,7 @@ class Model:
         ("200 OK", "<html>Welcome</html>", "Welcome"),
     ],
 )
-async def test_a_server_that_is_broken_is_told_with_its_answer_and_when_it_is_back(
+async def test_broken_server_is_reported_with_its_response_and_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, body: str, cause: str
 ) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.3)

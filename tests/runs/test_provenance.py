@@ -40,7 +40,7 @@ NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "fr
         ),
     ],
 )
-def test_a_run_says_how_each_server_of_the_policy_is_asked_to_sample(
+def test_provenance_records_the_sampling_of_each_policy_server(
     tmp_path: Path, kind: str, mode: Mode, agent: str, asked: dict[str, Any]
 ) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC.replace("TYPE", kind) + f"agent: {agent}\n")

@@ -105,7 +105,7 @@ def test_recorded_evaluation_is_not_repeated(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_recorded_serve_run_goes_on_with_its_trainer(folder: Path) -> None:
+def test_recorded_serve_run_resumes_with_its_trainer(folder: Path) -> None:
     before = records(folder / "serve" / "rollouts.jsonl")
     succeed(folder, "run", "spec.yaml", "serve", "--out", "serve", "--quiet", "--set", "serve.total_steps=4")
     after = records(folder / "serve" / "rollouts.jsonl")

@@ -37,7 +37,7 @@ def tokens(logprobs: bool = True) -> TokenSequence:
     return TokenSequence.of([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
 
 
-def test_the_keys_are_those_of_scored_data_group() -> None:
+def test_group_record_has_the_keys_of_scored_data_group() -> None:
     from atroposlib.envs.base import ScoredDataGroup
 
     made = group_lines(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens())), {"temperature": 1.0})[0]
@@ -71,7 +71,7 @@ def test_every_message_has_content() -> None:
     assert all("content" in message for conversation in made["messages"] for message in conversation)
 
 
-def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
+def test_rollout_record_contains_reward_results() -> None:
     record = rollout_record(rollout(0, 0.5, None))
     assert record["id"] == "row:0-0"
     assert record["rewards"] == {"r": {"value": 0.5, "reason": "because", "metrics": {"m": 1.0}}}
@@ -80,12 +80,12 @@ def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
 
 
 @pytest.mark.parametrize("key", ["messages", "usage", "tool_errors", "timings", "policy", "turns"])
-def test_a_rollout_that_never_began_has_every_key(key: str) -> None:
+def test_record_of_an_unstarted_rollout_has_every_key(key: str) -> None:
     empty: dict[str, Any] = rollout_record(Rollout(RolloutKey(ROW, "row:0", 0, 1), seed=0))
     assert key in empty
 
 
-def test_a_rollout_that_a_reward_failed_is_read_with_the_ending_that_its_rewards_saw() -> None:
+def test_reward_failure_record_keeps_the_stop_reason_of_the_agent() -> None:
     played = rollout(0, 0.0, tokens())
     assert played.result is not None
     played.result.stop_reason, played.result.finished_naturally = StopReason.FINISHED, True

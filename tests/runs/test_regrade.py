@@ -44,7 +44,7 @@ EVALUATE = ["run", "spec.yaml", "evaluate", "--out", "run", "--quiet"]
 
 
 @pytest.mark.slow
-def test_new_code_judges_an_evaluation_anew_and_the_run_says_so(tmp_path: Path) -> None:
+def test_changed_reward_code_regrades_recorded_rollouts_with_a_notice(tmp_path: Path) -> None:
     write(tmp_path)
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
     before = rollouts(tmp_path)
@@ -62,7 +62,7 @@ def test_new_code_judges_an_evaluation_anew_and_the_run_says_so(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_regrade_does_the_same_on_purpose_and_writes_the_groups_anew(tmp_path: Path) -> None:
+def test_regrade_applies_changed_rewards_and_rewrites_the_groups(tmp_path: Path) -> None:
     write(tmp_path, only=False)
     assert hermes("run", "spec.yaml", "process", "--out", "run", "--quiet", cwd=tmp_path).returncode == 0
     before = {line["group"]: line for line in lines(tmp_path / "run" / "groups.jsonl")}
@@ -82,7 +82,7 @@ def test_regrade_does_the_same_on_purpose_and_writes_the_groups_anew(tmp_path: P
     assert "anew" not in again.stderr, "the directory knows its weights and code now"
 
 
-def test_a_reward_that_was_broken_is_mended_without_playing(tmp_path: Path) -> None:
+def test_fixed_reward_grades_recorded_rollouts_without_running_new_ones(tmp_path: Path) -> None:
     write(tmp_path, factor="undefined")
     once = [*EVALUATE, "--set", "evaluate.rollouts=1"]
     failed = hermes(*once, cwd=tmp_path)
@@ -117,9 +117,7 @@ def test_code_that_breaks_what_was_judged_changes_nothing(tmp_path: Path) -> Non
         ("rewards.long.args.wrod=x", "reward 'long' takes no argument 'wrod'; its arguments: word\n"),
     ],
 )
-def test_an_option_that_fits_no_reward_is_refused_before_anything_is_judged(
-    tmp_path: Path, change: str, said: str
-) -> None:
+def test_invalid_reward_option_is_refused_before_regrading(tmp_path: Path, change: str, said: str) -> None:
     write(tmp_path)
     (tmp_path / "other.py").write_text("def long(result, word):\n    return 1.0\n")
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
@@ -209,7 +207,7 @@ def test_artifacts_that_are_not_what_was_taken_are_refused(tmp_path: Path, how: 
     assert sorted(line["score"] for line in rollouts(tmp_path)) == [2, 3]
 
 
-def test_regrade_does_not_change_what_is_played(tmp_path: Path) -> None:
+def test_regrade_refuses_changes_that_affect_the_rollouts(tmp_path: Path) -> None:
     write(tmp_path)
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
     done = hermes("regrade", "run", "--set", "prompt.user=other", cwd=tmp_path)
@@ -217,7 +215,7 @@ def test_regrade_does_not_change_what_is_played(tmp_path: Path) -> None:
     assert "prompt would be other than when the rollouts were played" in done.stderr
 
 
-def test_a_new_prompt_runs_anew_and_the_run_says_so_before_it_starts(tmp_path: Path) -> None:
+def test_changed_prompt_starts_a_new_run_with_a_notice(tmp_path: Path) -> None:
     write(tmp_path)
     assert hermes("run", "spec.yaml", "evaluate", "--quiet", cwd=tmp_path).returncode == 0
     done = hermes("run", "spec.yaml", "evaluate", "--quiet", "--set", "prompt.user=other", cwd=tmp_path)
@@ -227,7 +225,7 @@ def test_a_new_prompt_runs_anew_and_the_run_says_so_before_it_starts(tmp_path: P
 
 
 @pytest.mark.parametrize("command", ["evaluate", "regrade"])
-def test_another_model_of_the_judge_judges_anew(tmp_path: Path, command: str) -> None:
+def test_changed_judge_model_regrades_recorded_rollouts(tmp_path: Path, command: str) -> None:
     text = SPEC.replace(
         '{fn: "rewards.py:long", range: [0, 99], args: {word: "{{ word }}"}}', "{fn: llm_judge, args: {rubric: Good}}"
     )

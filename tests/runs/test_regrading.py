@@ -80,7 +80,7 @@ def test_the_same_scoring_changes_nothing(files: Files) -> None:
     assert (files.said, files.changed) == ([], set())
 
 
-def test_an_ending_may_have_a_score_be_masked_or_dropped_and_back(files: Files) -> None:
+def test_stop_reason_rule_may_change_between_regrades(files: Files) -> None:
     files.regrade(grading(on_stop={"max_turns": 0.0}))
     assert files.scores() == [None, 0.0, 1.0]
     files.regrade(grading(on_stop={"max_turns": "mask"}), grading(on_stop={"max_turns": 0.0}))
@@ -99,6 +99,6 @@ def test_a_value_that_is_missing_is_named(tmp_path: Path) -> None:
         files.regrade(grading(2.0))
 
 
-def test_a_run_that_does_not_say_how_it_graded_is_not_gone_on_with(files: Files) -> None:
+def test_run_without_recorded_grading_is_not_resumed(files: Files) -> None:
     with pytest.raises(UserError, match=r"run\.json does not say how"):
         files.regrade(grading(), old=None)

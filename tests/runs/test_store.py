@@ -57,7 +57,7 @@ async def halted(work: Any, policy: Halts, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("answered", [1, 4, 7, 11])
-async def test_process_plays_only_the_members_that_are_missing(tmp_path: Path, answered: int) -> None:
+async def test_process_runs_only_the_missing_members(tmp_path: Path, answered: int) -> None:
     plan = ProcessPlan(4, 3, concurrency=6)
     first = Halts(answered)
     await halted(play_process(World(on_grade=by_index, policy=first), tmp_path, plan), first, tmp_path)
@@ -69,7 +69,7 @@ async def test_process_plays_only_the_members_that_are_missing(tmp_path: Path, a
     assert len({line["id"] for line in lines(tmp_path / "rollouts.jsonl")}) == 12
 
 
-async def test_groups_are_written_from_their_rollouts_where_they_are_missing_or_differ(tmp_path: Path) -> None:
+async def test_missing_or_wrong_groups_are_rewritten_from_their_rollouts(tmp_path: Path) -> None:
     plan = ProcessPlan(2, 3)
     await play_process(World(on_grade=by_index), tmp_path, plan)
     before = lines(tmp_path / "groups.jsonl")
@@ -82,7 +82,7 @@ async def test_groups_are_written_from_their_rollouts_where_they_are_missing_or_
 
 
 @pytest.mark.parametrize("answered", [1, 3, 6, 7])
-async def test_evaluate_goes_on_to_the_same_numbers(tmp_path: Path, answered: int) -> None:
+async def test_interrupted_evaluation_resumes_to_the_same_metrics(tmp_path: Path, answered: int) -> None:
     plan = EvaluatePlan(rollouts=2, concurrency=3)
     whole = await play_evaluate(World(on_grade=by_index), plan, folder=tmp_path / "whole")
     first = Halts(answered)
@@ -122,7 +122,7 @@ async def test_rollouts_that_wait_for_their_group_outlive_a_crash(tmp_path: Path
     assert not (tmp_path / "waiting.jsonl").exists()
 
 
-async def test_a_group_that_could_not_be_compared_is_compared_later_without_playing(tmp_path: Path) -> None:
+async def test_group_with_a_failed_comparison_is_compared_when_resumed(tmp_path: Path) -> None:
     def broken(members: list[Rollout]) -> None:
         raise JudgeFailure("the judge is down")
 
@@ -155,7 +155,7 @@ async def test_a_group_of_which_some_scores_were_written_is_compared_as_a_whole(
     assert [line["score"] for line in lines(tmp_path / "rollouts.jsonl")] == [1.0, 11.0, 21.0]
 
 
-async def test_a_replay_after_a_restart_has_an_id_that_was_not_there(tmp_path: Path) -> None:
+async def test_retry_after_a_restart_has_an_unused_id(tmp_path: Path) -> None:
     def never(key: RolloutKey) -> float:
         raise JudgeFailure("down")
 

@@ -118,7 +118,7 @@ def test_process_keeps_all_allowed_rollouts_in_flight(folder: Path, server: Serv
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_evaluate_plays_the_other_rows(folder: Path, server: Server) -> None:
+def test_evaluate_uses_rows_that_process_excludes(folder: Path, server: Server) -> None:
     done = run(folder, server.url, "evaluate", "--out", "run")
     assert done.returncode == 0, done.stderr
     metrics = json.loads((folder / "run" / "metrics.json").read_text())["results"]["all"]

@@ -123,7 +123,7 @@ def check(line: dict[str, Any], top_k: int) -> None:
 Teaching = tuple[TeacherServer, str]
 
 
-async def test_groups_carry_what_the_teacher_says_of_each_token(teacher: Teaching, tmp_path: Path) -> None:
+async def test_groups_contain_teacher_logprobs_for_each_token(teacher: Teaching, tmp_path: Path) -> None:
     server, url = teacher
     summary, groups = await play(text_of(url), tmp_path / "run")
     assert (summary.written, summary.attempts, len(server.asked)) == (2, 4, 4)
@@ -135,7 +135,7 @@ async def test_groups_carry_what_the_teacher_says_of_each_token(teacher: Teachin
     assert all(line["timings"]["teacher"] > 0 for line in lines(tmp_path / "run" / "rollouts.jsonl"))
 
 
-async def test_a_run_that_goes_on_does_not_ask_again(teacher: Teaching, tmp_path: Path) -> None:
+async def test_resumed_run_does_not_call_the_teacher_again(teacher: Teaching, tmp_path: Path) -> None:
     server, url = teacher
     _, groups = await play(text_of(url), tmp_path / "run")
     path = tmp_path / "run" / "groups.jsonl"
@@ -168,14 +168,14 @@ async def test_without_most_probable_tokens_there_is_the_reference_alone(teacher
     assert all([len(one) for one in line["ref_logprobs"]] == [len(one) for one in line["tokens"]] for line in groups)
 
 
-async def test_without_a_teacher_nothing_of_it_is_there(tmp_path: Path) -> None:
+async def test_run_without_a_teacher_records_no_teacher_fields(tmp_path: Path) -> None:
     text = text_of("http://127.0.0.1:9/v1", **{"distill: {top_k: 3}\n": ""})
     _, groups = await play(text, tmp_path / "run")
     assert all(line[name] is None for line in groups for name in ("ref_logprobs", "distill_token_ids"))
     assert all("teacher" not in line for line in lines(tmp_path / "run" / "rollouts.jsonl"))
 
 
-async def test_a_failure_of_the_teacher_is_played_again_and_never_scored(teacher: Teaching, tmp_path: Path) -> None:
+async def test_teacher_failure_is_retried_and_never_scored(teacher: Teaching, tmp_path: Path) -> None:
     server, url = teacher
     server.refused = "Say one"
     summary, groups = await play(text_of(url), tmp_path / "run")
@@ -190,14 +190,12 @@ async def test_a_failure_of_the_teacher_is_played_again_and_never_scored(teacher
     assert all("server 'teacher' gave no usable answer" in line["error"] for line in failed)
 
 
-async def test_a_teacher_that_is_not_there_is_told_before_anything_is_played(tmp_path: Path) -> None:
+async def test_unreachable_teacher_is_reported_before_any_rollout(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no server of the role 'teacher' can be reached"):
         await play(text_of("http://127.0.0.1:9/v1"), tmp_path / "run")
 
 
-async def test_a_teacher_that_refuses_what_is_asked_is_told_before_anything_is_played(
-    teacher: Teaching, tmp_path: Path
-) -> None:
+async def test_teacher_that_refuses_top_k_is_reported_before_any_rollout(teacher: Teaching, tmp_path: Path) -> None:
     teacher[0].most = 2
     with pytest.raises(RunError, match=r"distill: the teacher does not say which 3 tokens .*at most 2 prompt_logprobs"):
         await play(text_of(teacher[1]), tmp_path / "run")
@@ -308,7 +306,7 @@ def test_validate_refuses_what_cannot_teach(tmp_path: Path, change: Callable[[st
     assert complaint in done.stderr
 
 
-def test_validate_compares_tokenizers_that_are_at_hand(tmp_path: Path) -> None:
+def test_validate_compares_local_tokenizers_of_policy_and_teacher(tmp_path: Path) -> None:
     other, copy = other_vocabulary(tmp_path / "other"), tokenizer_folder(tmp_path / "copy", keeps_thinking=False)
     own = str(small_tokenizer_path())
     for name, folder in (("other", other), ("copy", copy)):

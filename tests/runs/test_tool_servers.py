@@ -44,7 +44,7 @@ def spec_file(tmp_path: Path) -> Path:
     return tmp_path / "sums.yaml"
 
 
-async def test_each_rollout_has_servers_of_its_own(spec_file: Path, tmp_path: Path) -> None:
+async def test_each_rollout_has_separate_tool_servers(spec_file: Path, tmp_path: Path) -> None:
     summary, directory = await run_process(load_spec(spec_file), RunOptions("process", out=tmp_path / "out"))
     assert summary.written == 2
     for record in lines(directory.path / "rollouts.jsonl"):
@@ -58,7 +58,7 @@ async def test_each_rollout_has_servers_of_its_own(spec_file: Path, tmp_path: Pa
     assert all(len(digest) == 64 for digest in listed.values())
 
 
-async def test_a_server_that_cannot_start_stops_the_run_before_it_begins(spec_file: Path, tmp_path: Path) -> None:
+async def test_tool_server_that_cannot_start_stops_the_run_early(spec_file: Path, tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text("raise SystemExit('no licence')")
     with pytest.raises(RunError, match=r"(?s)MCP server near cannot be started.*no licence"):
         await run_process(load_spec(spec_file), RunOptions("process", out=tmp_path / "out"))
@@ -96,7 +96,7 @@ def ask(word: str) -> str:
 
 
 @pytest.mark.slow
-async def test_an_evaluation_is_repeated_without_the_world(
+async def test_recorded_tool_results_repeat_an_evaluation_offline(
     spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = spec_file.with_name("looked-up.yaml")

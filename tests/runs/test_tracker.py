@@ -47,7 +47,7 @@ def hermes(folder: Path, *arguments: str, code: str = "") -> subprocess.Complete
 
 
 @pytest.mark.slow
-def test_offline_leaves_a_folder_with_what_was_logged(tmp_path: Path) -> None:
+def test_offline_tracker_writes_logged_values_to_its_directory(tmp_path: Path) -> None:
     tracker = Tracker("project", "name", mode="offline", folder=tmp_path, config={"seed": 1})
     tracker.log({"train/mean_reward": 0.5, "train/tool_error_details": "[turn 1] …"}, step=1)
     tracker.log({"train/rollouts": tracker.table([("[USER]\nhi", 1.0)])}, step=2)
@@ -70,7 +70,7 @@ def test_two_environments_of_one_process_have_a_run_each(tmp_path: Path) -> None
     assert [history(folder) for folder in folders] == [[{"number": 0}], [{"number": 1}]]
 
 
-def test_a_client_that_fails_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_wandb_client_is_reported_once_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker("project", "name", mode="offline", folder=tmp_path)
     tracker.log({"number": 1})
     tracker.run.finish()  # its process is gone, as after a crash
@@ -81,7 +81,7 @@ def test_a_client_that_fails_is_told_once_and_ends_nothing(tmp_path: Path, caplo
     assert history(tmp_path) == [{"number": 1}]
 
 
-def test_online_without_an_account_says_what_to_do(tmp_path: Path) -> None:
+def test_online_tracker_without_an_account_explains_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"wandb: .*wandb login.*offline"):
         Tracker("project", "name", mode="online", folder=tmp_path)
 
@@ -120,7 +120,7 @@ def test_evaluate_logs_its_metrics_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["process", "evaluate"])
-def test_where_it_is_not_asked_for_wandb_is_not_imported(mode: str, tmp_path: Path) -> None:
+def test_wandb_is_not_imported_unless_requested(mode: str, tmp_path: Path) -> None:
     code = "print('wandb' in sys.modules, file=sys.stderr)"
     done = hermes(
         tmp_path, "run", "terminal-files", mode, "--out", "run", "--set", "process.groups=1", "--quiet", code=code

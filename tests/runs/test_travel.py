@@ -25,7 +25,7 @@ def staged(folder: Path, into: Path, *secrets: bytes) -> tuple[set[str], list[st
     return {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}, told
 
 
-def test_what_is_made_and_what_is_secret_stays(tmp_path: Path) -> None:
+def test_generated_and_secret_files_are_not_packaged(tmp_path: Path) -> None:
     task = tmp_path / "task"
     make(task, code_dot_py="", data__rows_dot_jsonl="{}", keys_dot_env="K=1", _dot_hidden="", note="it is abc123")
     make(task, run__run_dot_json="{}", run__rollouts="", outputs__x="", _dot_git__config="", lib____init___dot_py="")
@@ -48,7 +48,7 @@ def test_links_travel_as_what_they_lead_to(tmp_path: Path) -> None:
     assert found == {"0/code.py", "0/data/table"}
 
 
-def test_a_folder_that_is_too_large_stays_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_directory_is_not_packaged_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "task", code_dot_py="", weights="x" * 2000)
     monkeypatch.setattr(packaging, "MOST_BYTES", 1000)
     found, told = staged(tmp_path / "task", tmp_path / "into")
@@ -78,14 +78,14 @@ def test_paths_of_a_spec_lead_to_where_its_folders_arrive(tmp_path: Path) -> Non
     assert there.prompt == spec.prompt
 
 
-def test_what_merely_begins_with_the_same_letters_stays_as_it_is(tmp_path: Path) -> None:
+def test_paths_that_only_share_a_prefix_are_not_rewritten(tmp_path: Path) -> None:
     folder = tmp_path / "task"
     value = [f"{folder}2/x", "task", folder, str(folder), f"see {folder}/x", Path("/other")]
     there = unpack(pack(value, [folder]), Path("/new"))
     assert there == [f"{folder}2/x", "task", Path("/new/0"), "/new/0", f"see {folder}/x", Path("/other")]
 
 
-def test_data_in_a_folder_that_stays_is_told(tmp_path: Path) -> None:
+def test_data_in_an_unpackaged_directory_is_reported(tmp_path: Path) -> None:
     make(
         tmp_path / "task",
         code_dot_py="",

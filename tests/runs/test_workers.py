@@ -234,7 +234,7 @@ def test_the_budget_counts_what_workers_have_used(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ what is refused
 
 
-def test_what_is_wrong_in_a_worker_is_told_once(tmp_path: Path) -> None:
+def test_error_in_workers_is_reported_once(tmp_path: Path) -> None:
     write(tmp_path)
     raises = 'import sys\nif sys.argv[0] == "-c":\n    raise ValueError("not in a worker")\n'
     (tmp_path / "code.py").write_text(raises + CODE)
@@ -252,7 +252,7 @@ def test_a_server_that_takes_fewer_calls_than_there_are_workers_is_refused(tmp_p
     assert "servers.policy.max_concurrency is 2, and each of 3 workers" in done.stderr
 
 
-async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> None:
+async def test_workers_refuse_an_environment_with_custom_code(tmp_path: Path) -> None:
     from hermes_rl.env.spec_env import compile_spec, run_subclass, with_spec
 
     write(tmp_path)
@@ -318,7 +318,7 @@ OUT = ("--out", "run", "--workers")
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
+def test_killed_worker_loses_only_its_current_rollouts(tmp_path: Path) -> None:
     write(tmp_path, groups=12, command="sleep 0.2; echo {{ n }} > /tmp/n")
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: played(tmp_path) >= 4)
@@ -338,7 +338,7 @@ def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_killed_run_takes_its_workers_and_sandboxes_along_and_goes_on_with_another_number(tmp_path: Path) -> None:
+def test_killed_run_ends_its_workers_and_resumes_with_another_count(tmp_path: Path) -> None:
     mark = f"{os.getpid()}.5"
     write(
         tmp_path, groups=4, command=f"test -e /tmp/no || sleep 0.1; sleep {mark} & echo {{{{ n }}}} > /tmp/n; sleep 0.5"
@@ -465,7 +465,7 @@ async def test_a_worker_that_makes_room_costs_no_rollout_and_has_not_died(
 
 
 @pytest.mark.timeout(120)
-def test_code_that_never_lets_go_of_the_interpreter_does_not_outlive_the_run(tmp_path: Path) -> None:
+def test_worker_that_blocks_the_interpreter_ends_with_the_killed_run(tmp_path: Path) -> None:
     write(tmp_path)
     hangs = "open('hangs', 'w').close(); import re; re.match('(a+)+$', 'a' * 64 + 'b')"
     change(tmp_path, "    return len(written) / 10", f"    {hangs}")

@@ -105,7 +105,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_world_that_is_killed_goes_on(kind: str, tmp_path: Path) -> None:
+def test_killed_stateful_run_resumes_to_the_same_scores(kind: str, tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(WORLD)
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec_of(kind)))
     arguments = ("run", "spec.yaml", "process", "--quiet", "--out")

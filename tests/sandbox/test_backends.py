@@ -39,7 +39,7 @@ def test_none_cannot_limit_the_hosts() -> None:
         create_sandbox(SandboxConfig(backend="none", network=("pypi.org",)))
 
 
-def test_services_are_refused_where_nobody_starts_them() -> None:
+def test_backend_without_services_refuses_them() -> None:
     with pytest.raises(UserError, match=r"backend bubblewrap starts no sandbox\.services; docker does"):
         SandboxConfig(services=(SandboxService("db", "image:1"),))
 
@@ -87,7 +87,7 @@ def test_probe_works_here() -> None:
     assert found.ok, found
 
 
-def test_probe_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_probe_suggests_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho No permissions to create new namespace >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -268,7 +268,7 @@ def test_backend_that_cannot_be_loaded_or_is_there_twice(monkeypatch: pytest.Mon
         create_sandbox(SandboxConfig(backend="firecracker"))
 
 
-def test_probe_of_what_not_every_sandbox_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_of_optional_parts_suggests_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {part.name: part for part in bubblewrap.parts()}
     assert list(found) == ["control groups", "users", "files", "images", "system calls"]
     assert found["system calls"].remedy == ""

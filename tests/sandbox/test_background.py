@@ -26,7 +26,7 @@ async def test_output_so_far(sandbox: Sandbox) -> None:
     assert await process.wait(30) == 137
 
 
-async def test_wait_gives_up_without_killing(sandbox: Sandbox) -> None:
+async def test_wait_times_out_without_killing_the_process(sandbox: Sandbox) -> None:
     process = await sandbox.spawn("sleep 30")
     assert await process.wait(0.05) is None
     assert process.poll() is None
@@ -78,7 +78,9 @@ async def test_closing_the_sandbox_ends_it(sandbox: Sandbox) -> None:
     assert process.poll() is not None
 
 
-async def test_writing_to_what_does_not_read_is_given_up(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writing_to_a_process_that_does_not_read_times_out(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "READ_SECONDS", 0.2)
     process = await sandbox.spawn("sleep 60")
     with pytest.raises(OSError, match="does not read"):

@@ -184,7 +184,7 @@ def test_sandboxes_together_leave_the_runner_its_memory(way: str) -> None:
 
 
 @needs_groups
-async def test_its_own_limit_is_its_own_doing() -> None:
+async def test_exceeding_the_sandbox_memory_limit_is_caused_by_the_agent() -> None:
     config = SandboxConfig(limits=ResourceLimits(memory=80 << 20, disk=1 << 20))
     code = "import os, time\nfor _ in range(20):\n  if os.fork() == 0: x = b'x' * (9 << 20); time.sleep(1)\nos.wait()"
     async with create_sandbox(config) as sandbox:
@@ -343,7 +343,7 @@ def test_limits_of_version_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "others"), [(1 << 29, True), (1 << 30, False), ((1 << 30) - 4096, False)])
-def test_whose_doing_it_was_in_version_1(tmp_path: Path, most: int, others: bool) -> None:
+def test_cgroup_v1_distinguishes_internal_from_external_kills(tmp_path: Path, most: int, others: bool) -> None:
     layout = Layout(1, {"memory": tmp_path})
     group, folder = ControlGroup(layout, "one"), layout.top("memory") / "one"
     group.enter(os.getpid(), 1 << 30, 50, None)

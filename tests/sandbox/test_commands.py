@@ -21,7 +21,7 @@ async def test_output_and_exit_code(sandbox: Sandbox) -> None:
     assert not result.timed_out
 
 
-async def test_stderr_apart(sandbox: Sandbox) -> None:
+async def test_stderr_is_separate_without_merging(sandbox: Sandbox) -> None:
     result = await sandbox.run("echo out; echo err >&2", merge_stderr=False)
     assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
 
@@ -119,14 +119,14 @@ async def test_flood_leaves_the_loop_alone(sandbox: Sandbox) -> None:
     assert max(computed) < 0.25
 
 
-async def test_background_child_does_not_hold_up_the_command(sandbox: Sandbox) -> None:
+async def test_background_child_does_not_block_the_command(sandbox: Sandbox) -> None:
     began = time.perf_counter()
     result = await sandbox.run("sleep 30 & echo started")
     assert result.output == "started\n"
     assert time.perf_counter() - began < 20
 
 
-async def test_background_child_may_go_on_writing(sandbox: Sandbox) -> None:
+async def test_background_child_may_continue_to_write(sandbox: Sandbox) -> None:
     await sandbox.run("(for i in 1 2 3 4 5; do sleep 0.05; echo $i; done; echo done > finished) &")
 
     async def finished() -> bool:
@@ -149,7 +149,7 @@ async def test_kill_all_ends_daemons_and_keeps_files(sandbox: Sandbox) -> None:
     assert await sandbox.read_file("kept") == b"x\n"
 
 
-async def test_files_are_laid_before_setup(backend: str) -> None:
+async def test_files_are_written_before_setup_runs(backend: str) -> None:
     config = SandboxConfig(
         backend=backend,
         files=(SandboxFile("in/run.sh", b"#!/bin/sh\necho ran > done\n", 0o755),),
@@ -191,7 +191,7 @@ async def test_lifetime_while_a_command_runs_is_the_agents(backend: str) -> None
         assert sandbox.killed_by_agent
 
 
-async def test_lifetime_of_an_idle_sandbox_is_ours(backend: str) -> None:
+async def test_expired_lifetime_of_an_idle_sandbox_is_an_infrastructure_failure(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend, lifetime=0.1)) as sandbox:
         await until(lambda: not sandbox.alive)
         with pytest.raises(SandboxFailure, match="lifetime") as caught:

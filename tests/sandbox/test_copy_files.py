@@ -119,7 +119,7 @@ async def test_files_of_an_image_that_are_gone_are_gone_in_the_copy(rootfs: obje
     [("head -c 40000000 /dev/urandom > big", errno.EFBIG), (f"mkdir {N}; cd {N};" * 20, errno.ENAMETOOLONG)],
     ids=["large", "deep"],
 )
-async def test_what_cannot_be_copied_is_an_error_of_what_was_left(left: str, number: int) -> None:
+async def test_copy_error_is_an_os_error_and_both_sandboxes_survive(left: str, number: int) -> None:
     async with (
         create_sandbox(SandboxConfig()) as one,
         create_sandbox(SandboxConfig(limits=ResourceLimits(disk=8 << 20))) as other,
@@ -131,6 +131,6 @@ async def test_what_cannot_be_copied_is_an_error_of_what_was_left(left: str, num
         assert one.alive and other.alive
 
 
-async def test_a_backend_without_a_way_to_copy_says_so(ssh: SandboxConfig) -> None:
+async def test_backend_that_cannot_copy_files_raises_a_user_error(ssh: SandboxConfig) -> None:
     with pytest.raises(UserError, match="sandbox backend ssh cannot copy the files"):
         await create_sandbox(ssh).copy_files(create_sandbox(ssh))

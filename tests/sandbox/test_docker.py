@@ -114,7 +114,7 @@ async def test_network(plan: Plan, docker_host: str) -> None:
         assert " 403 " in said.output
 
 
-async def test_an_engine_without_a_network_that_keeps_containers_apart_is_refused(plan: Plan, docker_host: str) -> None:
+async def test_engine_without_an_isolating_network_is_refused(plan: Plan, docker_host: str) -> None:
     networked = SandboxConfig(backend="docker", network=True)
     await plan(no_networks=True, networks=[])
     with pytest.raises(
@@ -228,7 +228,7 @@ async def test_a_pull_is_tried_again(plan: Plan, docker_host: str) -> None:
         ([{"status": 500, "message": "unexpected EOF"}] * 3, 3),
     ],
 )
-async def test_an_image_that_cannot_be_had(
+async def test_unavailable_image_is_a_sandbox_failure(
     plan: Plan, docker_host: str, failures: list[dict[str, Any]], tries: int
 ) -> None:
     await plan(without=["task"], pulls=failures)
@@ -253,7 +253,7 @@ def built_of(folder: Path, dockerfile: str = "FROM debian\n") -> Path:
     return folder
 
 
-async def test_an_image_of_a_folder_is_built_once_for_what_is_in_it(
+async def test_image_directories_with_equal_content_are_built_once(
     plan: Plan, docker_host: str, tmp_path: Path
 ) -> None:
     await plan()
@@ -267,7 +267,9 @@ async def test_an_image_of_a_folder_is_built_once_for_what_is_in_it(
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
-async def test_a_build_that_fails_is_told_once_with_what_it_said(plan: Plan, docker_host: str, tmp_path: Path) -> None:
+async def test_failed_image_build_is_shared_and_reported_with_its_output(
+    plan: Plan, docker_host: str, tmp_path: Path
+) -> None:
     await plan()
     folder = built_of(tmp_path / "odd", "RUN false\n")
     sandboxes = [create_sandbox(SandboxConfig(backend="docker", image=str(folder))) for _ in range(3)]
@@ -307,7 +309,7 @@ def test_build_context_that_is_too_large_is_refused(tmp_path: Path) -> None:
         ("d/**\n!**/b.p?\nDockerfile\n", "a.log d/e/b.py link"),
     ],
 )
-def test_a_dockerignore_leaves_out_what_it_names(tmp_path: Path, lines: str, there: str) -> None:
+def test_dockerignore_excludes_matching_files(tmp_path: Path, lines: str, there: str) -> None:
     folder = built_of(tmp_path / "folder")
     (folder / "d/e").mkdir(parents=True)
     for name in ("a.log", "d/a.log", "d/e/b.py"):
@@ -342,7 +344,7 @@ def test_a_dockerignore_that_is_too_large_is_refused(tmp_path: Path) -> None:
         docker.build_context(folder)
 
 
-async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: Plan, docker_host: str) -> None:
+async def test_concurrent_starts_share_the_failure_of_a_pull(plan: Plan, docker_host: str) -> None:
     await plan(without=["task"], pulls=[{"status": 500, "message": "no route"}] * 36)
     sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(12)]
     ended = await asyncio.gather(*(sandbox.start() for sandbox in sandboxes), return_exceptions=True)
@@ -351,7 +353,7 @@ async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: P
     assert (await state(docker_host))["calls"].count("POST /images/create") == 3
 
 
-async def test_a_registry_that_sends_slowly_holds_up_its_own_images_alone(
+async def test_slow_registry_delays_only_its_images(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = [f"registry-{number}.example/task" for number in range(9)]
@@ -394,7 +396,7 @@ async def test_image_whose_registry_sends_almost_nothing_fails_its_rows_once(
     assert (await state(docker_host))["calls"].count("POST /images/create") == 1
 
 
-async def test_pull_that_goes_on_may_take_longer(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pull_with_progress_may_exceed_the_timeout(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_engine, "PULL_SECONDS", 2.0)
     await plan(without=["task"], layers={"task": [number << 20 for number in range(60)]})
     async with create_sandbox(SandboxConfig(backend="docker", image="task")) as sandbox:
@@ -451,7 +453,7 @@ async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
     await until(lambda: not list(tmp_path.glob("hermes-rl-*")))
 
 
-async def test_a_start_that_is_cancelled_while_its_container_is_made_leaves_no_folder(
+async def test_cancelled_container_creation_leaves_no_directory(
     plan: Plan, docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -525,7 +527,9 @@ async def test_a_container_that_ends_at_once(plan: Plan) -> None:
         ("oom=0&kill=0", StopReason.SANDBOX_FAILURE),
     ],
 )
-async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, stop_reason: StopReason) -> None:
+async def test_container_exit_is_attributed_by_its_cause(
+    plan: Plan, docker_host: str, how: str, stop_reason: StopReason
+) -> None:
     await require_blamed(plan, docker_host, how, stop_reason)
 
 
@@ -533,7 +537,7 @@ async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, s
 @pytest.mark.parametrize(
     ("how", "stop_reason"), [("oom=0", StopReason.SANDBOX_KILLED), ("oom=0&kill=0", StopReason.SANDBOX_FAILURE)]
 )
-async def test_memory_that_was_used_up_is_the_agents_doing_however_slowly_its_container_ends(
+async def test_container_out_of_memory_is_caused_by_the_agent_despite_a_late_end(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, how: str, stop_reason: StopReason, held_up: bool
 ) -> None:
     monkeypatch.setattr(docker, "END_SECONDS", 0.2 if held_up else 60)
@@ -598,7 +602,7 @@ async def test_a_container_that_runs_on_after_its_end_is_an_error(plan: Plan, mo
     await Engine().remove(name_of(sandbox))
 
 
-async def test_the_fake_engine_ends_a_container_that_has_hardly_begun(plan: Plan, docker_host: str) -> None:
+async def test_fake_engine_ends_a_container_that_has_just_started(plan: Plan, docker_host: str) -> None:
     mark = f"sleep {os.getpid()}99"
     host = {"NetworkMode": "none", "Mounts": []}
     body = {"Image": IMAGE, "Hostname": "h", "WorkingDir": "/", "Labels": {}, "HostConfig": host}
@@ -636,7 +640,7 @@ async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: s
     await Engine().remove("x")
 
 
-async def test_a_leftover_that_cannot_be_removed_is_told_once_and_tried_in_the_background(
+async def test_unremovable_leftover_is_reported_once_and_retried(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(docker, "LATER_PAUSES", (0.01,))
@@ -655,7 +659,7 @@ async def test_a_leftover_that_cannot_be_removed_is_told_once_and_tried_in_the_b
     assert len(caplog.text) < 2000
 
 
-async def test_a_removal_that_takes_long_goes_on_in_the_background(
+async def test_slow_removal_continues_in_the_background(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker, "REMOVE_SECONDS", 0.2)
@@ -670,9 +674,7 @@ async def test_a_removal_that_takes_long_goes_on_in_the_background(
     await until(removed)
 
 
-async def test_containers_from_before_a_restart_or_of_elsewhere_are_removed_when_old(
-    plan: Plan, docker_host: str
-) -> None:
+async def test_containers_of_other_boots_or_hosts_are_removed_only_when_old(plan: Plan, docker_host: str) -> None:
     _, namespace, pid, began = own_mark().split(":")
     marks = {"restarted": f"another:{namespace}:{pid}:{began}", "elsewhere": "b:1:2:3"}
     strangers = {name: {LABEL: f"{mark}:{name}"} for name, mark in marks.items()}
@@ -697,14 +699,14 @@ async def test_folders_of_starts_that_were_killed_are_removed(
         one.close()
 
 
-async def test_a_home_that_the_image_names_is_kept(plan: Plan) -> None:
+async def test_home_set_by_the_image_is_used(plan: Plan) -> None:
     await plan(images={IMAGE: {"Env": ["PATH=/usr/bin:/bin", "HOME=/tmp/own"]}})
     async with create_sandbox(CONFIG) as sandbox:
         assert (sandbox.home, sandbox.workdir) == ("/tmp/own", "/tmp/own")
         assert (await sandbox.run("cd && pwd && echo $HOME")).output == "/tmp/own\n/tmp/own\n"
 
 
-async def test_a_disk_that_is_too_small_for_the_image_says_so(plan: Plan) -> None:
+async def test_disk_limit_too_small_for_the_image_is_reported(plan: Plan) -> None:
     await plan(quota=True, full="error creating process: disk quota exceeded")
     with pytest.raises(UserError, match="raise it by the size of the image"):
         await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(disk=1 << 20))).start()
@@ -732,7 +734,7 @@ def test_streams_without_their_headers() -> None:
     assert joined(stream + b"\x01\0\0") == b"abc"
 
 
-async def test_the_home_is_that_of_the_images_user(plan: Plan) -> None:
+async def test_home_is_the_home_of_the_image_user(plan: Plan) -> None:
     await plan(images={IMAGE: {"User": "nobody:nogroup"}})
     async with create_sandbox(SandboxConfig(backend="docker", workdir="/work")) as sandbox:
         assert (sandbox.home, sandbox.workdir) == (pwd.getpwnam("nobody").pw_dir, "/work")

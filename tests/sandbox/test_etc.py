@@ -43,7 +43,7 @@ async def seen() -> str:
         return (await sandbox.run(SEEN)).output
 
 
-async def test_it_is_the_same_where_the_folder_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_etc_is_the_same_without_a_cached_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = await seen()
     assert "user:x:1000:1000" in kept
     assert "shadow" not in kept
@@ -70,7 +70,7 @@ async def test_a_cache_that_is_emptied_while_a_program_runs_is_filled_again() ->
     assert await seen() == before
 
 
-def test_a_folder_that_is_laid_out_again_has_the_name_of_its_new_content(source: Path) -> None:
+def test_recreated_etc_directory_is_named_by_its_new_content(source: Path) -> None:
     former = etc_folder(others=False)
     assert former is not None
     (source / "services").write_text("echo 7/tcp\n")
@@ -81,6 +81,6 @@ def test_a_folder_that_is_laid_out_again_has_the_name_of_its_new_content(source:
     assert (later / "services").read_text() == "echo 7/tcp\n"
 
 
-async def test_the_names_of_hosts_are_those_of_this_machine_where_a_sandbox_has_its_network(source: Path) -> None:
+async def test_networked_sandbox_uses_the_resolver_of_the_host(source: Path) -> None:
     async with create_sandbox(SandboxConfig(network=True)) as sandbox:
         assert (await sandbox.run("cat /etc/resolv.conf")).output == (source / "resolv.conf").read_text()

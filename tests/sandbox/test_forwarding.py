@@ -41,13 +41,13 @@ async def test_the_end_of_one_is_the_end_of_both(two: tuple[Sandbox, Sandbox]) -
     assert done.exit_code == 0
 
 
-async def test_a_program_of_the_agents_that_cannot_start_is_nobody_to_speak_with(two: tuple[Sandbox, Sandbox]) -> None:
+async def test_agent_program_that_cannot_start_leaves_the_sandbox_usable(two: tuple[Sandbox, Sandbox]) -> None:
     one, other = two
     async with connect_programs(one, ["cat"], other, ["/no/such/program"]):
         assert (await one.run("echo here")).output == "here\n"
 
 
-async def test_what_fails_meanwhile_is_raised_as_it_is(two: tuple[Sandbox, Sandbox]) -> None:
+async def test_failure_inside_the_connection_is_raised_unchanged(two: tuple[Sandbox, Sandbox]) -> None:
     with pytest.raises(SandboxFailure, match="gone"):
         async with connect_programs(two[0], ["cat"], two[1], ["cat"]):
             raise SandboxFailure("gone")

@@ -139,7 +139,7 @@ async def test_no_process_of_a_sandbox_has_an_open_file_description_of_the_host(
             await talk.close()
 
 
-async def test_turning_every_description_in_reach_into_a_blocking_one_holds_nobody_up(fenced: Sandbox) -> None:
+async def test_making_all_descriptors_blocking_does_not_block_the_runner(fenced: Sandbox) -> None:
     await fenced.write_file("block.py", TURN_BLOCKING.encode())
     await fenced.run_reporting("true", "")
     async with asyncio.timeout(20):
@@ -247,7 +247,7 @@ async def test_a_helper_that_is_silent_while_it_runs_is_the_agents_doing(
     assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
 
 
-async def test_a_sandbox_of_which_something_lives_on_says_so_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_sandbox_reports_surviving_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(launcher, "KILL_SECONDS", 0.2)
     sandbox = create_sandbox(SandboxConfig())
@@ -290,14 +290,14 @@ async def test_a_helper_that_ends_by_itself_is_the_agents_doing(fenced: Sandbox)
     assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
 
 
-async def test_a_killed_helper_is_ours_as_no_agent_can_kill_it(fenced: Sandbox) -> None:
+async def test_killed_helper_is_an_infrastructure_failure(fenced: Sandbox) -> None:
     os.kill(first(fenced), signal.SIGKILL)
     with pytest.raises(SandboxFailure) as caught:
         await fenced.run("sleep 30")
     assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
-async def test_a_sandbox_in_which_nothing_of_the_agent_ran_is_lost_by_us() -> None:
+async def test_sandbox_that_ends_before_agent_code_is_an_infrastructure_failure() -> None:
     sandbox = create_sandbox(SandboxConfig())
     assert isinstance(sandbox, HelperSandbox)
     await sandbox._isolate()
@@ -359,7 +359,7 @@ async def test_a_command_or_file_without_descriptors_is_our_failure(fenced: Sand
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-async def test_cancelling_the_reading_of_a_large_file_before_a_thread_is_free_leaves_no_descriptor(
+async def test_cancelled_read_of_a_large_file_leaks_no_descriptor(
     fenced: Sandbox,
 ) -> None:
     await fenced.write_file("large", b"x" * (4 << 20))

@@ -40,7 +40,7 @@ async def engine(plan: Any) -> None:  # noqa: F811
 
 
 @pytest.mark.usefixtures("engine")
-async def test_a_row_whose_image_cannot_be_had_is_set_aside(tmp_path: Path) -> None:
+async def test_row_with_an_unavailable_image_is_quarantined(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text(TRAIN)
     summary, directory = await run_process(load_spec(tmp_path / "images.yaml"), RunOptions("process", tmp_path / "out"))
     assert (summary.written, summary.stopped) == (12, None)

@@ -64,7 +64,7 @@ async def works(sandbox: Sandbox) -> None:
     assert (await sandbox.run("echo on")).output == "on\n"
 
 
-async def test_a_sandbox_with_too_many_descriptors_on_their_way_is_served_in_pieces() -> None:
+async def test_too_many_descriptors_in_flight_are_sent_in_chunks() -> None:
     async with create_sandbox(SandboxConfig()) as sandbox:
         await crowd(sandbox)
         await works(sandbox)
@@ -122,7 +122,7 @@ async def test_users_of_images_are_used_again_and_mounts_do_not_add_up(rootfs: P
 
 
 @pytest.mark.parametrize("code", [errno.ETOOMANYREFS, errno.ENFILE])
-async def test_what_the_machine_lacks_is_no_answer_to_the_agent(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_resource_shortage_is_a_sandbox_failure(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async with create_sandbox(SandboxConfig()) as sandbox:
 
         def refused(frame: bytes) -> tuple[list[bytes], bytes]:

@@ -142,7 +142,9 @@ async def test_limits_in_force_are_named(fenced: Sandbox) -> None:
         ("none", ResourceLimits(processes=9)),
     ],
 )
-async def test_limit_that_cannot_be_kept(backend: str, limits: ResourceLimits, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unenforceable_limit_is_refused_unless_best_effort(
+    backend: str, limits: ResourceLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dataclasses import replace
 
     from hermes_rl.sandbox import bubblewrap
@@ -188,7 +190,7 @@ print("seen", os.read(watch, 1 << 20))
 SHARED = "/usr/bin/env /usr/bin /usr/lib/os-release /etc/passwd /etc"
 
 
-async def test_nobody_locks_or_watches_files_that_others_use() -> None:
+async def test_sandboxes_cannot_lock_or_watch_shared_files() -> None:
     if not bubblewrap.has_overlays():
         pytest.skip("this machine has no overlays for users")
     async with create_sandbox(SandboxConfig()) as holding, create_sandbox(SandboxConfig()) as other:

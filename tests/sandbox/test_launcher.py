@@ -20,7 +20,7 @@ from hermes_rl.sandbox.launcher import Launcher, Program, launcher
 
 
 @pytest.mark.parametrize("begun", [True, False])
-async def test_it_goes_on_where_whoever_asked_it_for_something_is_cancelled(begun: bool) -> None:
+async def test_launcher_continues_after_a_caller_is_cancelled(begun: bool) -> None:
     working, go_on, done = threading.Event(), threading.Event(), list[str]()
 
     def work(name: str) -> None:
@@ -49,14 +49,14 @@ def program(*argv: str) -> Program:
     return Program(argv, argv[0], (), subprocess.DEVNULL)
 
 
-def test_it_goes_on_where_what_it_is_to_start_cannot_be_said_to_the_system() -> None:
+def test_launcher_continues_after_an_invalid_path() -> None:
     own = Launcher()
     with pytest.raises(ValueError, match="null byte"):
         own.launch(program("/bin/true", "/w\0b")).result(5)
     assert own.launch(program("/bin/true")).result(5).wait(5) == 0
 
 
-def test_it_goes_on_where_the_processes_of_a_sandbox_cannot_be_listed(caplog: pytest.LogCaptureFixture) -> None:
+def test_launcher_continues_if_sandbox_processes_cannot_be_listed(caplog: pytest.LogCaptureFixture) -> None:
     class Unreadable:
         def processes(self) -> list[int]:
             raise PermissionError("cgroup.procs")
@@ -87,9 +87,7 @@ def test_it_reaps_under_a_stream_of_starts() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not _has_users(), reason="only root shows an image as another user's")
-async def test_a_start_that_is_cancelled_while_its_image_is_laid_leaves_no_mount(
-    rootfs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_start_leaves_no_image_mount(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not _lays_images():
         pytest.skip("this kernel does not show an image as another user's")
     working, go_on, lay = threading.Event(), threading.Event(), bubblewrap._lay

@@ -18,14 +18,14 @@ async def test_what_is_said_is_heard_in_order_on_every_backend(sandbox: Sandbox)
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "none"])
-async def test_each_message_has_its_sender_whoever_it_says_it_is(backend: str) -> None:
+async def test_each_message_carries_its_actual_sender(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
         _, heard = await sandbox.run_heard(f"{SPEAK}; {SPEAK}", timeout=20)
         assert heard is not None
         assert heard[0][0] == heard[1][0] != heard[2][0] == heard[3][0]
 
 
-async def test_what_is_said_behind_the_end_is_not_heard() -> None:
+async def test_messages_sent_after_the_command_ended_are_ignored() -> None:
     async with create_sandbox(SandboxConfig()) as sandbox:
         _, heard = await sandbox.run_heard(f"(sleep .2; {SPEAK}) >/dev/null 2>&1 & true", timeout=20)
         assert heard == []

@@ -94,7 +94,7 @@ def test_ports() -> None:
         "GET http:///x HTTP/1.1", "CONNECT pypi.org:99999 HTTP/1.1", "GET  http://pypi.org HTTP/1.1", "\xff \xff \xff",
     ],
 )  # fmt: skip
-def test_what_is_no_request_to_a_proxy(head: str) -> None:
+def test_invalid_proxy_request_is_refused(head: str) -> None:
     with pytest.raises(RefusedError):
         read_request(f"{head}\r\n\r\n".encode("latin-1"))
 
@@ -235,7 +235,7 @@ async def test_an_upstream_that_is_not_there() -> None:
         assert (await fetch(sandbox, f"http://files.test:{port}/")).startswith("502 files.test does not answer")
 
 
-async def test_no_hosts_is_no_network() -> None:
+async def test_empty_host_list_disables_the_network() -> None:
     async with create_sandbox(SandboxConfig(network=())) as sandbox:
         assert "proxy" not in (await sandbox.run("env")).output
 
@@ -319,7 +319,7 @@ time.sleep(600)
 """
 
 
-async def test_connections_beyond_the_places_of_a_sandbox_have_nothing_of_the_host(web: int) -> None:
+async def test_excess_connections_of_a_sandbox_use_no_host_resources(web: int) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -348,7 +348,7 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-async def test_a_malformed_request_is_refused_and_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_proxy_request_is_refused_without_logged_errors(caplog: pytest.LogCaptureFixture) -> None:
     class Everything(HostList):
         def require(self, host: str, port: int) -> None: ...
 

@@ -102,7 +102,7 @@ def test_rollouts_on_images(as_user: As, rootfs: Path, packed_rootfs: Path, tmp_
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
-def test_a_folder_of_somebody_else(as_user: As, rootfs: Path, tmp_path: Path) -> None:
+def test_image_directory_of_another_user_works_if_readable(as_user: As, rootfs: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     shutil.copytree(rootfs, foreign, symlinks=True)
     foreign.chmod(0o755)

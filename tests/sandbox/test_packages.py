@@ -79,7 +79,7 @@ async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -
 
 
 @pytest.mark.slow
-async def test_an_image_without_python_has_them_with_an_interpreter_of_their_own(wheels: Path, tmp_path: Path) -> None:
+async def test_image_without_python_gets_packages_with_an_interpreter(wheels: Path, tmp_path: Path) -> None:
     image = str(small_root(tmp_path / "root", ["sh", "cat"]))
     config = SandboxConfig(image=image, packages=("tinytool",), limits=ResourceLimits(disk=64 << 20))
     async with create_sandbox(config) as sandbox:
@@ -121,7 +121,7 @@ async def test_a_newer_python_is_brought_along_where_packages_need_it(wheels: Pa
         package_folder(("python>=3.90", "tinytool"))
 
 
-async def test_nothing_in_the_environment_names_where_it_was_made(wheels: Path, own_cache: Path) -> None:
+async def test_package_environment_contains_no_build_path(wheels: Path, own_cache: Path) -> None:
     folder = package_folder(("tinytool",))
     assert folder.is_relative_to(own_cache)
     for path in (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
@@ -140,7 +140,7 @@ def test_it_is_made_once_for_each_list(wheels: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_had_is_the_users_to_change_and_leaves_nothing(wheels: Path, own_cache: Path) -> None:
+def test_unavailable_package_is_a_user_error_and_leaves_no_files(wheels: Path, own_cache: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)No matching distribution found for nosuchtool.*find-links") as failed:
         package_folder(("nosuchtool",))
     assert "Traceback" not in str(failed.value)
@@ -174,7 +174,7 @@ def test_what_cannot_be_had_is_the_users_to_change_and_leaves_nothing(wheels: Pa
         ),
     ],
 )
-def test_where_it_cannot_be_is_told(sandbox: str, message: str) -> None:
+def test_unsupported_package_configuration_is_refused(sandbox: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse_spec(f"{BASE}sandbox: {sandbox}\n")
 
@@ -188,7 +188,7 @@ def test_packages_are_written_as_pip_writes_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("package", "word"), [("tinytool", "ok"), ("nosuchtool", "FAIL")])
-def test_doctor_says_whether_they_can_be_had(
+def test_doctor_reports_whether_packages_are_available(
     wheels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str, word: str
 ) -> None:
     (tmp_path / "spec.yaml").write_text(f"{BASE}sandbox: {{python: [{package}]}}\n")
@@ -198,7 +198,7 @@ def test_doctor_says_whether_they_can_be_had(
 
 
 @pytest.mark.slow
-async def test_a_sandbox_whose_packages_cannot_be_had_does_not_start(wheels: Path) -> None:
+async def test_sandbox_with_unavailable_packages_does_not_start(wheels: Path) -> None:
     sandbox = create_sandbox(SandboxConfig(packages=("nosuchtool",)))
     with pytest.raises(UserError, match="nosuchtool"):
         async with sandbox:
@@ -260,7 +260,7 @@ async def test_a_sandbox_has_packages_of_npm_whose_scripts_did_not_run(registry:
         npm_folder(("nosuch@1.0.0",))
 
 
-def test_without_npm_it_is_told(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_npm_is_reported(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(own_cache))
     npm_folder.cache_clear()
     with pytest.raises(UserError, match="needs npm on this machine"):

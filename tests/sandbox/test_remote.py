@@ -97,7 +97,7 @@ async def test_lifetime_while_a_command_runs_is_the_agents_over_ssh(ssh: Sandbox
 
 
 @pytest.mark.slow
-async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
+async def test_expired_idle_ssh_sandbox_is_an_infrastructure_failure(ssh: SandboxConfig) -> None:
     async with create_sandbox(replace(ssh, lifetime=0.1)) as sandbox:
         await until(lambda: not sandbox.alive)
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
@@ -107,7 +107,7 @@ async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
 
 @pytest.mark.parametrize(("shared", "blamed"), [(False, StopReason.SANDBOX_KILLED), (True, StopReason.SANDBOX_FAILURE)])
 @pytest.mark.parametrize("answered", ["command not found", "MARK(!4711 x)MARK", "MARK(nonsense)MARK"])
-async def test_missing_answer_is_caused_by_the_agent_unless_others_share_the_account(
+async def test_missing_response_is_caused_by_the_agent_on_an_unshared_account(
     answered: str, shared: bool, blamed: StopReason
 ) -> None:
     class Answers:
@@ -203,7 +203,7 @@ def over(pid: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_no_command_over_ssh_reads_or_leaves_a_file_that_the_account_may_change(
+async def test_ssh_commands_neither_read_nor_write_files_of_the_account(
     ssh: SandboxConfig, sshd: dict[str, str]
 ) -> None:
     """hermes-agent saves the login shell's variables to such a file, and reads it before each command."""
@@ -266,7 +266,7 @@ def test_addresses_and_keys_may_come_from_elsewhere_than_the_process(monkeypatch
 
 
 @pytest.mark.slow
-async def test_a_sandbox_over_ssh_takes_its_address_from_the_variables_that_it_is_given(
+async def test_ssh_sandbox_reads_its_address_from_the_given_variables(
     ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = dict(os.environ)

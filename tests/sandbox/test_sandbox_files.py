@@ -99,7 +99,7 @@ async def test_large_folder(sandbox: Sandbox) -> None:
     assert len(await sandbox.list_dir("many")) == 3000
 
 
-async def test_errors_are_those_of_the_system(sandbox: Sandbox) -> None:
+async def test_file_errors_are_the_errors_of_the_system(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         await sandbox.read_file("missing")
     assert caught.value.filename == "missing"
@@ -197,7 +197,7 @@ async def test_no_race_leads_to_the_kernel(sandbox: Sandbox) -> None:
     await process.kill()
 
 
-async def test_links_and_names_beside_the_kernels_are_as_before(sandbox: Sandbox) -> None:
+async def test_links_and_names_similar_to_kernel_paths_work(sandbox: Sandbox) -> None:
     await sandbox.run("mkdir proc sys; echo hi > proc/f; ln -s proc/f l; ln -s /nowhere dangling; ln -s /proc to")
     assert await sandbox.read_file("proc/f") == await sandbox.read_file("l") == b"hi\n"
     assert (

@@ -65,7 +65,7 @@ async def test_typing_into_a_terminal_is_refused(fenced: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("command", [1024, 1026, 1024 | 1 << 40])
-async def test_nobody_gets_a_lease_on_a_file_or_is_told_of_its_use(fenced: Sandbox, command: int) -> None:
+async def test_file_leases_and_change_notifications_are_denied(fenced: Sandbox, command: int) -> None:
     """Who held one on a file that all sandboxes are shown delayed each that opened it."""
     assert await call(fenced, "fcntl", 0, command, 1) == (-1, errno.EPERM)
     assert (await call(fenced, "fcntl", 0, 1))[0] >= 0

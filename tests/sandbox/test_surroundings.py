@@ -35,7 +35,7 @@ def test_container_is_known_by_each_of_its_signs(tmp_path: Path, case: str) -> N
     assert container_engine(tree(tmp_path, files), environ) == engine
 
 
-def test_plain_machine_is_no_container(tmp_path: Path) -> None:
+def test_bare_host_is_not_detected_as_a_container(tmp_path: Path) -> None:
     mounts = "24 31 0:22 / /proc rw,nosuid - proc proc rw\n35 24 0:33 / /proc/sys/fs/binfmt_misc rw - autofs s rw\n"
     root = tree(tmp_path, {"proc/1/cgroup": "0::/init.scope\n", "proc/self/mountinfo": mounts})
     assert container_engine(root, {"HOME": "/root"}) is None
@@ -50,7 +50,7 @@ def test_plain_machine_is_no_container(tmp_path: Path) -> None:
         ({"KUBERNETES_SERVICE_HOST": "a"}, "procMount: Unmasked"),
     ],
 )
-def test_way_out_of_a_container_is_a_profile_and_the_obstacle_is_named(
+def test_container_fix_is_a_security_profile_that_names_the_obstacle(
     tmp_path: Path, environ: dict[str, str], options: str
 ) -> None:
     refused = way_out("Creating new namespace failed: Operation not permitted", tmp_path, environ)

@@ -109,7 +109,7 @@ def test_a_variable_that_specs_list_is_there(pool: ConfinedPool, scorer: Path, m
         assert _call(pool, code, text="os.environ['GAME_DIR']") == repr(value)
 
 
-def test_evaluated_text_reads_no_file_beside_the_code(pool: ConfinedPool, scorer: Path, tmp_path: Path) -> None:
+def test_evaluated_text_cannot_read_files_outside_the_code(pool: ConfinedPool, scorer: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     with pytest.raises(ForeignError, match=r"FileNotFoundError"):
@@ -180,7 +180,7 @@ def test_a_pickle_and_a_format_reach_nothing(pool: ConfinedPool, scorer: Path, t
     assert "PYTEST_CURRENT_TEST" not in _call(pool, _code(scorer, "formatted"), text=text)
 
 
-def test_a_process_sees_and_signals_nobody_but_itself(pool: ConfinedPool, scorer: Path) -> None:
+def test_user_process_sees_and_signals_only_itself(pool: ConfinedPool, scorer: Path) -> None:
     async def both() -> str:
         code = _code(scorer, "shown")
         one, other = await pool.hold(code), await pool.hold(code)
@@ -265,7 +265,7 @@ def test_files_are_bounded(pool: ConfinedPool, scorer: Path) -> None:
         _call(pool, _code(scorer, "executed"), text="with open('one', 'wb') as file: file.write(bytes(80 << 20))")
 
 
-def test_text_without_end_is_ended_with_what_it_started(pool: ConfinedPool, scorer: Path) -> None:
+def test_endless_evaluated_text_is_ended_with_its_children(pool: ConfinedPool, scorer: Path) -> None:
     code = _code(scorer, "executed")
     text = "import os\nif os.fork() == 0: os.setsid()\nwhile True: pass"
     with pytest.raises(OvertimeError):

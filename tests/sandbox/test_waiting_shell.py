@@ -154,7 +154,7 @@ async def test_no_command_can_tell_it_from_a_new_shell(config: SandboxConfig) ->
         assert number(other) is None
 
 
-async def test_what_throws_a_shell_back_to_its_beginning_ends_the_command_with_1(fenced: Sandbox) -> None:
+async def test_fatal_shell_error_ends_the_command_with_status_1(fenced: Sandbox) -> None:
     """The known difference: a new `bash -c` ends with 127, 127 and 130 here, a subshell as any script's with 1."""
     terminal = Terminal(fenced)
     assert (await terminal.run('set -u; echo "$nowhere"; echo not reached')).exit_code == 1
@@ -168,7 +168,7 @@ async def test_one_shell_runs_many_commands(terminal: Terminal) -> None:
     assert number(terminal.sandbox) == first is not None
 
 
-async def test_what_asks_for_its_own_process_gets_a_shell_of_its_own(terminal: Terminal) -> None:
+async def test_command_that_reads_its_process_id_gets_a_new_shell(terminal: Terminal) -> None:
     said = [await terminal.said(command) for command in ("echo $$", "echo ${$}", "echo $$")]
     assert len(set(said)) == 3
 
@@ -181,7 +181,7 @@ async def test_what_a_command_has_left_writes_into_no_other(terminal: Terminal) 
     assert await terminal.said("kill -0 $(cat pid) && echo runs") == "runs\n"
 
 
-async def test_commands_beside_each_other(terminal: Terminal) -> None:
+async def test_concurrent_commands_do_not_share_state(terminal: Terminal) -> None:
     commands = [f"sleep 0.1; cd /; export A={n}; echo $A" for n in range(6)]
     assert await asyncio.gather(*map(terminal.said, commands)) == [f"{n}\n" for n in range(6)]
 
@@ -213,7 +213,7 @@ async def test_what_a_command_runs_is_killed_where_stopping_it_ends_its_shell(te
     assert (await terminal.said(GONE)).endswith("gone\n")
 
 
-async def test_what_a_stopped_command_runs_is_killed_however_late_the_helper_hears_of_it(
+async def test_children_of_a_stopped_command_are_killed_despite_a_late_notice(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(terminal.sandbox, HelperSandbox)
@@ -253,7 +253,9 @@ FIND = "read -r _ _ _ server _ </proc/$BASHPID/stat"
 
 
 @pytest.mark.parametrize("signal", ["KILL", "TERM", "STOP"])
-async def test_without_it_commands_go_on(terminal: Terminal, signal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_continue_after_the_shell_server_is_killed(
+    terminal: Terminal, signal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hermes_rl.sandbox.shell_server.KILL_SECONDS", 0.5)
     result = await terminal.run(f"{FIND}; kill -{signal} $server; sleep 0.2; echo last", timeout=1)
     assert (result.exit_code != 0) == (signal != "STOP") or result.timed_out
@@ -278,7 +280,7 @@ async def test_killing_all_kills_it(terminal: Terminal) -> None:
     assert await terminal.said("echo anew") == "anew\n"
 
 
-async def test_a_shell_that_is_not_bash_is_started_anew(sandbox: Sandbox) -> None:
+async def test_shell_other_than_bash_starts_for_each_command(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, HelperSandbox)
     assert not may_wait("/bin/sh", ())
     sandbox.shell, sandbox.waiting_shell = "/bin/sh", None
@@ -300,7 +302,7 @@ while True:
 """
 
 
-async def test_where_nothing_can_be_started_it_says_so_at_once() -> None:
+async def test_full_process_limit_fails_the_command_at_once() -> None:
     async with create_sandbox(SandboxConfig(limits=ResourceLimits(processes=12))) as sandbox:
         terminal = Terminal(sandbox)
         await terminal.run(f"setsid python3 -c '{CROWD}' >/dev/null 2>&1 </dev/null &")
@@ -322,7 +324,7 @@ async def test_the_end_of_the_sandbox_ends_the_command(terminal: Terminal) -> No
         await task
 
 
-async def test_nothing_of_it_is_left(backend: str) -> None:
+async def test_closed_terminals_leave_no_processes_or_descriptors(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend)):
         pass  # the first one of a process begins what stays for all, such as the watchman of their groups
     live, descriptors = len(_live), _descriptors()  # of earlier tests, which may still be closed
@@ -368,7 +370,7 @@ async def test_the_file_that_a_waiting_shell_has_keeps_its_size() -> None:
         assert short.stderr.endswith(b".\n") and len(short.stderr) < 2000
 
 
-async def test_one_that_is_given_up_in_the_moment_in_which_it_is_ready_reads_nothing() -> None:
+async def test_abandoned_shell_server_reads_no_file_when_ready() -> None:
     server = ShellServer(1, lambda: None)
     file = server._file
     server.end(0)

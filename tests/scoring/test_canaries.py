@@ -53,7 +53,7 @@ def body(source: str) -> Planted | None:
 
 
 @pytest.mark.parametrize("seed", [str(number) for number in range(20)])
-def test_every_test_is_there_under_one_name_and_each_copy_differs_from_its_test(seed: str) -> None:
+def test_planted_source_keeps_every_test_and_changes_each_copy(seed: str) -> None:
     found = planted(SOURCE, seed)
     tree = ast.parse(found.sources["t/test_it.py"])
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -91,7 +91,7 @@ def test_a_right_solution_fails_every_copy_of_plain_functions() -> None:
             space[own.get(name, name)]()  # type: ignore[operator]
 
 
-def test_reports_are_told_apart_by_name() -> None:
+def test_reports_of_tests_and_copies_are_distinguished_by_name() -> None:
     found = Planted({}, {"t/a.py::C::test_x_3": "t/a.py::C::test_x"}, {"t/a.py::C::test_x": "t/a.py::C::test_x"})
     assert found.own_name("/home/t/a.py::C::test_x[1]") == ("t/a.py::C::test_x", True)
     assert found.own_name("/home/t/a.py::C::test_x_3[1]") == ("/home/t/a.py::C::test_x[1]", False)

@@ -53,7 +53,7 @@ def test_the_sum_is_weighted_and_weights_may_be_negative() -> None:
         ("product", [], [0.5], 0.5),
     ],
 )
-def test_a_product_or_the_least_takes_the_place_of_the_sum(
+def test_product_or_minimum_replaces_the_sum(
     how: str, weighted: list[Part], gated: list[float], expected: float
 ) -> None:
     assert combine(*declared(weighted, gated), None, how) == expected
@@ -81,7 +81,7 @@ def test_gates_alone_are_the_score() -> None:
     assert score([], [0.5, 1.0]) == 0.5
 
 
-def test_metrics_alone_are_no_score() -> None:
+def test_metrics_without_weighted_rewards_score_zero() -> None:
     assert score([(0, 1.0)]) == 0.0
     assert score([]) == 0.0
 

@@ -82,7 +82,7 @@ def test_two_packages_with_one_name_are_an_error_that_names_both(publish: Publis
         find_reward("near", None)
 
 
-def test_a_published_reward_that_cannot_be_imported_is_an_error_that_names_it(publish: Publish) -> None:
+def test_unimportable_published_reward_is_named_in_the_error(publish: Publish) -> None:
     publish(near="no_such_package_at_all:mine")
     with pytest.raises(UserError, match=r"'near'.*no_such_package_at_all"):
         find_reward("near", None)
@@ -109,7 +109,7 @@ def test_a_file_that_fails_to_load_is_an_error_with_its_line(tmp_path: Path) -> 
         find_reward("x", f"{tmp_path}/mine.py:close")
 
 
-def test_what_is_no_function_is_an_error(tmp_path: Path) -> None:
+def test_reward_that_is_not_a_function_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("close = 3\n")
     with pytest.raises(UserError, match="'x'"):
         find_reward("x", f"{tmp_path}/mine.py:close")

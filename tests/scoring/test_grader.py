@@ -53,7 +53,7 @@ async def grade(judge: Grader, ctx: Ctx | None = None, state: Any = None, turns:
     return values
 
 
-async def test_gates_come_first_otherwise_the_order_is_that_of_the_file() -> None:
+async def test_gates_run_first_and_other_rewards_in_file_order() -> None:
     order: list[str] = []
 
     def first() -> float:
@@ -86,7 +86,7 @@ async def test_a_reward_is_offered_everything_by_name() -> None:
     assert seen == {"state": state, "item": ITEM, "judge": referee, "turns": 2, "ctx": ctx, "target": "0.5", "n": 1}
 
 
-async def test_what_a_reward_lays_down_is_removed_after_each_that_has_the_context() -> None:
+async def test_context_is_restored_after_each_reward_that_uses_it() -> None:
     ctx = Ctx()
 
     def one(ctx: Ctx) -> float:
@@ -106,7 +106,7 @@ async def test_what_a_reward_lays_down_is_removed_after_each_that_has_the_contex
     assert ctx.log == ["one", "restore", "without", "broken", "restore"]
 
 
-async def test_what_was_computed_before_a_failure_is_kept() -> None:
+async def test_values_computed_before_a_failure_are_retained() -> None:
     def fine() -> Score:
         return Score(0.5, reason="half")
 
@@ -128,7 +128,7 @@ async def test_a_reward_per_turn_must_match_the_turns() -> None:
         await grade(grader(graded(mine)), turns=5)
 
 
-async def test_none_of_a_metric_is_kept_and_none_of_a_weighted_reward_fails_the_score() -> None:
+async def test_none_is_accepted_from_a_metric_but_not_from_a_weighted_reward() -> None:
     def unsure() -> None:
         return None
 
@@ -150,7 +150,7 @@ async def test_the_score_is_clamped() -> None:
 
 
 @pytest.mark.parametrize("needs", ["target", "judge", "group_size"])
-async def test_a_parameter_that_nobody_fills_is_the_users_mistake(needs: str) -> None:
+async def test_unfilled_reward_parameter_is_a_user_error(needs: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"def mine(item, {needs}): return 1.0", scope)
     with pytest.raises(UserError, match=f"'mine' needs '{needs}': give it under args"):

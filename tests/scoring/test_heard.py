@@ -49,7 +49,7 @@ def test_a_session_of_pytest_says_its_status_before_its_end() -> None:
         (("begin script", "session 0", "finish sys.exit"), "sys.exit was replaced"),
     ],
 )
-def test_a_script_says_that_it_came_to_an_end_of_its_own(lines: tuple[str, ...], problem: str | None) -> None:
+def test_report_requires_the_script_to_finish_normally(lines: tuple[str, ...], problem: str | None) -> None:
     assert said(*lines).problem == problem
 
 
@@ -86,7 +86,7 @@ def test_a_process_that_does_not_come_to_its_end_does_too() -> None:
     assert said(*RUN[:3], "interrupted", "end 0 passed", "finish").problem == INTERRUPTED
 
 
-def test_who_has_not_begun_says_nothing() -> None:
+def test_messages_of_an_unregistered_sender_are_ignored() -> None:
     whole = [(7, f"7\t{line}\n".replace(" ", "\t")) for line in RUN]
     copied = [(8, "7\tend\t0\tpassed\n"), (8, "7\tfinish\n")]
     report = parse_report([*whole[:3], *copied, *whole[3:]])
@@ -99,5 +99,5 @@ def test_what_was_replaced_is_the_outcome_of_all_its_tests() -> None:
     assert {outcome for _, outcome in report.outcomes} == {"with unittest.case.run"}
 
 
-def test_too_much_is_told_as_that() -> None:
+def test_oversized_report_is_reported_as_too_large() -> None:
     assert parse_report(None).problem == TOO_MUCH

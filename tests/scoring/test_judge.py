@@ -120,7 +120,7 @@ class Wavering(Model):
         return json.dumps({"reason": "r", "score": len(self.asked) % 2})
 
 
-async def test_equal_answers_that_are_judged_at_once_share_one_question_and_one_verdict() -> None:
+async def test_concurrent_equal_replies_share_one_judge_call() -> None:
     judge = Wavering()
     same = ["Paris"] * 4
     groups = await asyncio.gather(*(judged("llm_judge", *same, roles={"judge": judge}, rubric=RUBRIC) for _ in "ab"))
@@ -129,7 +129,7 @@ async def test_equal_answers_that_are_judged_at_once_share_one_question_and_one_
     assert sum(value.metrics.get("judge_calls", 0) for value in found) == 1, "paid once"
 
 
-async def test_a_failure_is_shared_by_those_who_wait_for_it_and_not_kept() -> None:
+async def test_judge_failure_is_shared_by_waiting_calls_but_not_cached() -> None:
     judge = Wavering(answers=[ServerFailure("down")])
     with pytest.raises(JudgeFailure, match="down"):
         await judged("llm_judge", "Paris", "Paris", roles={"judge": judge}, rubric=RUBRIC)
@@ -138,7 +138,7 @@ async def test_a_failure_is_shared_by_those_who_wait_for_it_and_not_kept() -> No
     assert (value, len(judge.asked)) == (0, 2)
 
 
-async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_cancelled() -> None:
+async def test_waiting_call_gets_the_verdict_if_the_first_caller_is_cancelled() -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     class Waiting(Model):
@@ -168,7 +168,7 @@ async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_can
     assert first.cancelled()
 
 
-async def test_a_question_beyond_the_context_of_the_judge_is_its_failure_and_falls_back() -> None:
+async def test_judge_context_overflow_is_a_judge_failure_or_uses_the_fallback() -> None:
     judge = Model(answers=[ContextLengthExceeded("8192 tokens")] * 4)
     with pytest.raises(JudgeFailure, match="does not fit its context: 8192 tokens"):
         await values("llm_judge", "Paris", roles={"judge": judge}, rubric=RUBRIC)
@@ -203,7 +203,7 @@ def test_marks_cannot_be_forged(text: str) -> None:
     "bad",
     ["no JSON", "[1]", '{"reason": "r"}', '{"score": 7}', '{"score": true}', '{"score": "high"}', '{"score": NaN}'],
 )
-async def test_a_verdict_that_cannot_be_read_is_asked_for_again_and_then_a_failure(bad: str) -> None:
+async def test_unreadable_verdict_is_requested_again_and_then_fails(bad: str) -> None:
     judge = Model(answers=[bad, '```json\n{"reason": "r", "score": "1"}\n```'])
     assert await values("llm_judge", "x", roles={"judge": judge}, rubric=RUBRIC) == [1]
     assert judge.asked[1][-1]["content"].startswith("That cannot be used: ")
@@ -287,7 +287,7 @@ async def test_what_is_too_long_for_a_judge_is_cut_with_a_mark() -> None:
     assert pair == [1, 0]
 
 
-async def test_a_text_that_does_not_fit_cut_either_is_0_and_a_rubric_that_does_not_is_a_failure() -> None:
+async def test_text_too_long_for_the_judge_scores_zero_but_a_rubric_fails() -> None:
     text = "\U0001f600" * 900
     args: dict[str, Any] = {"rubric": RUBRIC, "reference": "Paris"}
     judge = Persuaded(context=1_300)
@@ -317,7 +317,7 @@ async def test_a_fallback_holds_for_the_whole_group_or_not_at_all() -> None:
     assert all(value.metrics["fallback"] == 1 for value in fallen)
 
 
-async def test_a_fallback_that_is_no_reward_is_named_before_it_is_needed() -> None:
+async def test_unknown_fallback_reward_is_reported_before_it_is_needed() -> None:
     with pytest.raises(UserError, match=r"there is no reward 'keyword_overlab'; did you mean"):
         await values("llm_judge", "x", roles={"judge": Model()}, rubric=RUBRIC, fallback="keyword_overlab")
 
@@ -366,7 +366,7 @@ async def test_each_assertion_is_judged_by_itself(need: str, expected: float) ->
     assert (value.value, value.reason, len(judge.asked)) == (1, "nothing is asserted", 3)
 
 
-async def test_several_judges_vote_on_each_assertion_and_half_of_them_are_no_majority() -> None:
+async def test_judges_vote_on_each_assertion_and_a_tie_does_not_pass() -> None:
     roles = {"a": Asserting("a"), "b": Asserting("b", ['{"reason": "no", "score": 0}'] * 2)}
     (value,) = await judged("llm_judge", "Paris", assertions=ASSERTIONS[:1], roles=roles, server=["a", "b"])
     assert (value.value, value.metrics["judge_calls"]) == (0, 2)
@@ -386,7 +386,7 @@ async def test_who_talks_a_judge_out_of_one_assertion_loses_that_one_alone() -> 
         await judged("llm_judge", "Paris", assertions=ASSERTIONS[:1], roles=down)
 
 
-async def test_a_whole_conversation_is_judged_each_message_between_marks_of_its_own() -> None:
+async def test_conversation_is_judged_with_each_message_delimited() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"what": "Seine"}'}}
     talk = AgentResult(
         messages=[

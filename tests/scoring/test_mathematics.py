@@ -117,7 +117,7 @@ def test_near_misses_are_not_equal(answer: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["", " ", "$"])
-def test_a_target_that_is_no_expression_is_a_failure_and_no_zero(target: str) -> None:
+def test_target_that_is_not_an_expression_is_a_reward_failure(target: str) -> None:
     with pytest.raises(RewardFailure, match="target"):
         equal(r"\boxed{5}", target)
 

@@ -47,7 +47,7 @@ def test_the_programs_of_a_command_are_what_its_parts_start_with() -> None:
     assert programs("'") == [["'"]]
 
 
-def test_programs_that_stand_in_for_each_other_are_together_and_not_there_beside_what_is_to_be_made() -> None:
+def test_alternative_programs_are_grouped_and_created_ones_excluded() -> None:
     """Fault 29."""
     assert programs("a x || b; c || ./made || d && e") == [["a", "b"], ["e"]]
 

@@ -92,7 +92,7 @@ def test_arguments_of_typed_dicts_have_their_keys_alone() -> None:
             reward(mine).arguments(each)
 
 
-def test_an_unknown_argument_is_the_users_mistake_and_the_known_ones_are_named() -> None:
+def test_unknown_reward_argument_error_names_the_known_ones() -> None:
     def mine(result: Any, *, target: str) -> float:
         return 0.0
 
@@ -100,7 +100,7 @@ def test_an_unknown_argument_is_the_users_mistake_and_the_known_ones_are_named()
         reward(mine).require_takes({"taget": 1}, ())
 
 
-def test_an_argument_cannot_take_the_place_of_what_the_rollout_offers() -> None:
+def test_reward_argument_must_not_shadow_a_rollout_value() -> None:
     def mine(result: Any, **others: Any) -> float:
         return 0.0
 
@@ -142,7 +142,7 @@ def test_context_and_group_are_recognized_by_name() -> None:
 # ------------------------------------------------------------------ how it runs
 
 
-async def test_a_fault_of_the_agent_is_raised_as_it_is() -> None:
+async def test_agent_fault_is_raised_unchanged() -> None:
     def mine() -> float:
         raise AgentFault("the artifact is a folder")
 
@@ -172,7 +172,7 @@ async def test_a_reward_runs_off_the_main_thread_and_its_time_is_measured() -> N
     assert (returned, seconds >= 0.02) == (False, True)
 
 
-async def test_blocking_rewards_leave_the_loop_free_and_run_beside_each_other() -> None:
+async def test_blocking_rewards_run_concurrently_off_the_event_loop() -> None:
     all_of_them = threading.Barrier(21)
 
     def sync_reward() -> float:
@@ -189,7 +189,7 @@ async def test_blocking_rewards_leave_the_loop_free_and_run_beside_each_other() 
     assert await asyncio.gather(*calls) == [1.0] * 20
 
 
-async def test_what_is_to_be_done_after_it_is_done_in_its_thread_also_when_it_raises() -> None:
+async def test_after_callback_runs_in_the_reward_thread_even_on_failure() -> None:
     done: list[str] = []
 
     def fine() -> float:
@@ -280,7 +280,7 @@ async def test_a_sandbox_that_the_agent_killed_is_a_fault_of_the_agent() -> None
         await result_of(mine)
 
 
-async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:
+async def test_user_error_in_a_reward_is_not_a_reward_failure() -> None:
     def mine() -> float:
         raise NotYetAvailable("not there yet")
 
@@ -288,7 +288,7 @@ async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:
         await result_of(mine)
 
 
-async def test_a_reward_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reward_that_does_not_return_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr("hermes_rl.scoring.reward_function.PURE_SECONDS", 0.05)
     with pytest.raises(RewardFailure, match="did not return within"):

@@ -64,7 +64,7 @@ def test_numbers_of_every_kind_are_values(returned: object, value: float) -> Non
         iter([1]),
     ],
 )
-def test_what_is_no_finite_number_is_a_failure(returned: object) -> None:
+def test_reward_that_is_not_a_finite_number_is_a_reward_failure(returned: object) -> None:
     with pytest.raises(RewardFailure, match="'mine"):
         read(returned)
 
@@ -122,13 +122,13 @@ def test_a_reason_becomes_text() -> None:
 
 
 @pytest.mark.parametrize("overrides", [[1], None, {"a": math.nan}, {"a": object()}])
-def test_overrides_that_are_no_json_are_a_failure(overrides: Any) -> None:
+def test_overrides_that_are_not_json_are_a_reward_failure(overrides: Any) -> None:
     with pytest.raises(RewardFailure, match="overrides"):
         read(Score(1.0, overrides=overrides))
 
 
 @pytest.mark.parametrize("metrics", [{"loss": math.nan}, {"loss": "3"}, {"loss": None}, [1], None])
-def test_metrics_that_are_no_numbers_are_a_failure(metrics: Any) -> None:
+def test_metrics_that_are_not_numbers_are_a_reward_failure(metrics: Any) -> None:
     with pytest.raises(RewardFailure, match="mine"):
         read(Score(1.0, metrics=metrics))
 
@@ -191,7 +191,7 @@ def test_a_value_outside_of_the_range_is_clamped_with_its_credit(
     assert (clamped.value, clamped.per_turn, clamped.metrics) == (value, per_turn, {"clamped": 1.0})
 
 
-def test_a_value_within_the_range_is_kept_as_it_is() -> None:
+def test_value_within_the_range_is_returned_unchanged() -> None:
     value = interpret("mine", [0.5, 0.5], 0.0)
     assert value.within(0.0, 1.0) is value
     unknown = interpret("mine", None, 0.0)

@@ -30,7 +30,7 @@ def test_each_folder_that_the_command_names_is_one_where_python_looks(command: s
     assert "numpy" in steering.modules([f"{COMMANDS[command]}/numpy.py"])
 
 
-def test_in_a_package_a_module_may_have_any_name_unless_the_command_goes_there() -> None:
+def test_module_name_in_a_package_shadows_only_if_the_command_runs_there() -> None:
     tests, packages = ["calc/tests/test_it.py"], {"calc", "calc/tests"}
     for command, anywhere in (
         ("pytest calc/tests/test_it.py", False),
@@ -100,7 +100,7 @@ def test_new_names_in_a_patch_are_read_as_git_does() -> None:
     assert len(list(renamed(head + "rename from x\nrename to y\n" * 1000))) <= 16
 
 
-def test_folders_of_a_configuration_are_those_of_its_pythonpath() -> None:
+def test_module_directories_are_read_from_pythonpath_settings() -> None:
     for text in (
         "pythonpath = . src\ntestpaths = tests\n",
         "  pythonpath=\n    .\n    src\n[tool]\n",

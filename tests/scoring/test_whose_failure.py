@@ -145,13 +145,13 @@ async def test_what_fails_whatever_is_answered_is_nobodys_grade(graded: Graded) 
             await graded.value(graded.grader(name), "anything")
 
 
-async def test_an_address_of_the_answer_at_which_nobody_listens_is_caused_by_the_policy(graded: Graded) -> None:
+async def test_unreachable_url_in_a_reply_is_caused_by_the_policy(graded: Graded) -> None:
     address = f"http://127.0.0.1:{closed_port()}/"
     value = await graded.value(graded.grader("fetched", bounds=(-1, 1)), address, {"url": address})
     assert (value.value, "Connection refused" in str(value.reason)) == (-1, True)
 
 
-async def test_a_service_that_cannot_be_reached_for_any_answer_is_no_grade(graded: Graded) -> None:
+async def test_service_unreachable_for_every_reply_is_a_reward_failure(graded: Graded) -> None:
     with pytest.raises(RewardFailure, match="Connection refused"):
         await graded.value(graded.grader("service"), "anything")
 
@@ -177,7 +177,9 @@ async def test_a_folder_that_is_gone_is_nobodys_failure(
     assert (await graded.value(grader, "7")).value == 7
 
 
-async def test_what_fails_on_the_way_to_the_process_is_ours(graded: Graded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_on_the_way_to_the_process_is_an_infrastructure_failure(
+    graded: Graded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fails(*_: Any) -> None:
         raise OSError(24, "Too many open files")
 
@@ -204,7 +206,7 @@ async def test_a_value_outside_of_the_range_is_clamped_counted_and_reported_once
     assert "rewards.number.range: clamped 7 to [0, 1]" in warning
 
 
-async def test_a_number_that_a_command_wrote_outside_of_the_range_is_no_value(graded: Graded) -> None:
+async def test_written_number_outside_the_range_gets_the_minimum(graded: Graded) -> None:
     grader = graded.grader("written", bounds=(-1, 1))
     assert (await graded.value(grader, "0.5")).value == 0.5
     value = await graded.value(grader, "1e99")
@@ -278,7 +280,7 @@ class Machine:
     [("1", "", 0.0), ("", "1", 0.0), ("", "", None)],
     ids=["works in a new sandbox", "works on the solution", "works nowhere"],
 )
-async def test_a_reward_that_looks_into_a_sandbox_is_tried_in_a_new_one_and_on_the_solution(
+async def test_failed_sandbox_reward_is_retried_in_a_new_one_and_on_the_solution(
     tmp_path: Path, clean: str, solved: str, value: float | None
 ) -> None:
     (tmp_path / "code.py").write_text("def file(ctx): return float(ctx.read_file('out')['content'])")
@@ -360,7 +362,7 @@ async def test_a_state_that_the_policy_broke_is_graded_from_the_first_rollout_on
     assert (rollout.error, rollout.score) == (None, value)
 
 
-async def test_the_solution_is_tried_for_an_environment_that_another_policy_plays(tmp_path: Path) -> None:
+async def test_solution_trial_works_with_another_policy(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(STATE)
     spec = SPEC.replace("ISOLATE", "none").replace("REWARD", "note").replace("servers: {policy: {type: scripted}}", "")
     async with create_client("policy", [ServerConfig(type="scripted")]) as policy:

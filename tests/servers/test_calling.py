@@ -44,7 +44,7 @@ def source(*answers: Sampled | Exception, version: int | None = None) -> tuple[S
     return script, SampledByFunction(script, 100, lambda: version)
 
 
-async def test_an_answer_that_was_broken_off_is_gone_on_with_behind_its_tokens() -> None:
+async def test_aborted_reply_continues_from_its_tokens_with_another_seed() -> None:
     script, tokens = source(Sampled([5, 6], [-0.5, -0.25], "abort", 1), Sampled([7, 9], [-1.0, -2.0], "stop", 2))
     run = await tokens.sample(asked(seed=4), REQUEST)
     assert (run.ids.tolist(), run.logprobs.tolist(), run.finish) == ([5, 6, 7, 9], [-0.5, -0.25, -1.0, -2.0], "stop")

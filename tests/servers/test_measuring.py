@@ -56,7 +56,7 @@ async def test_at_temperature_0_there_is_nothing_to_measure() -> None:
     assert server.asked == []
 
 
-async def test_a_server_that_leaves_out_rare_tokens_is_found() -> None:
+async def test_server_that_omits_rare_tokens_is_detected() -> None:
     bad = [one for one in await found(Drawing(lambda seed, number: seed, (0.5, 0.5, 0, 0))) if not one.ok]
     assert ["total variation 0.3" in finding.detail for finding in bad] == [True]
     assert "generation_config.json" in str(bad[0].remedy)

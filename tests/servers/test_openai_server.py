@@ -48,7 +48,7 @@ async def test_a_plain_call(loopback: Start) -> None:
     assert "Authorization" not in server.seen[0].headers
 
 
-async def test_the_shortest_context_of_all_servers_is_told(loopback: Start) -> None:
+async def test_context_length_is_the_shortest_of_all_servers(loopback: Start) -> None:
     servers = [await loopback() for _ in range(3)]
     models = [{"id": "m", "max_model_len": 4096}, {"id": "m", "max_model_len": 2048}, {"id": "m"}]
     for server, model in zip(servers, models, strict=True):
@@ -78,7 +78,7 @@ async def test_only_what_is_set_is_sent(loopback: Start) -> None:
     assert (body["stop"], body["logprobs"]) == (["x"], True)
 
 
-async def test_extra_body_lies_at_the_top_level_and_wins(loopback: Start) -> None:
+async def test_extra_body_is_merged_at_the_top_level_and_overrides(loopback: Start) -> None:
     server = await loopback()
     extra = {"temperature": 0.3, "chat_template_kwargs": {"enable_thinking": False}}
     async with role(server) as policy:
@@ -135,7 +135,7 @@ async def test_each_call_of_a_rollout_names_its_session(loopback: Start, way: st
     assert told == {"": [name, name, None], "off": [None] * 3, "own": ["mine"] * 3}[way]
 
 
-async def test_what_the_server_adds_to_a_message_is_kept(loopback: Start) -> None:
+async def test_extra_message_fields_of_the_server_are_retained(loopback: Start) -> None:
     server = await loopback()
     message = {
         "role": "assistant",
@@ -199,7 +199,7 @@ async def test_a_server_that_hangs(loopback: Start, policy: RetryPolicy) -> None
             await asked.chat(HI)
 
 
-async def test_nobody_is_there(policy: RetryPolicy) -> None:
+async def test_unreachable_server_raises_a_server_failure_with_its_url(policy: RetryPolicy) -> None:
     config = ServerConfig("openai", "http://127.0.0.1:9/v1", "m")
     async with create_client("judge", [config], policy) as asked:
         with pytest.raises(ServerFailure, match=r"'judge'.*http://127.0.0.1:9/v1/chat/completions.*connection"):
@@ -224,7 +224,7 @@ async def test_a_redirect_is_not_followed(loopback: Start, policy: RetryPolicy) 
     assert other.seen == []
 
 
-async def test_context_overflow_is_no_failure(loopback: Start, policy: RetryPolicy) -> None:
+async def test_context_overflow_is_not_a_server_failure_and_not_retried(loopback: Start, policy: RetryPolicy) -> None:
     server = await loopback()
     server.otherwise = error(400, "This model's maximum context length is 10 tokens.")
     async with role(server, policy) as asked:
@@ -308,7 +308,7 @@ async def test_credentials_in_the_address_are_sent_but_a_key_wins(loopback: Star
     assert [seen.headers["Authorization"].split()[0] for seen in server.seen] == ["Basic", "Bearer"]
 
 
-async def test_requests_in_flight_are_bounded_and_queueing_is_told(loopback: Start) -> None:
+async def test_concurrency_is_bounded_and_queueing_is_timed_separately(loopback: Start) -> None:
     server = await loopback()
     server.otherwise.delay = 0.2
     async with role(server, max_concurrency=4) as asked:
@@ -331,7 +331,7 @@ async def test_a_pause_holds_no_place(loopback: Start) -> None:
         assert (await failing).attempts == 2
 
 
-async def test_cancelled_calls_leave_nothing_behind(loopback: Start) -> None:
+async def test_cancelled_calls_release_their_connections(loopback: Start) -> None:
     server = await loopback()
     server.otherwise = Answer(fault="hang")
     async with role(server, max_concurrency=2) as asked:
@@ -381,7 +381,7 @@ async def test_counts_that_nothing_can_hold_are_not_counted(loopback: Start) -> 
 
 
 @pytest.mark.parametrize("content", ["[" * 300 + "]" * 300, "9" * 5000])
-async def test_an_answer_that_is_no_json_is_asked_for_again(
+async def test_response_that_is_not_json_is_retried(
     loopback: Start, policy: RetryPolicy, naps: Naps, content: str
 ) -> None:
     server = await loopback()

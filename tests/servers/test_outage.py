@@ -60,7 +60,7 @@ async def lanes(role: ModelClient, count: int, until: float) -> int:
     return sum(await asyncio.gather(*(lane() for _ in range(count))))
 
 
-def test_an_outage_of_ten_minutes_fails_no_call_and_is_said_once_and_when_it_is_over() -> None:
+def test_ten_minute_outage_fails_no_call_and_is_reported_once() -> None:
     loop, server = VirtualLoop(), Flaky("host")
     server.down = (10.0, 610.0)
     role, said = role_over(loop, server)
@@ -81,7 +81,7 @@ def test_an_outage_that_does_not_end_is_a_failure_of_the_server() -> None:
         simulated(lanes(role, 1, 1e6), loop)
 
 
-def test_one_of_two_that_is_down_is_left_alone_and_nobody_waits() -> None:
+def test_server_that_is_down_is_bypassed_without_delay() -> None:
     loop, bad, good = VirtualLoop(), Flaky("bad"), Flaky("good")
     bad.down = (0.0, 1e9)
     role, said = role_over(loop, bad, good)
@@ -89,7 +89,7 @@ def test_one_of_two_that_is_down_is_left_alone_and_nobody_waits() -> None:
     assert said == []
 
 
-def test_answers_that_cannot_be_used_are_told_once_and_are_no_outage() -> None:
+def test_unusable_responses_are_reported_once_and_are_not_an_outage() -> None:
     loop, server = VirtualLoop(), Flaky()
     server.fault = "the answer is not JSON"
     role, said = role_over(loop, server)
@@ -99,7 +99,7 @@ def test_answers_that_cannot_be_used_are_told_once_and_are_no_outage() -> None:
     assert "has failed for" in notice and "(the answer is not JSON); calls are sent again" in notice
 
 
-def test_the_module_says_it_to_the_log_where_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_without_a_listener_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loop, server = VirtualLoop(), Flaky()
     server.down = (0.0, 30.0)
     role = ModelClient("judge", [server])

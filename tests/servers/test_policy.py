@@ -29,7 +29,7 @@ def said(text: str, chance: random.Random) -> str:
     return "yes<|im_end|>"
 
 
-async def test_a_spec_s_policy_takes_the_name_and_the_version_that_a_trainer_tells(tmp_path: Path) -> None:
+async def test_policy_of_a_spec_uses_the_model_and_version_of_the_trainer(tmp_path: Path) -> None:
     server = TokenPolicy(load_tokenizer(), said)
     told: dict[str, str | None] = {"model": None}
     async with server.running() as url:
@@ -50,7 +50,7 @@ async def test_a_spec_s_policy_takes_the_name_and_the_version_that_a_trainer_tel
         Policy.of_spec(parse_spec(DATA, folder=tmp_path))
 
 
-async def test_a_server_s_version_is_read_at_a_path_of_its_own() -> None:
+async def test_weight_version_is_read_from_the_configured_path() -> None:
     server = TokenPolicy(load_tokenizer(), said)
     server.version = 7
     async with server.running() as url:
@@ -78,7 +78,7 @@ def test_what_a_type_needs_is_asked_for_at_once(kind: str, base_url: str | None,
 @pytest.mark.parametrize(
     "base_url", ["http://[::1/v1", "http://[x]/v1", "http://a:99999/v1", "http://a:b", "http://\u2100"]
 )
-def test_policy_refuses_an_address_that_cannot_be_taken_apart(base_url: str) -> None:
+def test_policy_refuses_a_malformed_base_url(base_url: str) -> None:
     with pytest.raises(UserError, match="base_url: this is no address"):
         Policy.server("openai", base_url, "m")
 
@@ -127,7 +127,7 @@ def test_a_description_makes_the_same_policy_and_shows_no_key() -> None:
     assert other.described().servers == described.servers
 
 
-def test_a_described_policy_of_a_spec_has_all_of_its_servers_and_their_headers(tmp_path: Path) -> None:
+def test_serialized_policy_keeps_all_servers_and_their_headers(tmp_path: Path) -> None:
     server = "{type: vllm, base_url: 'http://%s/v1', model: %s, headers_env: {X-Key: KEY}, session_header: false}"
     policies = ", ".join(server % (host, host) for host in ("a", "b"))
     spec = parse_spec(f"{DATA}servers: {{policy: [{policies}]}}\n", folder=tmp_path)
@@ -139,7 +139,7 @@ def test_a_described_policy_of_a_spec_has_all_of_its_servers_and_their_headers(t
     assert not any(one.session_header for one in other.role.configs)
 
 
-def test_a_function_and_what_it_calls_stay_in_their_process() -> None:
+def test_function_policy_cannot_be_serialized_but_an_endpoint_can() -> None:
     async def chat(messages: object, tools: object) -> str:
         return ""
 

@@ -45,7 +45,7 @@ async def test_servers_that_are_not_there_are_named_without_credentials() -> Non
     assert "sk-secret" not in str(raised.value)
 
 
-async def test_address_without_a_version_is_refused_if_the_server_answers_with_one(tmp_path: Path) -> None:
+async def test_base_url_without_v1_is_refused_if_v1_responds(tmp_path: Path) -> None:
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": []})
 
@@ -72,7 +72,7 @@ async def test_address_without_a_version_is_refused_if_the_server_answers_with_o
     )
 
 
-def test_missing_version_is_hinted_at_where_nothing_is_found() -> None:
+def test_status_404_without_v1_in_base_url_gets_a_hint() -> None:
     server = Transport(ServerConfig("openai", "http://user:secret@localhost:1"))
     failed = server.refused("chat/completions", HttpAnswer(404, {}, b"Not Found", 0.0, 0.0))
     assert str(failed) == (

@@ -119,7 +119,7 @@ async def test_a_large_reply_is_read_off_the_event_loop(loopback: Start, monkeyp
     assert threads == [True, False]
 
 
-def test_the_bound_follows_from_what_was_asked() -> None:
+def test_reply_size_limit_depends_on_the_request() -> None:
     assert ReplyBound.of_chat({}).size == ReplyBound.of_chat({"max_tokens": 10**9}).size == LARGEST_REPLY
     assert ReplyBound.of_chat({"max_tokens": 10}).size < ReplyBound.of_chat({"max_completion_tokens": 1000}).size
     assert ReplyBound.of_chat({"max_tokens": 10}).size < ReplyBound.of_chat({"max_tokens": 10, "logprobs": True}).size
@@ -141,7 +141,7 @@ async def test_log_probabilities_that_no_model_has_given_are_a_failed_attempt(
     assert (reply.attempts, reply.logprobs) == (2, [0.0, -0.5])
 
 
-async def test_the_sentinel_of_an_unlikely_token_is_no_log_probability(loopback: Start) -> None:
+async def test_sentinel_of_an_unlikely_token_is_not_a_logprob(loopback: Start) -> None:
     server = await loopback()
     server.otherwise = completion(logprobs=entries(-9999.0, -0.5))
     assert (await asked(server, logprobs=True)).logprobs is None

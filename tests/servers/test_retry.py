@@ -73,7 +73,7 @@ async def test_the_first_answer_counts(policy: RetryPolicy, naps: Naps) -> None:
     assert naps.seconds == [0.5, 1.0]
 
 
-async def test_every_cause_is_kept(policy: RetryPolicy) -> None:
+async def test_failure_lists_the_cause_of_every_attempt(policy: RetryPolicy) -> None:
     failures: list[AttemptFailed | str] = [AttemptFailed("a")] * 7 + [AttemptFailed("b")]
     with pytest.raises(ServerFailure) as caught:
         await _run(policy, failures)
@@ -82,7 +82,7 @@ async def test_every_cause_is_kept(policy: RetryPolicy) -> None:
     assert len(caught.value.__cause__.exceptions) == 8
 
 
-async def test_timeouts_have_a_bound_of_their_own(policy: RetryPolicy) -> None:
+async def test_timeouts_have_a_separate_retry_limit(policy: RetryPolicy) -> None:
     with pytest.raises(ServerFailure, match="3 attempts"):
         await _run(policy, [AttemptFailed("slow", timed_out=True) for _ in range(9)])
 
@@ -106,7 +106,7 @@ async def test_nothing_is_tried_again_that_will_not_change(policy: RetryPolicy, 
         "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
     ],
 )
-def test_context_overflow_is_told_apart(text: str) -> None:
+def test_context_overflow_is_recognised_by_status_and_text(text: str) -> None:
     assert is_context_overflow(400, text)
     assert not is_context_overflow(429, text)
 

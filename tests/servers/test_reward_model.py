@@ -61,7 +61,7 @@ async def test_each_path_is_asked_in_its_form_and_its_numbers_are_read(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-async def test_what_is_no_number_is_asked_for_again_and_then_a_failure(
+async def test_non_numeric_reward_model_score_is_retried_and_then_fails(
     loopback: Start, kind: str, policy: RetryPolicy
 ) -> None:
     server = await loopback()
@@ -158,7 +158,7 @@ async def test_what_is_refused_for_this_answer_alone_is_worth_the_low_end(
     assert "works without what the agent has said" in str(refused.rewards["reward_model"].reason)
 
 
-async def test_a_server_that_fails_is_no_reward(loopback: Start, tmp_path: Path) -> None:
+async def test_failing_reward_model_gives_no_score(loopback: Start, tmp_path: Path) -> None:
     server = await loopback()
     server.otherwise = error(401, "who are you?")
     (rollout,) = await played(server, tmp_path, ["In Paris."])

@@ -43,7 +43,7 @@ async def _play(prior: int = 0, **fields: Any) -> list[dict[str, Any]]:
                 history.append({"role": "tool", "tool_call_id": call["id"], "content": "ok"})
 
 
-async def test_it_plays_the_solution() -> None:
+async def test_scripted_server_returns_solution_turns() -> None:
     history = await _play()
     call = history[2]["tool_calls"][0]["function"]
     assert call["name"] == "write_file"
@@ -51,11 +51,11 @@ async def test_it_plays_the_solution() -> None:
     assert history[4] == {"role": "assistant", "content": "Created a.txt."}
 
 
-async def test_examples_of_the_prompt_are_no_turns() -> None:
+async def test_prompt_examples_do_not_count_as_turns() -> None:
     assert (await _play(prior=1))[-1]["content"] == "Created a.txt."
 
 
-async def test_rollouts_are_told_apart_and_forgotten() -> None:
+async def test_scripts_are_separate_per_rollout_and_can_be_removed() -> None:
     async with create_client("policy", [ServerConfig("scripted")]) as role:
         assert role.scripted
         for name in "abc":
@@ -76,7 +76,7 @@ AS_MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "Go on for 
 
 
 @pytest.mark.parametrize("prompt", [AS_TEXT, AS_MESSAGES])
-async def test_a_program_that_leaves_out_old_turns_comes_to_the_end(prompt: list[dict[str, Any]]) -> None:
+async def test_script_completes_when_the_program_drops_old_turns(prompt: list[dict[str, Any]]) -> None:
     window: list[dict[str, Any]] = []
     said = []
     async with create_client("policy", [ServerConfig("scripted")]) as role:
@@ -93,7 +93,7 @@ async def test_a_program_that_leaves_out_old_turns_comes_to_the_end(prompt: list
 
 
 @pytest.mark.parametrize("prompt", [AS_TEXT, AS_MESSAGES])
-async def test_a_program_that_begins_anew_from_a_summary_goes_on_behind_it(prompt: list[dict[str, Any]]) -> None:
+async def test_script_continues_after_the_program_restarts_from_a_summary(prompt: list[dict[str, Any]]) -> None:
     said: list[str] = []
     async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of(LONG))
@@ -113,7 +113,7 @@ async def test_a_program_that_begins_anew_from_a_summary_goes_on_behind_it(promp
     assert said == [*(turn["say"] for turn in LONG), LONG[0]["say"]]
 
 
-async def test_after_the_last_turn_it_says_so() -> None:
+async def test_script_returns_a_finished_message_after_its_last_turn() -> None:
     spoken = [*PROMPT, {"role": "assistant", "content": "done"}]
     async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of([{"say": "done"}]))
@@ -130,7 +130,7 @@ async def test_a_turn_may_say_and_call() -> None:
     assert len({call["id"] for call in message["tool_calls"]}) == 2
 
 
-async def test_counts_and_logprobs_are_those_of_the_tokenizer() -> None:
+async def test_scripted_usage_and_logprobs_match_the_tokenizer() -> None:
     tokenizer = load_tokenizer()
     async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of(SOLUTION))

@@ -35,7 +35,7 @@ def client_of(kind: str, url: str | None) -> ModelClient:
 
 @pytest.mark.parametrize("kind", [name for name in EXACT if name != "scripted"])
 @pytest.mark.parametrize("top_k", [0, 1, 5])
-async def test_every_dialect_says_how_probable_each_token_is(kind: str, top_k: int) -> None:
+async def test_every_dialect_returns_teacher_logprobs(kind: str, top_k: int) -> None:
     async with (
         TokenPolicy(load_tokenizer(), lambda prompt, chance: "").running() as url,
         client_of(kind, url) as client,
@@ -86,7 +86,7 @@ def test_a_wrong_answer_is_never_taken(places: Any, said: str) -> None:
         scores_of(places, ids([5, 6]), 2)
 
 
-def test_a_token_that_is_not_among_the_most_probable_is_no_part_of_them() -> None:
+def test_token_outside_the_top_k_is_not_among_them() -> None:
     found = scores_of([None, {6: -7.0, 1: -0.5, 2: -1.0}], ids([5, 6]), 2)
     assert (found.own.tolist(), found.distill_ids, found.distill_logprobs) == ([-7.0], [[], [1, 2]], [[], [-0.5, -1.0]])
 

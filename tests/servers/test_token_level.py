@@ -102,7 +102,7 @@ async def test_the_managed_state_has_every_sequence() -> None:
     assert [token for token in node.masked_tokens if token != -100] == [t for one in policy.log for t in one.ids]
 
 
-async def test_a_call_that_cannot_be_executed_is_told_to_the_model() -> None:
+async def test_unparsable_tool_call_returns_an_error_to_the_model() -> None:
     answers = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": 2,}}\n</tool_call>{STOP}', f"Sorry.{STOP}"]
     policy = TokenPolicy(SMALL, lambda prompt, _: answers.pop(0))
     async with policy.running() as url:
@@ -226,7 +226,7 @@ async def test_each_step_records_the_versions_of_its_weights(kind: str) -> None:
     assert [turn.weights for turn in transcript.turns] == [WeightVersions(4, 4), WeightVersions(4, 5)]
 
 
-async def test_calls_that_begin_together_go_on_where_the_path_of_the_weights_is_missing() -> None:
+async def test_concurrent_calls_continue_if_the_weights_path_is_missing() -> None:
     policy = TokenPolicy(SMALL, adds)
     policy.tells = set()
     async with policy.running() as url:
@@ -266,7 +266,7 @@ async def test_a_server_that_tells_no_version_is_believed_to_have_none() -> None
 
 
 @pytest.mark.parametrize("kind", DIALECTS)
-async def test_an_aborted_generation_goes_on_from_its_partial_ids(kind: str) -> None:
+async def test_aborted_generation_continues_from_its_partial_ids(kind: str) -> None:
     policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
     policy.cut_at = 5
     async with policy.running() as url:
@@ -285,9 +285,7 @@ NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "fr
 
 
 @pytest.mark.parametrize(("kind", "top_k"), [("vllm", 0), ("sglang", -1)])
-async def test_what_the_spec_does_not_set_is_sent_as_neutral_so_that_the_models_own_defaults_do_not_hold(
-    kind: str, top_k: int
-) -> None:
+async def test_unset_sampling_options_are_sent_as_neutral_values(kind: str, top_k: int) -> None:
     policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
     async with policy.running() as url:
         plain = await play(role_of(kind, url), temperature=None)
@@ -300,7 +298,7 @@ async def test_what_the_spec_does_not_set_is_sent_as_neutral_so_that_the_models_
     assert [reply.sampling for reply in (plain.replies[0], own.replies[0])] == [neutral, chosen]
 
 
-async def test_the_older_server_which_looks_at_no_defaults_is_sent_what_is_set_alone() -> None:
+async def test_older_server_receives_only_the_set_sampling_options() -> None:
     policy = TokenPolicy(SMALL, adds, DIALECTS["atropos"])
     async with policy.running() as url:
         result = await play(role_of("vllm", url), temperature=0.7)
@@ -309,7 +307,7 @@ async def test_the_older_server_which_looks_at_no_defaults_is_sent_what_is_set_a
 
 
 @pytest.mark.parametrize("kind", DIALECTS)
-async def test_what_goes_on_after_an_abort_has_a_seed_of_its_own(kind: str) -> None:
+async def test_continuation_after_an_abort_uses_a_different_seed(kind: str) -> None:
     policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
     policy.cut_at = 5
     async with policy.running() as url:

@@ -23,7 +23,7 @@ async def test_no_turn_of_the_loop_has_more_than_a_few_and_the_order_stays() -> 
     assert max(turns) <= AT_ONCE
 
 
-async def test_a_task_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
+async def test_cancelled_waiting_task_does_not_block_others() -> None:
     tasks = [asyncio.create_task(in_turn()) for _ in range(5 * AT_ONCE)]
     await asyncio.sleep(0)
     for task in tasks[AT_ONCE : 4 * AT_ONCE]:

@@ -39,7 +39,7 @@ def test_an_answer_that_the_model_ended_is(reason: str | None) -> None:
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"usage": None, "model": None}])
-def test_what_an_engine_leaves_out_or_adds_is_no_failure(message: dict[str, object], more: dict[str, object]) -> None:
+def test_missing_or_extra_response_fields_are_accepted(message: dict[str, object], more: dict[str, object]) -> None:
     raw = json.dumps({"choices": [{"message": message}], **more}).encode()
     reply = read_reply(raw, ServerConfig("openai", model="m"), Timing())
     assert (reply.message, reply.usage, reply.model, reply.finish_reason) == (message, {}, "m", None)

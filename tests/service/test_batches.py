@@ -58,7 +58,7 @@ def test_credit_per_turn_comes_with_the_tokens_of_each_turn(tmp_path: Path) -> N
         assert of_turns == {place for place, mask in enumerate(sequence["mask"]) if mask}
 
 
-async def test_a_line_holds_what_the_model_sampled_and_nothing_else_is_trained_on(tmp_path: Path) -> None:
+async def test_batch_records_train_exactly_the_sampled_tokens(tmp_path: Path) -> None:
     async with playing(tmp_path, 6, wrong=0.5) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
         lines, end = await asyncio.to_thread(lambda: service.batch(rows=keys, n=3, policy={**name, "version": 4}))
@@ -105,7 +105,7 @@ async def test_a_batch_asked_again_is_answered_from_the_record_also_after_a_kill
             await asyncio.to_thread(after.__exit__)
 
 
-async def test_a_batch_that_two_ask_for_at_once_is_played_once(tmp_path: Path) -> None:
+async def test_batch_requested_concurrently_runs_once(tmp_path: Path) -> None:
     async with playing(tmp_path, 8) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
         asked = {"rows": keys, "n": 2, "batch": "b", "policy": name}
@@ -136,7 +136,7 @@ async def test_a_reader_that_goes_away_ends_what_it_asked_for(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_nothing_begins_that_nobody_reads(tmp_path: Path) -> None:
+async def test_unread_batch_starts_only_a_bounded_number_of_rollouts(tmp_path: Path) -> None:
     rows = 600
     async with playing(tmp_path, rows, more="serve: {concurrency: 8}\n") as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
@@ -160,7 +160,7 @@ async def test_nothing_begins_that_nobody_reads(tmp_path: Path) -> None:
         assert read.count(b'"row_key"') == rows
 
 
-async def test_what_the_trainer_tells_of_its_log_probabilities_is_shown_and_warned_of(tmp_path: Path) -> None:
+async def test_logprob_differences_from_the_trainer_are_shown_and_warned_about(tmp_path: Path) -> None:
     async with playing(tmp_path, 1) as (service, _, _):
 
         def put(version: int, difference: dict[str, float]) -> tuple[int, Any]:
@@ -176,7 +176,7 @@ async def test_what_the_trainer_tells_of_its_log_probabilities_is_shown_and_warn
     assert "differ from the sampled ones by 0.75 on average, at most 6" in service.said
 
 
-async def test_weights_that_move_are_told_and_what_is_too_old_is_dropped(tmp_path: Path) -> None:
+async def test_changed_weights_are_applied_and_stale_groups_are_dropped(tmp_path: Path) -> None:
     async with playing(tmp_path, 3) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
         model.pause()
@@ -250,7 +250,7 @@ def test_a_group_that_failed_is_a_line_without_scores_and_is_tried_again(tmp_pat
         assert metrics["failures"]["reward_failure"] >= 1
 
 
-async def test_inexact_tokens_are_handed_out_only_where_the_spec_says_so(tmp_path: Path) -> None:
+async def test_inexact_tokens_are_returned_if_the_spec_allows_them(tmp_path: Path) -> None:
     """A server of messages does not say which tokens it sampled."""
     server = await Loopback().start()
     server.otherwise = completion("The sum is 0.")
@@ -293,7 +293,7 @@ def test_a_row_may_be_asked_for_twice_in_a_batch(served: Served) -> None:
     assert by_group(served.batch(rows=[key, key], n=1, batch="twice")[0]) == by_group(lines)
 
 
-def test_a_spec_without_a_policy_says_so(tmp_path: Path) -> None:
+def test_request_without_any_policy_is_refused(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path, many(4))) as service:
         answer = service.ask("POST", "/v1/rollouts", {"rows": service.keys()[:1], "n": 1})
         assert (answer.status, answer.json["error"]) == (422, "no_policy")
@@ -331,7 +331,7 @@ servers:
 
 
 @pytest.mark.slow
-async def test_two_trainers_that_train_two_policies_at_once_each_get_their_own_tokens(tmp_path: Path) -> None:
+async def test_concurrent_trainers_of_two_policies_each_receive_their_tokens(tmp_path: Path) -> None:
     (tmp_path / "said.py").write_text("def length(result):\n    return len(result.final_response)\n")
     models = {"white": policy(), "black": policy()}
     for model in models.values():

@@ -55,7 +55,7 @@ def batch_below(service: Served, path: str, **asked: Any) -> tuple[list[dict[str
     return lines, end
 
 
-def test_each_has_below_its_name_what_a_service_of_its_own_has(both: Served, tmp_path: Path) -> None:
+def test_each_environment_offers_the_complete_service_below_its_name(both: Served, tmp_path: Path) -> None:
     with Served(spec_in(tmp_path)) as alone:
         lines, _ = alone.batch(rows=alone.keys(), n=2, batch="b")
         described = alone.get("/openapi.json")
@@ -87,7 +87,7 @@ def test_names_may_be_like_paths_and_like_each_other(tmp_path: Path) -> None:
             assert batch_below(service, path, rows=keys_below(service, path), n=1)[1]["groups"] == 4
 
 
-def test_what_is_asked_for_nobody_is_refused_and_everybody_brings_the_token(both: Served) -> None:
+def test_unknown_paths_and_wrong_tokens_are_refused(both: Served) -> None:
     for path in ("/v1/rows", "/nobody/v1/rows", "/sums", "/sumsv1/rows"):
         missing = both.ask("GET", path)
         assert missing.status == 404, path
@@ -102,7 +102,7 @@ def test_what_is_asked_for_nobody_is_refused_and_everybody_brings_the_token(both
     assert described["security"] == [{"token": []}]
 
 
-def test_new_weights_are_told_to_all_or_to_none(both: Served) -> None:
+def test_new_weights_apply_to_all_environments_or_to_none(both: Served) -> None:
     for path in paths(both).values():
         batch_below(both, path, rows=keys_below(both, path)[:1], n=1)  # its policy is known then
 
@@ -133,7 +133,7 @@ def test_nemo_gym_names_the_environment_in_the_row(both: Served) -> None:
         assert "sums" in refused.json["detail"]
 
 
-async def test_what_was_begun_ends_in_all_of_them(tmp_path: Path) -> None:
+async def test_shutdown_completes_started_batches_of_all_environments(tmp_path: Path) -> None:
     model = policy()
     async with model.running() as url:
         service = await asyncio.to_thread(Served, spec_in(tmp_path, many(4)), another(tmp_path, "other", many(4)))
@@ -155,7 +155,7 @@ async def test_what_was_begun_ends_in_all_of_them(tmp_path: Path) -> None:
             assert await asyncio.to_thread(service.process.wait, 30) == 0
 
 
-def test_what_is_wrong_with_any_is_said_of_all_and_nothing_begins(tmp_path: Path) -> None:
+def test_errors_of_all_specs_are_reported_before_the_service_starts(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("colour: 1\nname: bad\n")
     (tmp_path / "gone.yaml").write_text(PLAYED.replace("name: sums", "name: gone").replace("items: [", "lost: ["))
     spec_in(tmp_path)
@@ -180,14 +180,14 @@ def test_what_is_wrong_with_any_is_said_of_all_and_nothing_begins(tmp_path: Path
     assert not (tmp_path / "outputs").exists() or not list((tmp_path / "outputs").rglob("rollouts.jsonl"))
 
 
-def test_a_demo_and_warnings_are_told_with_the_name(tmp_path: Path) -> None:
+def test_demo_notices_and_warnings_name_the_environment(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), another(tmp_path, "other"), "--demo") as service:
         assert "sums: demo: " in service.said and "other: demo: " in service.said
         assert service.terminate() == 0
 
 
 @pytest.mark.slow
-def test_workers_play_for_each(tmp_path: Path) -> None:
+def test_workers_run_for_each_environment(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), another(tmp_path, "other"), "--workers", "2") as service:
         for path in paths(service).values():
             lines, _ = batch_below(service, path, rows=keys_below(service, path), n=2)

@@ -64,7 +64,7 @@ def test_a_body_in_pieces_is_bounded_too(served: Served) -> None:
     assert connection.getresponse().status == 413
 
 
-def test_a_body_that_is_no_json_is_415_or_422(served: Served) -> None:
+def test_body_that_is_not_json_gets_status_415_or_422(served: Served) -> None:
     plain = served.ask("POST", "/v1/rollouts", b"{}", {"Content-Type": "text/plain"})
     assert plain.status == 415
     for body in (b"{", b"", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b'"\\ud800"', b"null"):
@@ -80,7 +80,7 @@ def test_too_many_headers_are_431_and_too_long_ones_400(served: Served) -> None:
     assert raw(served.port, long)[:13] in (b"HTTP/1.1 400 ", b"")
 
 
-def test_what_is_no_http_is_answered_and_costs_nothing(served: Served) -> None:
+def test_bytes_that_are_not_http_are_answered_without_harm(served: Served) -> None:
     for sent in (b"\x16\x03\x01\x02\x00\x01\x00", b"HELLO\r\n\r\n", b"\0" * 100 + b"\r\n\r\n"):
         assert raw(served.port, sent, 2.0)[:13] in (b"HTTP/1.1 400 ", b"")
     assert served.get("/v1/health")["status"] == "ok"
@@ -99,9 +99,7 @@ def test_a_service_without_a_token_answers_to_this_machine_alone(tmp_path: Path)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"])
-async def test_a_client_that_does_not_say_what_it_wants_is_not_waited_for(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_client_that_sends_no_complete_request_times_out(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on a new connection nor on one that was answered before."""
     monkeypatch.setattr(gate, "PATIENCE", 0.5)
 

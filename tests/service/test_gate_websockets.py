@@ -54,5 +54,5 @@ async def test_a_token_is_asked_for() -> None:
     assert not (await opened("abc", LOCAL))[0]
 
 
-async def test_nobody_is_let_in_at_the_end() -> None:
+async def test_websocket_is_refused_while_the_service_stops() -> None:
     assert not (await opened(None, LOCAL, closed=True))[0]

@@ -94,7 +94,7 @@ def test_no_malformed_request_is_a_500_or_a_traceback(served: Served) -> None:
     assert served.get("/v1/metrics")["in_flight"]["rollouts"] == 0
 
 
-def test_no_bytes_in_the_place_of_http_harm_the_service(served: Served) -> None:
+def test_random_bytes_instead_of_http_do_not_harm_the_service(served: Served) -> None:
     chance = random.Random(7)
     head = f"POST /v1/rollouts HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.token}\r\n"
     head += "Content-Type: application/json\r\n"

@@ -64,7 +64,7 @@ def test_a_failure_is_never_a_reward_that_counts(tmp_path: Path) -> None:
         assert service.get("/v1/metrics")["groups"]["by_cause"] == {"reward_failure": 1}
 
 
-def test_what_a_row_cannot_say_is_kept_from_training(tmp_path: Path) -> None:
+def test_rollout_that_a_row_cannot_represent_is_excluded_from_training(tmp_path: Path) -> None:
     """A row has neither a mask nor several sequences."""
     masked = spec_in(tmp_path, SPEC + "on_stop: {finished: mask}\nsolution: {turns: [{say: no}]}\n")
     with Served(masked) as service:

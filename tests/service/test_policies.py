@@ -83,7 +83,7 @@ def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
     assert found.named(asked("http://c:1/v1", weights_path="/v")).version is None, "its server tells it"
 
 
-def test_of_many_policies_those_that_play_stay_and_the_one_that_was_named_longest_ago_goes(tmp_path: Path) -> None:
+def test_policy_limit_evicts_the_least_recently_named_idle_policy(tmp_path: Path) -> None:
     found = policies(tmp_path)
     made = [found.named(asked("http://a:1/v1", model=f"m-{number}")) for number in range(MOST)]
     assert found.named(asked("http://a:1/v1", model="m-0")) is made[0]

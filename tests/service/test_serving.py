@@ -40,7 +40,7 @@ def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, options: tup
     assert "Traceback" not in done.stderr
 
 
-def test_a_demo_is_told_as_one(tmp_path: Path) -> None:
+def test_demo_is_reported(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), "--demo") as service:
         assert "demo: a scripted policy plays" in service.said
 
@@ -67,7 +67,7 @@ def test_an_idle_service_ends_at_once(tmp_path: Path, number: signal.Signals, st
         assert service.said == ""
 
 
-async def test_what_was_begun_ends_and_nothing_new_begins(tmp_path: Path) -> None:
+async def test_shutdown_completes_started_groups_and_starts_no_others(tmp_path: Path) -> None:
     model = policy()
     async with model.running() as url:
         service = await served_in(tmp_path, 40, more="serve: {concurrency: 4}\n")
@@ -102,7 +102,7 @@ async def test_what_was_begun_ends_and_nothing_new_begins(tmp_path: Path) -> Non
             assert len(model.log) > calls
 
 
-async def test_what_does_not_end_in_time_is_cut_with_a_line_that_says_so(tmp_path: Path) -> None:
+async def test_batch_that_exceeds_the_drain_time_is_cut_with_a_notice(tmp_path: Path) -> None:
     model = policy()
     async with model.running() as url:
         service = await served_in(tmp_path, 4, "--drain", "0.5")
@@ -139,7 +139,7 @@ def test_sessions_and_runs_that_do_not_end_are_ended_too(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-async def test_a_reader_that_does_not_read_does_not_keep_a_service_from_ending(tmp_path: Path) -> None:
+async def test_slow_reader_does_not_prevent_shutdown(tmp_path: Path) -> None:
     model = policy()
     async with model.running() as url:
         service = await served_in(tmp_path, 600, "--drain", "0.5", more="serve: {concurrency: 8}\n")

@@ -79,7 +79,7 @@ def test_a_session_is_stepped_by_token_ids(served: Served) -> None:
     served.ask("DELETE", path)
 
 
-def test_a_wrong_step_is_422_and_the_session_goes_on(served: Served) -> None:
+def test_invalid_step_gets_status_422_and_the_session_continues(served: Served) -> None:
     turn = served.post("/v1/sessions", {"row": served.keys()[0]})
     path = f"/v1/sessions/{turn['id']}"
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -105,7 +105,7 @@ def test_a_wrong_step_is_422_and_the_session_goes_on(served: Served) -> None:
     served.ask("DELETE", path)
 
 
-def test_what_is_wrong_with_a_session_is_told_before_it_begins(served: Served) -> None:
+def test_invalid_session_request_is_refused_before_it_starts(served: Served) -> None:
     key = served.keys()[0]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"row": "none"}, "row"),
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_session_is_told_before_it_begins(served: Served) -
     assert (metrics["rollouts"], metrics["sessions"]) == (0, 0)
 
 
-def test_a_session_that_nobody_steps_ends(tmp_path: Path) -> None:
+def test_idle_session_ends(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), "--idle", "1") as service:
         turn = service.post("/v1/sessions", {"row": service.keys()[0]})
         assert service.get("/v1/metrics")["in_flight"]["rollouts"] == 1
@@ -177,7 +177,7 @@ servers: {policy: {type: scripted}}
 """
 
 
-def test_a_session_of_several_agents_says_whose_turn_it_is_and_how_it_has_ended_for_each(tmp_path: Path) -> None:
+def test_session_of_several_seats_reports_the_turn_and_each_result(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path, SEATS)) as served:
         described = served.get("/openapi.json")
         turn = served.post("/v1/sessions", {"row": served.keys()[0]})

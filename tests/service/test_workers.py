@@ -91,7 +91,7 @@ async def test_a_worker_that_is_killed_in_a_batch_costs_only_what_it_had(tmp_pat
         assert len(scored) == len({(one["group"], one["index"]) for one in scored}) == 16
 
 
-async def test_weights_that_are_told_in_flight_are_those_of_every_later_call(tmp_path: Path) -> None:
+async def test_weights_updated_in_flight_apply_to_every_later_call(tmp_path: Path) -> None:
     async with playing(tmp_path, 4) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
         model.pause()
@@ -106,7 +106,7 @@ async def test_weights_that_are_told_in_flight_are_those_of_every_later_call(tmp
         assert [one["model"] for one in model.asked] == ["tiny"] * 8 + ["tiny-3"] * 8
 
 
-async def test_a_reader_that_goes_away_ends_what_workers_play_for_it(tmp_path: Path) -> None:
+async def test_disconnected_reader_cancels_its_rollouts_in_workers(tmp_path: Path) -> None:
     async with playing(tmp_path, 6) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
         model.pause()
@@ -158,7 +158,7 @@ async def test_what_is_not_finished_in_time_is_cut_in_workers_too(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_service_whose_workers_cannot_be_kept_alive_ends_and_says_why(tmp_path: Path) -> None:
+def test_service_stops_with_the_reason_if_its_workers_keep_dying(tmp_path: Path) -> None:
     """Whoever keeps it alive starts it anew; one that goes on would refuse every batch for ever."""
     spec = spec_in(tmp_path, PLAYED + "serve: {workers: 2}\n")
     broken = 'import os, sys\nif sys.argv[0] == "-c" and os.path.exists("broken"):\n    os._exit(3)\n'

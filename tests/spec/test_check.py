@@ -254,7 +254,7 @@ def test_weights_of_zero_are_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parent / "specs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_examples_lack_only_what_is_to_come(path: Path) -> None:
+def test_example_specs_have_only_expected_problems(path: Path) -> None:
     spec = load_spec(path, environ={})
     names = ["terminal", "file", "code_execution", "web"]
     problems, _ = check_spec(spec, known_toolsets=names)
@@ -353,7 +353,7 @@ def test_a_generator_takes_what_it_is_called_with(tmp_path: Path, name: str, sai
 
 @pytest.mark.parametrize("name", ["Row", "Any", "Made", "Inherits", "Empty", "Pair", "Named", "Bare"])
 @pytest.mark.parametrize(("key", "what"), [("state: {}", "the row"), ("serve: {{trainer: {}}}", "the spec")])
-def test_a_class_of_the_spec_can_be_made_of_what_it_gets(tmp_path: Path, name: str, key: str, what: str) -> None:
+def test_check_reports_classes_that_cannot_be_constructed(tmp_path: Path, name: str, key: str, what: str) -> None:
     (tmp_path / "own.py").write_text(CALLED)
     problems = found(tmp_path, key.format(f"own.py:{name}") + "\n")
     bad = name in ("Empty", "Pair", "Named", "Bare")
@@ -375,7 +375,7 @@ def test_a_class_of_the_spec_can_be_made_of_what_it_gets(tmp_path: Path, name: s
         ("def later():\n    import not_there, sys\n    sys.exit(1)", None),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_told_without_running_it(tmp_path: Path, text: str, said: str | None) -> None:
+def test_unimportable_file_is_reported_without_running_it(tmp_path: Path, text: str, said: str | None) -> None:
     """Fault 35."""
     (tmp_path / "own.py").write_text(f"{text}\ndef mine(item): ...\n")
     (tmp_path / "beside.py").write_text("")
@@ -553,7 +553,7 @@ def test_a_reference_that_is_the_solution_needs_one() -> None:
             parse_spec(BASE + spec + without)
 
 
-def test_a_patch_that_no_artifact_is_is_found_before_anything_is_played() -> None:
+def test_unknown_artifact_in_apply_is_reported_by_the_parser() -> None:
     spec = "artifacts: {patch: {path: p}}\nrewards: {own: {fn: tests_pass, args: {command: x, files: [], apply: NAME}}}"
     for name in ("patch", '"{{ q }}"'):
         parse_spec(BASE + spec.replace("NAME", name))
@@ -582,7 +582,7 @@ def test_pairs_of_groups_of_one_are_refused(tmp_path: Path) -> None:
         ("{python: 'code.py:solve'}", False),
     ],
 )
-def test_a_program_that_is_told_no_address_is_a_warning(tmp_path: Path, program: str, warned: bool) -> None:
+def test_program_without_the_endpoint_address_is_a_warning(tmp_path: Path, program: str, warned: bool) -> None:
     _, warnings = check_spec(spec_of(tmp_path, f"agent: {{program: {program}}}\n"))
     assert any("how does it find the model?" in str(warning) for warning in warnings) == warned
 

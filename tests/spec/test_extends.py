@@ -129,7 +129,7 @@ def test_from_is_below_the_folder_after_symlinks(tmp_path: Path) -> None:
     [("/dev/zero", "is a device, and no file"), ("pipe", "is a named pipe"), (".", "is a directory"),
      ("link", "is a device"), ("large.yaml", "has more than 16777216 bytes, and is not read")],
 )  # fmt: skip
-def test_parent_that_is_no_regular_file_is_refused(tmp_path: Path, parent: str, said: str) -> None:
+def test_parent_that_is_not_a_regular_file_is_refused(tmp_path: Path, parent: str, said: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     with (tmp_path / "large.yaml").open("wb") as file:

@@ -50,7 +50,7 @@ def said(text: str) -> str:
         ("process: 10", "3:10", "write process: {groups: 10}"),
     ],
 )
-def test_a_key_or_value_in_the_wrong_form_is_told_the_right_one(written: str, line: str, message: str) -> None:
+def test_misplaced_key_or_value_error_names_the_correct_form(written: str, line: str, message: str) -> None:
     (problem,) = said(f"{BASE}{written}\n").splitlines()
     assert problem.startswith(f"<text>:{line}: ") and message in problem
 
@@ -114,13 +114,13 @@ def test_a_dataset_and_a_prompt_may_be_meant_in_short() -> None:
         ("--openai.modell_name", "did you mean `--openai.model_name`?"),
     ],
 )
-def test_an_option_of_other_tools_is_told_the_one_here(option: str, message: str) -> None:
+def test_option_of_other_tools_error_names_the_equivalent(option: str, message: str) -> None:
     with pytest.raises(SpecError) as failed:
         parse_extra_args([option, "3"], [])
     assert str(failed.value) == f"{option}: there is no such option; {message}"
 
 
-def test_parameters_that_nothing_gives_are_told_with_what_there_is(tmp_path: Path) -> None:
+def test_unknown_reward_parameters_error_lists_the_available_ones(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("def r(completion, answer, result): return 1.0\ndef s(judg): return 1.0\n")
     path = tmp_path / "s.yaml"
     path.write_text(

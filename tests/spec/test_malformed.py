@@ -387,7 +387,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_problem_stands_at_the_mark(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_is_reported_at_the_marked_position(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     marked, fragment = CASES[name]
     before, mark, after = marked.partition("▶")
@@ -407,7 +407,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(CASES) >= 40
 
 
-def test_all_problems_are_told_at_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_problems_are_reported_together_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = BASE + "agent: {max_turns: no}\nseed: 1\nseed: 2\nfoo: 1\nscore: {clamp: [2, 1]}\nname: ${UNSET}\n"
     Path("a.yaml").write_text(text)
@@ -473,9 +473,7 @@ def test_aliases_do_not_explode(tmp_path: Path) -> None:
         ("models: {judge: {type: scripted}}", False),
     ],
 )
-def test_an_unknown_key_hides_no_problem_of_the_rewards_unless_it_may_be_their_servers(
-    tmp_path: Path, key: str, checked: bool
-) -> None:
+def test_unknown_key_hides_reward_problems_only_if_it_may_mean_servers(tmp_path: Path, key: str, checked: bool) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(f"{BASE}rewards: {{exact_mach: {{}}}}\n{key}\n")
     draft, problems = load_draft(path)

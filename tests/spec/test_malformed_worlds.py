@@ -365,7 +365,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_problem_stands_at_the_mark(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_is_reported_at_the_marked_position(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("world.py").write_text(WORLD)
     marked, fragment = CASES[name]

@@ -260,7 +260,7 @@ def test_no_secret_in_an_address(path: Path, query: str) -> None:
         assert "hunter2" not in problems[0]
 
 
-def test_other_parameters_of_an_address_are_kept(path: Path) -> None:
+def test_query_parameters_of_base_url_are_preserved(path: Path) -> None:
     address = "http://host/v1?api-version=2024&max_tokens=5"
     spec = changed(path, "--openai.base_url", address, "--openai.model_name", "m")
     assert spec.servers["policy"][0].base_url == address

@@ -98,7 +98,7 @@ def test_a_question_mark_in_a_flow_mapping_is_text(text: str, value: object) -> 
     ("text", "column"),
     [("{q: why: so}", 8), ("{q: see [1]}", 9), ("q: why: so", 7), ("{q: %}", 5)],
 )
-def test_text_that_breaks_its_mapping_is_to_be_quoted(text: str, column: int) -> None:
+def test_unquoted_text_that_breaks_yaml_gets_a_hint_to_quote_it(text: str, column: int) -> None:
     _, problems = read_text(text, SOURCE)
     assert [(problem.line, problem.column) for problem in problems] == [(1, column)]
     assert "in quotes" in problems[0].message, problems[0].message
@@ -116,7 +116,7 @@ def test_text_that_breaks_its_mapping_is_to_be_quoted(text: str, column: int) ->
         ("a: x\n  Note: think\n", 2, "`Note` begins with 2 spaces, `a` in line 1 with 0"),
     ],
 )
-def test_a_space_too_many_is_told_as_one(text: str, line: int, message: str) -> None:
+def test_wrong_indentation_is_reported_with_both_lines(text: str, line: int, message: str) -> None:
     _, problems = read_text(text, SOURCE)
     assert [problem.line for problem in problems] == [line]
     assert problems[0].message.startswith(message) and "same column" in problems[0].message, problems[0].message

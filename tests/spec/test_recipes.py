@@ -124,7 +124,7 @@ def test_a_child_spec_takes_another_program(tmp_path: Path) -> None:
         (RECIPE.replace("token }}", "token"), "agent: {program: ./tool.yaml}", r"tool.yaml:12:16: "),
     ],
 )
-def test_what_is_wrong_is_told_at_its_place(tmp_path: Path, recipe: str, more: str, problem: str) -> None:
+def test_recipe_problem_is_reported_with_its_location(tmp_path: Path, recipe: str, more: str, problem: str) -> None:
     (tmp_path / "tool.yaml").write_text(recipe)
     with pytest.raises(SpecError, match=problem) as caught:
         parse_spec(SPEC + more, folder=tmp_path)
@@ -144,7 +144,7 @@ def test_editors_take_a_name() -> None:
     assert {"type": "string"} in spec_json_schema()["$defs"]["Agent"]["properties"]["program"]["anyOf"]
 
 
-def test_a_recipe_is_laid_below_the_seat_that_names_it_and_its_sandbox_below_the_specs(tmp_path: Path) -> None:
+def test_recipe_provides_defaults_for_its_seat_and_the_sandbox(tmp_path: Path) -> None:
     spec = spec_with(
         tmp_path,
         "agents: {self: {agent: {program: {recipe: ./tool.yaml, env: {KEY: own}}, timeout: 5}},\n"

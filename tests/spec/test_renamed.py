@@ -78,7 +78,7 @@ def test_old_key_is_an_error_with_the_new_one() -> None:
     )
 
 
-def test_old_key_beside_the_new_one_is_one_error() -> None:
+def test_old_key_with_the_new_one_is_one_error() -> None:
     (problem,) = problems_of(BASE + "evaluate: {success: 0.5, success_threshold: 1}\n")
     assert problem.startswith("<text>:3:12: ") and problem.endswith("; both are here: remove one")
 
@@ -163,6 +163,6 @@ HEAD = "dataset: {items: [{q: a}, {q: b}], row_selection: skip_uniform}\nprompt:
         ),
     ],
 )
-def test_fingerprint_is_that_of_the_old_names(text: str, expected: str, tmp_path: Path) -> None:
+def test_renamed_keys_keep_the_fingerprint_of_the_old_names(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(CODE)
     assert fingerprint(parse_spec(HEAD + text, folder=tmp_path)) == expected

@@ -28,7 +28,7 @@ from hermes_rl.spec.templates import TemplateError
         ("/data/a", "/data/a", True),  # of the spec alone
     ],
 )
-def test_an_image_of_a_row_lies_in_a_folder_that_the_template_names(template: str, image: str, taken: bool) -> None:
+def test_row_image_must_be_inside_the_directory_named_by_the_template(template: str, image: str, taken: bool) -> None:
     if taken:
         assert image_path(image, template, Path("/spec"), "sandbox.image") == Path("/spec") / image
     else:

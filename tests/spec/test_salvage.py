@@ -37,7 +37,7 @@ def found(folder: Path, *changes: tuple[str, str]) -> list[str]:
     return [f"{problem.line}: {problem.message}" for problem in validate_one(str(folder / "s.yaml")).problems]
 
 
-def test_problems_of_all_checks_are_told(tmp_path: Path) -> None:
+def test_problems_of_all_checks_are_reported(tmp_path: Path) -> None:
     problems = found(
         tmp_path, ("{{ q }}", "{{ qq }}"), ("max_turns: 5", "max_turns: 0"), ("[file]", "[fil]"),
         ("code.py:tool", "cod.py:tool"), ("s: {fn: code.py:reward}", "s: {fn: nosuch}"),
@@ -69,7 +69,7 @@ def test_problems_of_all_checks_are_told(tmp_path: Path) -> None:
         ("workdir: w", "workdir: '${NO_SUCH_VARIABLE_HERE}'"),
     ],
 )
-def test_what_is_left_out_makes_no_problems(tmp_path: Path, old: str, new: str) -> None:
+def test_sections_skipped_after_an_error_cause_no_further_problems(tmp_path: Path, old: str, new: str) -> None:
     problems = found(tmp_path, (old, new))
     with pytest.raises(SpecError) as caught:
         load_spec(tmp_path / "s.yaml")

@@ -83,7 +83,7 @@ def test_bad(changes: dict[str, Any], validator: jsonschema.Draft202012Validator
     assert list(validator.iter_errors({**MINIMAL, **changes}))
 
 
-def test_a_child_may_leave_out_what_its_parent_says(validator: jsonschema.Draft202012Validator) -> None:
+def test_child_spec_may_omit_keys_of_its_parent(validator: jsonschema.Draft202012Validator) -> None:
     assert not list(validator.iter_errors({"extends": "a.yaml", "agent": {"max_turns": 3}}))
     assert list(validator.iter_errors({"agent": {"max_turns": 3}}))
 

@@ -47,7 +47,7 @@ servers: {policy: {type: mytype, base_url: "URL", tokenizer: "TOKENIZER"}}
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_what_the_table_says_of_a_type_is_what_its_code_does(name: str) -> None:
+def test_server_type_table_matches_the_code(name: str) -> None:
     kind = TYPES[name]
     dialects = [code_of(dialect) for dialect in kind.dialects]
     assert kind.token_level is (kind.backend is None)
@@ -57,7 +57,7 @@ def test_what_the_table_says_of_a_type_is_what_its_code_does(name: str) -> None:
     assert [config.type for config in client.configs] == [name]
 
 
-def test_a_type_of_a_package_is_known_like_ours(install: Install) -> None:
+def test_server_type_of_a_package_is_recognised(install: Install) -> None:
     install("mypackage", SOURCE, POINTS)
     assert isinstance(server_type("mytype"), ServerType)
     assert server_type("openai") is TYPES["openai"], "a package cannot take our names"
@@ -74,7 +74,7 @@ def test_a_type_of_a_package_is_known_like_ours(install: Install) -> None:
         ("error_rate: 0.5, type: mytype", "`error_rate` has no meaning for type mytype"),
     ],
 )
-def test_what_is_wrong_about_such_a_type_is_told_at_its_place(install: Install, changed: str, said: str) -> None:
+def test_invalid_packaged_server_type_is_reported_in_the_spec(install: Install, changed: str, said: str) -> None:
     install("mypackage", SOURCE, POINTS)
     with pytest.raises(SpecError, match=said):
         parse_spec(SPEC.replace("type: mytype", changed).replace("URL", "http://localhost:1/v1"))
@@ -101,7 +101,7 @@ def test_two_packages_of_one_name_are_refused(install: Install) -> None:
         server_type("same")
 
 
-async def test_a_type_of_a_package_is_played_and_examined_by_the_command_line(install: Install, tmp_path: Path) -> None:
+async def test_server_type_of_a_package_runs_and_is_checked_by_the_cli(install: Install, tmp_path: Path) -> None:
     site = install("mypackage", SOURCE, POINTS)
     tokenizer = load_tokenizer(None)
     server = ScriptedServer("m", tokenizer)

@@ -261,7 +261,7 @@ def test_the_fingerprint_follows_the_content_of_files(tmp_path: Path) -> None:
     assert len(set(prints)) == 3
 
 
-def test_what_lies_at_a_path_of_the_sandbox_or_in_a_row_does_not_count(tmp_path: Path) -> None:
+def test_digest_ignores_sandbox_paths_and_row_values(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     text = (

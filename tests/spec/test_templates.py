@@ -205,7 +205,7 @@ def test_whole_rows_pass_through_unchanged(row: dict[str, Any]) -> None:
     assert render("{{ row }}", row) == row
 
 
-def test_raw_text_in_a_spec_reaches_its_place_as_it_is() -> None:
+def test_raw_text_is_preserved_unchanged() -> None:
     text = (
         'version: 1\ndataset: {items: [{q: a}]}\nprompt: {user: !raw "{{ q }} {% x", system: !raw plain}\n'
         'name: !raw "{{ n }}"\n'

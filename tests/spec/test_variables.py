@@ -76,7 +76,7 @@ def test_partial_use_is_an_error_with_a_hint(place: str) -> None:
         load(place + "\n", X="1")
 
 
-def test_resolved_keeps_what_was_written() -> None:
+def test_resolved_spec_keeps_variables_as_written() -> None:
     spec = load("name: ${A:-b}\nagent:\n  max_turns: ${N}\n", N="3")
     resolved = spec.resolved()
     assert (resolved["name"], resolved["agent"]) == ("${A:-b}", {"max_turns": "${N}"})

@@ -64,7 +64,7 @@ def joins(message: dict[str, Any]) -> bool:
 conversations = conversations.filter(lambda messages: not any(map(joins, messages)))
 
 
-def test_what_joins_the_generation_prompt_begins_a_new_sequence() -> None:
+def test_reply_that_merges_with_the_generation_prompt_starts_a_sequence() -> None:
     first, last = {"role": "assistant", "content": "\nhi"}, {"role": "assistant", "content": "bye"}
     result = chat_tokens(SMALL, [{"role": "user", "content": "hi"}, first, last])
     assert result.sequences is not None
@@ -157,19 +157,19 @@ def test_the_stop_of_a_cut_turn_was_not_sampled() -> None:
     assert SMALL.decode(sequence.tokens).count(STOP) == 4
 
 
-def test_what_follows_the_last_reply_is_left_out() -> None:
+def test_messages_after_the_last_reply_are_excluded() -> None:
     sequence = sequence_of(chat_tokens(SMALL, [*HI, *_reply("a"), {"role": "tool", "content": "late"}]))
     assert "late" not in SMALL.decode(sequence.tokens)
 
 
-def test_arguments_that_are_no_object_are_kept_as_written() -> None:
+def test_arguments_that_are_not_an_object_are_rendered_as_written() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "t", "arguments": '{"a": '}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     sequence = sequence_of(chat_tokens(SMALL, [*HI, message]))
     assert '"arguments": {"a": }' in SMALL.decode(sequence.trained)
 
 
-def test_logprobs_lie_beside_their_tokens() -> None:
+def test_logprobs_align_with_their_tokens() -> None:
     messages = [*HI, *_reply("one"), *HI, *_reply("two three")]
     ids = [SMALL.encode(text + STOP) for text in ("one", "two three")]
     turns = [SampledTurn("stop", [-float(token) for token in turn]) for turn in ids]
@@ -240,7 +240,7 @@ def test_a_template_that_drops_thinking_gives_a_sequence_for_each_context() -> N
         (lambda text, messages: text.replace("q", "Q"), "changes texts"),
     ],
 )
-def test_a_template_that_does_not_allow_it_is_told_with_the_reason(change: Any, reason: str) -> None:
+def test_unsupported_template_is_reported_with_the_reason(change: Any, reason: str) -> None:
     thinking = {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
     messages = [*HI, thinking, {"role": "user", "content": STOP}, thinking]
     tokenizer: Tokenizer = Rewritten(change)
@@ -300,6 +300,6 @@ def test_a_hub_tokenizer_gives_the_same_sequence(monkeypatch: pytest.MonkeyPatch
     assert chat_tokens(load_tokenizer(str(tmp_path)), messages) == chat_tokens(SMALL, messages)
 
 
-def test_lists_of_different_lengths_are_no_sequence() -> None:
+def test_lists_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         TokenSequence.of([1, 2], [1])

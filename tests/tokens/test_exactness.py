@@ -95,7 +95,7 @@ SEQUENCES_OF_A_NEW_QUESTION = {"qwen3": 2, "qwen3 hybrid": 2, "qwen3 of renderer
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-def test_a_new_question_begins_a_sequence_only_where_the_template_rewrites(name: str) -> None:
+def test_new_question_starts_a_sequence_only_if_the_template_rewrites(name: str) -> None:
     played = begun(name)
     played.play(turn(reasoning="hm", event="user"))
     played.play(turn())
@@ -114,7 +114,7 @@ def test_a_block_of_thinking_that_only_the_last_turn_has_splits_nothing(thoughts
 
 
 @pytest.mark.parametrize("renderer", ["template", "qwen3"])
-def test_thinking_that_is_to_stay_keeps_one_sequence(renderer: str) -> None:
+def test_retained_thinking_keeps_one_sequence(renderer: str) -> None:
     settings = RendererSettings(renderer, thinking_retention="all")
     played = Played(FAMILIES["qwen3"], make_renderer(tokenizer_of("qwen3"), settings))
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_a_cut_turn_is_closed_by_context(name: str) -> None:
 
 @pytest.mark.parametrize("event", ["compaction", "edit"])
 @pytest.mark.parametrize("name", RENDERERS)
-def test_another_history_begins_a_sequence(name: str, event: str) -> None:
+def test_changed_history_starts_a_new_sequence(name: str, event: str) -> None:
     played = begun(name)
     played.play(turn(event=event))
     played.play(turn())
@@ -171,7 +171,7 @@ def test_the_first_prompt_is_what_the_template_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_conversation_that_is_rendered_anew_is_what_the_template_gives(name: str) -> None:
+def test_full_rendering_equals_the_tokens_of_the_template(name: str) -> None:
     """Its pieces are tokenized once; together they are the tokens of the whole, blanks at their ends included."""
     tokenizer, renderer = tokenizer_of(name), RENDERERS[name]
     begun: list[dict[str, Any]] = [{"role": "user", "content": "größer, 日本? \n"}]
@@ -182,7 +182,7 @@ def test_a_conversation_that_is_rendered_anew_is_what_the_template_gives(name: s
             assert renderer.first(begun, None).tolist() == tokenizer.encode(text)
 
 
-def test_a_stop_token_that_takes_the_blanks_before_it_is_tokenized_with_them() -> None:
+def test_stop_token_that_strips_spaces_is_tokenized_with_them() -> None:
     """As the end of a piece they would stay: there are two tokens for what is one in the whole."""
     engine = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json"))
     engine.add_special_tokens([AddedToken("<|ends|>", lstrip=True, special=True)])

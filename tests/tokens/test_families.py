@@ -45,7 +45,7 @@ async def test_a_turn_that_takes_too_long_is_text(name: str, text: str, monkeypa
     assert time.thread_time() - began < 1
 
 
-async def test_arguments_nested_too_deeply_are_no_call() -> None:
+async def test_arguments_nested_too_deeply_are_not_a_call() -> None:
     renderer = renderer_of("qwen3")
     for depth, called in ((150, True), (300, False)):
         nested = '{"a": ' * depth + "1" + "}" * depth

@@ -28,7 +28,7 @@ from tests.tokens.test_exactness import RENDERERS
         ("kimi", True, 1, 1),
     ],
 )
-def test_the_number_of_sequences_is_told_before_a_run(name: str, user: bool, plain: int, thinking: int) -> None:
+def test_forecast_gives_the_number_of_sequences(name: str, user: bool, plain: int, thinking: int) -> None:
     found = forecast(RENDERERS[name], system=True, tools=True, user=user)
     assert (found.turns, found.plain, found.thinking) == (4 if user else 3, plain, thinking)
 

@@ -42,7 +42,7 @@ def statuses(parsed: Parsed) -> list[Status]:
 
 
 @every_format
-def test_another_end_of_a_turn_than_the_templates_is_no_text(name: str) -> None:
+def test_other_end_of_turn_tokens_are_not_text(name: str) -> None:
     tokenizer, parser = load_tokenizer(), load_parser(name)
     stops, other = tokenizer.encode("<|im_end|>"), tokenizer.encode("<|endoftext|>")
     text = written(name, ("add", {"a": 1}))
@@ -79,7 +79,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 @every_format
 @pytest.mark.parametrize("what", ARGUMENTS)
-def test_arguments_arrive_as_they_are_meant(name: str, what: str) -> None:
+def test_parsed_arguments_equal_the_intended_ones(name: str, what: str) -> None:
     assert called(read(name, written(name, ("add", ARGUMENTS[what])))) == [("add", ARGUMENTS[what])]
 
 
@@ -99,13 +99,13 @@ def test_a_text_before_the_calls_stays(name: str) -> None:
 
 @every_format
 @pytest.mark.parametrize("text", ["", "Just an answer.", "  kept \n\n as it is ", '{"a": 1} is JSON', "a < b > c"])
-def test_a_text_without_calls_is_kept_to_the_letter(name: str, text: str) -> None:
+def test_text_without_calls_is_unchanged(name: str, text: str) -> None:
     assert read(name, text) == Parsed(text)
 
 
 @every_format
 @pytest.mark.parametrize("prefilled", [False, True])
-def test_reasoning_is_no_content(name: str, prefilled: bool) -> None:
+def test_reasoning_is_not_content(name: str, prefilled: bool) -> None:
     opening = "" if prefilled else "<think>"
     parsed = read(name, f"{opening}\nhm\n</think>\n\n" + written(name, ("add", {"a": 1})), prefilled=prefilled)
     assert (parsed.reasoning, parsed.content, called(parsed)) == ("hm", "", [("add", {"a": 1})])
@@ -142,7 +142,7 @@ def test_a_broken_call_does_not_take_the_good_ones_with_it(name: str) -> None:
 
 
 @every_format
-def test_a_call_without_a_name_is_told(name: str) -> None:
+def test_call_without_a_name_has_a_problem_status(name: str) -> None:
     form = FORMATS[name]
     assert statuses(read(name, form.join([form.nameless()]))) == [Status.MISSING_NAME]
 
@@ -157,7 +157,7 @@ def test_a_call_that_was_cut_is_not_executed(name: str) -> None:
 
 
 @every_format
-def test_a_cut_call_behind_a_whole_one_leaves_that(name: str) -> None:
+def test_truncated_call_after_a_complete_one_keeps_the_complete_one(name: str) -> None:
     form = FORMATS[name]
     first = form.block("add", form.args({"a": 1}))
     text = form.join([first, form.block("add", form.args({"text": "cut off"}))])
@@ -257,7 +257,7 @@ def test_the_ids_of_mistral_and_kimi_are_the_models_own_and_stay_unique() -> Non
         ('{"name": "add", "parameters": {"a": 1}} is what I would call', []),
     ],
 )
-def test_json_in_prose_is_no_call_of_llama(text: str, expected: list[Any]) -> None:
+def test_json_in_prose_is_not_a_llama_call(text: str, expected: list[Any]) -> None:
     assert called(read("llama3_json", text)) == expected
 
 

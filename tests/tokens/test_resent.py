@@ -84,7 +84,7 @@ def resent(played: Played, rewrite: Rewriting) -> None:
 
 
 @pytest.mark.parametrize("name", MEANING_KEPT)
-def test_an_answer_that_says_the_same_goes_on_from_what_was_sampled(name: str) -> None:
+def test_equivalent_resent_reply_continues_from_the_sampled_tokens(name: str) -> None:
     played = called()
     for message in assistants(played.messages):
         message["reasoning_content"] = " hm\n"
@@ -96,7 +96,7 @@ def test_an_answer_that_says_the_same_goes_on_from_what_was_sampled(name: str) -
 
 
 @pytest.mark.parametrize("name", MEANING_CHANGED)
-def test_a_conversation_that_says_something_else_is_rendered_anew(name: str) -> None:
+def test_changed_conversation_is_rendered_again(name: str) -> None:
     played = called()
     resent(played, MEANING_CHANGED[name])
     played.play(turn())
@@ -148,7 +148,7 @@ def test_a_history_that_is_rolled_back_branches_off_from_an_earlier_answer() -> 
     assert len(played.log[3][0]) < first
 
 
-def test_the_same_request_again_has_a_sequence_of_its_own_and_each_answer_its_own_continuation() -> None:
+def test_repeated_request_has_separate_sequences_and_continuations() -> None:
     played = begun("hermes")
     asked = list(played.messages)
     played.play(turn(said="First."))
@@ -162,7 +162,7 @@ def test_the_same_request_again_has_a_sequence_of_its_own_and_each_answer_its_ow
     assert [[span.turn for span in line.spans] for line in played.transcript.sequences()] == [[0, 3], [1, 2]]
 
 
-def test_two_answers_that_say_the_same_in_other_tokens_are_not_guessed_between() -> None:
+def test_ambiguous_resent_reply_is_rendered_again() -> None:
     played = begun("hermes")
     asked = list(played.messages)
     for said in (" Sure.\n", "Sure.  "):
@@ -201,7 +201,7 @@ VALUES = st.recursive(
 )
 
 
-def test_name_and_arguments_of_a_call_are_told_apart() -> None:
+def test_name_and_arguments_of_a_call_are_distinguished() -> None:
     def message(name: str, arguments: str) -> Message:
         call = {"function": {"name": name, "arguments": arguments}}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -227,7 +227,7 @@ def test_arguments_are_known_however_they_are_written_and_by_nothing_else(sample
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_whatever_a_program_makes_of_it_each_token_is_trained_once_in_its_own_context(data: Any) -> None:
+def test_each_token_is_trained_once_in_its_context_after_any_resending(data: Any) -> None:
     played = begun("hermes")
     every = {**MEANING_KEPT, **MEANING_CHANGED}
     for _ in range(data.draw(st.integers(2, 6))):

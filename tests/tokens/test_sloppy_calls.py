@@ -86,7 +86,7 @@ def test_a_mark_that_closes_something_else_quotes_no_call(name: str, before: str
 
 
 @every_format
-def test_a_call_behind_a_quoted_one_is_made(name: str) -> None:
+def test_call_after_a_quoted_one_is_parsed(name: str) -> None:
     if not FORMATS[name].text_before or (name.startswith("deepseek_v3") and "_1" not in name):
         pytest.skip("a turn of this format is a call or a text, or its calls hold fences")
     quoted = written(name, ("add", {"a": 1})).replace("\n", "")
@@ -95,7 +95,7 @@ def test_a_call_behind_a_quoted_one_is_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "glm", "mistral", "kimi", "deepseek", "qwen3_coder"])
-def test_a_control_token_is_no_part_of_a_value(name: str) -> None:
+def test_control_token_is_not_part_of_a_value(name: str) -> None:
     tokenizer = tokenizer_of(name)
     form = {"glm": "glm45", "kimi": "kimi_k2", "deepseek": "deepseek_v3"}.get(name, name)
     parser, stops = load_parser(form), tokenizer.encode(FAMILIES[name].stop)

@@ -96,7 +96,7 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_here(tmp_path: Path) -> Non
         assert cutting.encode(text) == SMALL.encode(text)
 
 
-def test_a_tokenizer_with_a_way_of_its_own_keeps_it(tmp_path: Path) -> None:
+def test_tokenizer_that_splits_special_tokens_keeps_this_setting(tmp_path: Path) -> None:
     for file in small_tokenizer_path().iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -137,7 +137,7 @@ def test_images_are_refused(hub: Tokenizer) -> None:
             tokenizer.render(messages, None, add_generation_prompt=True)
 
 
-def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:
+def test_unavailable_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnavailable, match="cannot be had") as caught:
         load_tokenizer(str(tmp_path))
     assert isinstance(caught.value, UserError)
@@ -164,7 +164,7 @@ def test_it_is_small() -> None:
 
 
 @pytest.mark.slow
-def test_the_committed_files_are_those_of_the_script(tmp_path: Path) -> None:
+def test_committed_tokenizer_files_match_the_training_script(tmp_path: Path) -> None:
     from scripts.train_small_tokenizer import train
 
     train(tmp_path)

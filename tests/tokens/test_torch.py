@@ -85,7 +85,7 @@ def test_library_alone_imports_torch(torch: Installed) -> None:
 
 
 @pytest.mark.slow
-def test_tokenizers_equal_those_of_the_library(torch: Installed, kinds: list[Path]) -> None:
+def test_tokenizers_match_the_transformers_library(torch: Installed, kinds: list[Path]) -> None:
     printed = torch.python("-m", "tests.tokens.loaded", str(kinds[0].parent))
     assert torch.imports() == ""
     found = json.loads(printed.splitlines()[-1])

@@ -75,7 +75,7 @@ def test_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"count": None}, "'count' must be integer, not null"),
     ],
 )
-def test_nothing_is_repaired_unless_the_spec_says_so(given_: dict[str, Any], why: str) -> None:
+def test_arguments_are_not_repaired_by_default(given_: dict[str, Any], why: str) -> None:
     """Fault 31: what another harness scores 0 was converted without a word."""
     with pytest.raises(ToolInputError, match=why):
         check(given_, SCHEMA)
@@ -143,7 +143,7 @@ def test_any_text_is_an_object_or_an_error(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=5), values, max_size=3))
-def test_any_object_is_read_as_it_is(arguments: dict[str, Any]) -> None:
+def test_any_argument_object_is_read_unchanged(arguments: dict[str, Any]) -> None:
     assert read_arguments(json.dumps(arguments)) == arguments
     assert read_arguments(arguments) is arguments
 

@@ -59,7 +59,7 @@ async def test_a_command_that_does_not_end(backend: str) -> None:
         assert found["a"].problem is not None
 
 
-async def test_laid_into_another_and_withdrawn() -> None:
+async def test_artifacts_are_restored_into_another_sandbox_and_removed() -> None:
     artifacts = {
         "patch": TakenArtifact("patch", "~/.artifacts/patch", (ArtifactFile("", b"diff", 0o644),)),
         "src": TakenArtifact(
@@ -237,7 +237,7 @@ async def test_a_patch_is_what_git_says_in_any_place_and_way(how: str) -> None:
         assert b"+b\n" in said and b"+++ b/new" in said and b"skipped" not in said
 
 
-async def test_an_edit_of_equal_size_in_the_second_of_the_base_commit_is_in_the_patch() -> None:
+async def test_edit_of_equal_size_and_time_is_in_the_patch() -> None:
     """Git goes by times in seconds and by sizes, and reads what it cannot tell apart by them."""
     begin = 'while [ "$(date +%1N)" -gt 3 ]; do sleep 0.05; done; git init -q && echo a > kept && git add -A'
     async with create_sandbox(SandboxConfig(workdir="/home/user/repo")) as sandbox:
@@ -246,7 +246,7 @@ async def test_an_edit_of_equal_size_in_the_second_of_the_base_commit_is_in_the_
         assert "+b" in patch.files[0].data.decode()
 
 
-async def test_what_the_command_of_an_artifact_leaves_running_is_dead_before_anything_else(backend: str) -> None:
+async def test_processes_left_by_an_artifact_command_are_killed(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
         await taken(sandbox, command="(trap '' TERM HUP; exec setsid sleep 778) >/dev/null 2>&1 & echo out")
         assert b"sleep 778" not in (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout.replace(
@@ -257,7 +257,7 @@ async def test_what_the_command_of_an_artifact_leaves_running_is_dead_before_any
         assert b"sleep 779" in (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
 
 
-async def test_an_image_without_the_programs_for_a_clean_folder_still_gives_a_patch() -> None:
+async def test_image_without_clean_checkout_programs_still_gives_a_patch() -> None:
     setup = ("mkdir /tmp/own && ln -s /usr/bin/git /tmp/own/git",)
     async with create_sandbox(SandboxConfig(workdir="/home/user/repo", setup=setup)) as sandbox:
         await sandbox.run(f"git init -q && echo a > kept && git add -A && {GIT} commit -qm base && echo b >> kept")

@@ -63,7 +63,7 @@ async def test_tools_answer_with_values(play: Player) -> None:
     assert answer["output"].endswith("/sub\nyes\nHIHI")
 
 
-async def test_errors_of_tools_are_told_to_the_script(play: Player) -> None:
+async def test_tool_errors_are_returned_to_the_script(play: Player) -> None:
     answer = await run(
         play,
         "from hermes_tools import shout\nprint(shout('x', times='many'))\nprint(shout('x', times=10))\nprint(shout())",

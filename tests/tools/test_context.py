@@ -47,7 +47,7 @@ async def test_loop_is_not_blocked(ctx: ToolContext) -> None:
     assert [call["exit_code"] for call in await asyncio.gather(*calls)] == [0, 0, 0]
 
 
-async def test_on_the_loops_own_thread_it_says_so(ctx: ToolContext) -> None:
+async def test_blocking_call_on_the_event_loop_thread_is_refused(ctx: ToolContext) -> None:
     with pytest.raises(UserError, match="to_thread"):
         ctx.terminal("true")
 
@@ -208,7 +208,7 @@ async def test_call_tool(ctx: ToolContext) -> None:
 
 
 @pytest.mark.parametrize("name", ["web_search", "web_extract", "browser_navigate", "browser_snapshot"])
-async def test_tools_that_reach_outside_are_those_of_the_rollout(name: str) -> None:
+async def test_reward_may_call_external_tools_only_if_the_rollout_has_them(name: str) -> None:
     arguments = {"web_extract": [["https://a.example"]], "browser_snapshot": []}.get(name, ["x"])
     async with ToolRuntime() as bare:
         with pytest.raises(UserError, match=f"the rollout has no tool '{name}', so a reward cannot call it"):
@@ -223,7 +223,7 @@ async def test_after_release(ctx: ToolContext) -> None:
         await asyncio.to_thread(ctx.terminal, "true")
 
 
-async def test_a_sandbox_that_the_agents_commands_ended_is_an_answer_not_a_failure() -> None:
+async def test_sandbox_ended_by_the_agent_gives_results_not_failures() -> None:
     async with ToolRuntime(SandboxConfig(lifetime=0.5)) as runtime:
         ctx = ToolContext(runtime.task_id)
         assert (await asyncio.to_thread(ctx.terminal, "sleep 20"))["exit_code"] == 137
@@ -244,9 +244,7 @@ FILES_IN_THE_WAY = {
 
 
 @pytest.mark.parametrize("how", sorted(FILES_IN_THE_WAY))
-async def test_a_file_that_cannot_be_read_is_the_agents_doing_and_the_error_that_it_was(
-    ctx: ToolContext, how: str
-) -> None:
+async def test_unreadable_file_is_an_agent_fault_with_the_original_error(ctx: ToolContext, how: str) -> None:
     command, kind = FILES_IN_THE_WAY[how]
     await asyncio.to_thread(ctx.terminal, command)
     with pytest.raises(kind) as raised:
@@ -269,9 +267,7 @@ async def test_files_are_read_up_to_a_bound(ctx: ToolContext, tmp_path: Path) ->
     assert [answer["success"] for answer in answers] == [False]
 
 
-async def test_an_artifact_that_is_a_folder_or_could_not_be_taken_is_the_agents_doing(
-    ctx: ToolContext, runtime: ToolRuntime
-) -> None:
+async def test_missing_or_directory_artifact_is_an_agent_fault(ctx: ToolContext, runtime: ToolRuntime) -> None:
     inside = (ArtifactFile("inside", b"", 0o644),)
     runtime.artifacts = {
         "folder": TakenArtifact("folder", "x", inside),
@@ -293,9 +289,7 @@ async def test_what_the_agent_left_is_in_the_way_of_every_look(ctx: ToolContext,
             await asyncio.to_thread(look)
 
 
-async def test_a_folder_of_this_machine_that_is_missing_is_no_doing_of_the_agent(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_missing_host_file_is_not_an_agent_fault(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d/f").symlink_to(tmp_path / "nothing")
     with pytest.raises(OSError, match="No such file") as raised:

@@ -72,7 +72,7 @@ async def test_a_good_call() -> None:
 
 
 @pytest.mark.parametrize("raw", ["null", "[]", '"x"', "3", "true", "{", '{"n": 1', "not json", [], 7, "[" * 100_000])
-async def test_arguments_that_are_no_object(raw: object) -> None:
+async def test_arguments_that_are_not_an_object_are_an_error(raw: object) -> None:
     tool = Scripted("t", echo)
     outcome = await one(tool, raw)
     assert tool.calls == []
@@ -112,7 +112,7 @@ async def test_arguments_that_do_not_fit(raw: dict[str, Any], why: str) -> None:
 
 
 @pytest.mark.parametrize("raw", ['{"n": "3"}', '{"n": 3.0}', '{"n": 3, "word": null}', {"n": 3}])
-async def test_small_slips_are_forgiven_where_the_spec_says_so(raw: object) -> None:
+async def test_small_argument_mistakes_are_repaired_if_configured(raw: object) -> None:
     tool = Scripted("t", echo)
     (outcome,) = await play(tool, call("t", raw), repair=True)
     assert (outcome.content, outcome.arguments) == ("n=3", {"n": 3})
@@ -161,7 +161,7 @@ async def test_tools_that_raise(error: BaseException) -> None:
     assert "tool 't'" in json.loads(outcome.content)["error"]
 
 
-async def test_host_paths_and_tracebacks_are_kept_from_the_model() -> None:
+async def test_host_paths_and_tracebacks_are_hidden_from_the_model() -> None:
     for error in (
         FileNotFoundError(2, "No such file or directory", "/home/me/secret/data.json"),
         ValueError("cannot read '/home/me/secret/data.json', line 3"),
@@ -174,7 +174,7 @@ async def test_host_paths_and_tracebacks_are_kept_from_the_model() -> None:
         assert "/home/me" in outcome.error.error
 
 
-async def test_input_errors_of_a_tool_are_told_as_they_are() -> None:
+async def test_tool_input_errors_reach_the_model_unchanged() -> None:
     outcome = await one(Scripted("t", raising(ToolInputError("n must be even"))), {"n": 1})
     assert json.loads(outcome.content) == {"error": "n must be even"}
     assert outcome.error is not None
@@ -267,7 +267,7 @@ async def test_failures_end_the_others_and_go_up() -> None:
     assert stopped == [True]
 
 
-async def test_a_machine_without_descriptors_is_our_failure_and_a_missing_file_the_tools() -> None:
+async def test_exhausted_descriptors_are_a_sandbox_failure_not_a_tool_error() -> None:
     with pytest.raises(SandboxFailure, match="no descriptors left"):
         await one(Scripted("t", raising(OSError(errno.EMFILE, "Too many open files"))), {"n": 1})
     outcome = await one(Scripted("t", raising(FileNotFoundError(errno.ENOENT, "No such file"))), {"n": 1})
@@ -333,7 +333,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("way", HUGE)
-async def test_a_record_is_of_the_size_of_what_was_said(way: str) -> None:
+async def test_error_record_size_is_proportional_to_the_arguments(way: str) -> None:
     """Of what is wrong the first are told; the arguments are there as they were written, and once more in the error."""
     outcome = (await play(Scripted("t", echo), call("t", HUGE[way])))[0]
     assert outcome.error is not None

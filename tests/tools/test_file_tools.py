@@ -160,7 +160,7 @@ async def test_search_errors_are_answers(play: Player) -> None:
     assert "Path not found" in (await play("search_files", pattern="x", path="no/such"))["error"]
 
 
-async def test_search_skips_what_is_no_text(play: Player) -> None:
+async def test_search_skips_files_that_are_not_text(play: Player) -> None:
     await play("terminal", command="mkfifo pipe; printf 'find\\0me' > bin; ln -s /dev/zero endless; echo find > f")
     found = await play("search_files", pattern="find")
     assert [match["path"] for match in found["matches"]] == ["f"]

@@ -80,7 +80,7 @@ WORK: dict[str, tuple[str, Any, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WORK)
-async def test_no_ordinary_call_holds_up_others(what: str) -> None:
+async def test_tool_calls_do_not_block_the_event_loop(what: str) -> None:
     prepare, tool, args = WORK[what]
     async with ToolRuntime(SandboxConfig(limits=ResourceLimits(disk=1 << 28))) as runtime:
         sandbox = await runtime.sandbox()

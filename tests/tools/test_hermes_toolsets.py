@@ -88,7 +88,7 @@ async def test_a_search_reaches_the_service_and_its_answer_the_model(searches: S
         assert not play.runtime.started, "no sandbox was needed"
 
 
-async def test_calls_of_a_turn_run_together_and_a_hanging_service_holds_nobody_up(searches: Searches) -> None:
+async def test_calls_of_a_turn_run_concurrently_and_a_hanging_service_times_out(searches: Searches) -> None:
     searches.delay = 0.5
     async with playing("search", SEARXNG_URL=searches.url) as play:
         calls = [
@@ -128,7 +128,7 @@ async def test_rollouts_share_nothing_and_leave_nothing(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-async def test_a_process_that_is_lost_in_a_call_is_told_and_another_takes_its_place(searches: Searches) -> None:
+async def test_process_that_ends_during_a_call_is_reported_and_replaced(searches: Searches) -> None:
     searches.delay = 30
     async with playing("search", SEARXNG_URL=searches.url) as play:
         session = play.runtime.toolkit.tools[0]._toolsets.session(play.runtime)  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HermesToolsets({}).problem("web") == f"toolset web needs the extra `hermes`: {install_command('hermes')}"
 
 
-def test_nothing_of_it_is_imported_here() -> None:
+def test_hermes_agent_modules_are_not_imported_by_the_runner() -> None:
     assert "model_tools" not in sys.modules
     assert inspect.getmodule(HermesToolsets) is sys.modules["hermes_rl.tools.hermes_toolsets"]
 
@@ -182,7 +182,7 @@ async def test_a_process_that_ended_between_two_calls_is_not_waited_for() -> Non
     server.close()
 
 
-async def test_a_call_that_is_given_up_as_its_answer_comes_costs_no_other_call() -> None:
+async def test_call_cancelled_as_its_result_arrives_affects_no_other_call() -> None:
     reader, sent = asyncio.StreamReader(), list[bytes]()
 
     class Connected:

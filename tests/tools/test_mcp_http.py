@@ -39,7 +39,7 @@ async def asked() -> AsyncIterator[tuple[OddHttp, Player]]:
         yield server, player
 
 
-async def test_a_session_that_has_ended_is_opened_anew_and_the_call_sent_again() -> None:
+async def test_expired_session_is_reopened_and_the_call_is_retried() -> None:
     async with asked() as (server, play):
         assert [await said(play, "count") for _ in range(2)] == ["1", "2"]
         server.sessions.clear()
@@ -59,7 +59,7 @@ async def test_an_answer_that_repeats_a_secret_header_has_a_mask_instead() -> No
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_rollouts_have_sessions_of_their_own_unless_shared(shared: bool) -> None:
+async def test_rollouts_have_separate_sessions_unless_shared(shared: bool) -> None:
     server = OddHttp()
     async with server.running() as url:
         source = McpSource(McpSettings("odd", url=url, shared=shared, timeout=20))

@@ -114,7 +114,9 @@ async def test_an_error_of_the_server_is_the_models_to_read_whatever_its_number(
     assert await said(play, "count") == "2", "the server has kept its state"
 
 
-async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_schema_pattern_does_not_block_the_event_loop(
+    play: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mcp_client, "CHECK_SECONDS", 0.3)
     call = asyncio.create_task(play.outcome("endless", "{}"))
     free = 0
@@ -125,17 +127,17 @@ async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player, monke
 
 
 @pytest.mark.parametrize("place", ["sandbox", "host"])
-async def test_a_server_that_hangs_is_started_anew(place: str) -> None:
+async def test_mcp_server_restarts_after_hang(place: str) -> None:
     async with playing(McpSource(settings(**PLACES[place], timeout=3.0))) as play:
         assert "no answer within 3 s" in (await play.outcome("hang", "{}")).content
         assert await said(play, "add", a=1, b=1) == "2"
 
 
-async def test_what_is_no_message_is_passed_over(play: Player) -> None:
+async def test_output_that_is_not_a_message_is_skipped(play: Player) -> None:
     assert await said(play, "junk") == "after junk"
 
 
-async def test_no_variable_of_ours_reaches_it(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runner_variables_do_not_reach_the_mcp_server(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "secret")
     await said(play, "crash")
     assert "secret" not in await said(play, "environment")
@@ -242,7 +244,7 @@ async def test_the_agent_shares_the_machine_with_a_server_in_the_sandbox() -> No
         assert "cannot be started here any more" in await said(play, "count")
 
 
-async def test_a_server_of_ours_that_cannot_come_back_is_our_failure(tmp_path: Path) -> None:
+async def test_host_server_that_cannot_restart_is_an_infrastructure_failure(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_bytes(SERVER)
     source = McpSource(settings(on_host=True, files=(), folder=tmp_path))
     async with playing(source) as play:

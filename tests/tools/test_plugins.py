@@ -29,7 +29,7 @@ def test_loaded_once_until_it_changes(tmp_path: Path) -> None:
     assert load_object(f"{file}:object_") == "new"
 
 
-def test_files_beside_it_are_importable_and_stay_apart(tmp_path: Path) -> None:
+def test_neighbouring_files_are_importable_and_separate_per_directory(tmp_path: Path) -> None:
     path, modules = list(sys.path), set(sys.modules)
     for name in ("one", "two"):
         folder = tmp_path / name

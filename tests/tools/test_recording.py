@@ -35,7 +35,7 @@ async def answers(tool: Any, *words: str) -> list[str]:
         return [(await play.outcome("look_up", json.dumps({"word": word}))).content for word in words]
 
 
-async def test_a_rollout_is_answered_as_it_was(tmp_path: Path) -> None:
+async def test_recorded_tool_results_repeat_per_rollout(tmp_path: Path) -> None:
     asked.clear()
     tool = python_tool(look_up)
     recorded = await answers(Recorder(tmp_path).wrap(tool, "words"), "a", "b", "a")
@@ -65,7 +65,7 @@ async def test_whatever_text_an_answer_holds_is_recorded_and_read_again(tmp_path
     assert await answers(Replay(tmp_path).tools("words")[0], words[0]) == recorded[:1]
 
 
-async def test_what_was_not_recorded_is_an_error_that_the_model_is_told(tmp_path: Path) -> None:
+async def test_unrecorded_call_returns_an_error_to_the_model(tmp_path: Path) -> None:
     await answers(Recorder(tmp_path).wrap(python_tool(look_up), "words"), "a")
     (answer,) = await answers(Replay(tmp_path).tools("words")[0], "z")
     assert "this call has no recorded answer" in answer

@@ -76,7 +76,7 @@ def answers(rollout: Any) -> list[str]:
     return [str(message["content"]) for message in rollout.messages if message["role"] == "tool"]
 
 
-async def test_state_tools_and_rewards_are_in_one_process_with_modules_of_its_own(tmp_path: Path) -> None:
+async def test_state_tools_and_rewards_share_one_process_with_its_modules(tmp_path: Path) -> None:
     tools = "[{name: tell, args: {words: a}}, {name: shout, args: {text: b}}, {name: tell, args: {words: c}}]"
     for rollout in await played(tmp_path, tools):
         first, second, third = answers(rollout)
@@ -112,7 +112,7 @@ async def test_a_reused_process_that_a_call_has_ended_is_nobodys_any_more(tmp_pa
             assert "earlier" not in said
 
 
-async def test_what_a_tool_raises_is_told_to_the_model(tmp_path: Path) -> None:
+async def test_exception_in_a_tool_is_returned_to_the_model(tmp_path: Path) -> None:
     (rollout,) = await played(tmp_path, "[{name: refuse, args: {words: x}}, {name: tell, args: {n: 1}}]", rows=1)
     first, second = answers(rollout)
     assert "tool 'refuse' failed: KeyError: 'x'" in first
@@ -120,9 +120,7 @@ async def test_what_a_tool_raises_is_told_to_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tool", "said"), [("die", "status 3"), ("sleep", "did not answer within 1 s")])
-async def test_a_call_that_ends_the_process_costs_the_rollout_its_state_and_is_graded(
-    tmp_path: Path, tool: str, said: str
-) -> None:
+async def test_call_that_ends_the_process_loses_the_state_and_is_graded(tmp_path: Path, tool: str, said: str) -> None:
     (rollout,) = await played(tmp_path, f"[{{name: {tool}, args: {{}}}}, {{name: tell, args: {{words: a}}}}]", rows=1)
     first, second = answers(rollout)
     assert said in first
@@ -130,12 +128,12 @@ async def test_a_call_that_ends_the_process_costs_the_rollout_its_state_and_is_g
     assert rollout.score == 0, rollout.error
 
 
-async def test_a_state_that_cannot_be_made_is_told_with_its_row(tmp_path: Path) -> None:
+async def test_state_that_cannot_be_created_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such world"):
         await played(tmp_path, "[{name: tell, args: {words: a}}]", rows=3)
 
 
-async def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
+async def test_state_processes_end_with_their_rollouts(tmp_path: Path) -> None:
     rollouts = await played(tmp_path, "[{name: tell, args: {words: a}}]")
     pids = {int(answers(rollout)[0].rpartition('pid": ')[2].rstrip("}")) for rollout in rollouts}
     assert len(pids) == 2

@@ -123,7 +123,7 @@ async def test_background_process_from_start_to_end(play: Player) -> None:
     assert [(entry["session_id"], entry["status"]) for entry in listed] == [(session, "exited")]
 
 
-async def test_wait_gives_up_and_kill_ends(play: Player) -> None:
+async def test_wait_times_out_and_kill_ends_the_process(play: Player) -> None:
     session = (await play("terminal", command="sleep 60", background=True))["session_id"]
     assert (await play("process", action="wait", session_id=session, timeout=1))["status"] == "timeout"
     killed = await play("process", action="kill", session_id=session)
@@ -203,7 +203,7 @@ async def test_no_number_of_background_processes_fills_the_runner(play: Player) 
     assert "only the last of 32 are kept" in outcome.content
 
 
-async def test_as_many_as_may_run_at_a_time_are_told(play: Player) -> None:
+async def test_background_processes_over_the_limit_are_refused(play: Player) -> None:
     answers = await flood(play, MOST_LISTED + 5, "sleep 60")
     refused = [answer["error"] for answer in answers if "session_id" not in answer]
     assert refused == ["32 processes run in the background already; end one of them first"] * 5

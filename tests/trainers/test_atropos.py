@@ -110,9 +110,7 @@ def sending(log: DeliveryLog, name: str, made: dict[str, Any]) -> Group:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_a_group_in_doubt_is_found_at_the_api_also_beside_other_environments(
-    tmp_path: Path, arrives: bool
-) -> None:
+async def test_doubtful_group_is_located_in_the_shared_queue_of_the_api(tmp_path: Path, arrives: bool) -> None:
     async with trajectory_api() as url:
         await train(url)
         one, other = client(url), client(url)
@@ -137,7 +135,7 @@ async def test_a_group_in_doubt_is_found_at_the_api_also_beside_other_environmen
 
 
 @pytest.mark.slow
-async def test_an_environment_that_goes_on_has_its_whole_share_again() -> None:
+async def test_reconnected_environment_regains_its_complete_share() -> None:
     async with trajectory_api() as url:
         await train(url)
         log = DeliveryLog(None, "atropos")
@@ -276,7 +274,7 @@ async def test_one_failure_of_a_proxy_does_not_mean_that_the_queue_was_lost(monk
 
 
 @pytest.mark.parametrize("former", [{"numbers": [0], "name": "canned_0"}, 0])
-async def test_an_environment_goes_on_with_an_api_that_was_restarted(former: object) -> None:
+async def test_environment_reconnects_to_a_restarted_api(former: object) -> None:
     """The API calls it what it called it before."""
     log = DeliveryLog(None, "atropos")
     log.registered(former)
@@ -291,7 +289,7 @@ async def test_an_environment_goes_on_with_an_api_that_was_restarted(former: obj
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_queue_is_not_taken_for_safe_on_the_word_of_an_unrecorded_registration(restarted: bool) -> None:
+async def test_unrecorded_registration_does_not_hide_a_restarted_api(restarted: bool) -> None:
     """A process was killed when it had registered, so that the next number is one that the API of before would give."""
     log = DeliveryLog(None, "atropos")
     network = Network(RunApi(batch_size=100), random.Random(0), 0.0)
@@ -386,7 +384,7 @@ async def test_what_the_queue_takes_is_what_is_wanted(status: dict[str, Any], le
     ("step", "queued", "finished", "wants_more"),
     [(3, 4, False, True), (3, 8, False, False), (4, 4, False, False), (4, 0, False, True), (5, 0, True, False)],
 )
-async def test_a_trainer_whose_queue_is_enough_wants_no_more_and_is_finished_at_its_last_step(
+async def test_trainer_state_counts_its_queue_and_finishes_at_the_last_step(
     step: int, queued: int, finished: bool, wants_more: bool
 ) -> None:
     """An environment that ended with the queue would miss the evaluation of the last step."""

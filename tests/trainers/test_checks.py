@@ -26,7 +26,7 @@ def refused(*lines: dict[str, Any], version: int | None = None, **checks: Any) -
 
 
 @pytest.mark.parametrize("logprobs", [{}, {"inference_logprobs": None}])
-def test_log_probabilities_are_a_list_also_where_there_are_none(logprobs: dict[str, Any]) -> None:
+def test_missing_logprobs_become_an_empty_list(logprobs: dict[str, Any]) -> None:
     (line,) = usable(group(0.0, 1.0, **logprobs))
     assert line["inference_logprobs"] == []
 
@@ -39,7 +39,7 @@ def test_a_group_of_the_wrong_size_never_leaves(scores: tuple[float, ...]) -> No
     assert usable(group(0.0, 0.5, 1.0, group_overrides={"group_size": 3}))
 
 
-def test_one_of_several_groups_that_is_of_no_use_holds_up_no_other() -> None:
+def test_unusable_group_does_not_block_the_others() -> None:
     found = usable(group(1.0), group(0.0, 1.0), group(0.5, 1.0))
     assert [line["scores"] for line in found] == [[0.0, 1.0], [0.5, 1.0]]
 
@@ -66,7 +66,7 @@ def test_a_sequence_that_is_too_long_is_said_with_its_length() -> None:
     assert usable(group(0.0, 1.0), longest=3)
 
 
-def test_a_stated_policy_for_what_is_too_long() -> None:
+def test_too_long_sequences_are_truncated_or_masked_as_configured() -> None:
     long = group(0.0, 1.0, inference_logprobs=[[1.0, -0.5, -0.25]] * 2)
     long["tokens"] = [[1, 2], [1, 2, 3]]
     long["masks"], long["inference_logprobs"][0] = [[-100, 2], [-100, 2, 3]], [1.0, -0.5]
@@ -79,7 +79,7 @@ def test_a_stated_policy_for_what_is_too_long() -> None:
     assert counts == {"truncated": 1, "masked": 1}
 
 
-def test_what_a_teacher_says_of_a_sequence_is_cut_with_it() -> None:
+def test_teacher_values_are_cut_with_their_sequence() -> None:
     said = {"ref_logprobs": [[1.0, -0.5, -0.25]] * 2, "distill_token_ids": [[[], [2], [3]]] * 2}
     said["distill_logprobs"] = [[[], [-0.5], [-0.25]]] * 2  # type: ignore[list-item]
     long = group(0.0, 1.0, **said)
@@ -103,7 +103,7 @@ def test_a_group_without_a_proof_is_refused_where_exactness_is_asked_for() -> No
 
 
 @pytest.mark.parametrize(("version", "fresh"), [(5, True), (6, False), (None, False)])
-def test_weights_are_compared_with_those_of_the_moment_of_sending(version: int | None, fresh: bool) -> None:
+def test_staleness_is_measured_when_the_group_is_sent(version: int | None, fresh: bool) -> None:
     line = group(0.0, 1.0, provenance=EXACT)
     if fresh:
         assert usable(line, version=version, max_staleness=2)
@@ -114,6 +114,6 @@ def test_weights_are_compared_with_those_of_the_moment_of_sending(version: int |
     assert checks.counts == ({} if fresh else {"stale": 1})
 
 
-def test_uniform_groups_are_refused_where_asked_for_but_never_a_group_of_one() -> None:
+def test_uniform_groups_are_refused_if_configured_except_groups_of_one() -> None:
     assert refused(group(1.0, 1.0), uniform=False)[0] == "uniform"
     assert usable(group(1.0), uniform=False, group_size=1)

@@ -58,7 +58,7 @@ def test_a_queue_that_is_still_there_is_not_sent_again(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_group_that_was_under_way_is_in_doubt_until_the_environment_is_registered(tmp_path: Path) -> None:
+def test_group_in_flight_is_doubtful_until_the_environment_registers(tmp_path: Path) -> None:
     log = opened(tmp_path)
     send(log, "a")
     log.sending("b")
@@ -71,7 +71,7 @@ def test_a_group_that_was_under_way_is_in_doubt_until_the_environment_is_registe
     log.close()
 
 
-def test_a_group_in_doubt_is_told_from_others_by_its_content_unless_the_one_before_was_the_same(tmp_path: Path) -> None:
+def test_doubtful_group_is_identified_by_content_unless_it_is_repeated(tmp_path: Path) -> None:
     log = opened(tmp_path)
     same, other = content_of([[1, 2], [3]], [0.0, 1.0]), content_of([[1], [2, 3]], [0.0, 1.0])
     assert same != other

@@ -43,7 +43,7 @@ def write(folder: Path, trainer: str = TRAINER.read_text()) -> Path:
     return folder / "spec.yaml"
 
 
-def test_it_is_served_by_the_command_line_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_custom_trainer_is_served_by_the_cli_and_resumes(tmp_path: Path) -> None:
     write(tmp_path)
     for steps in ("2", "4"):
         more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
@@ -73,7 +73,7 @@ def test_it_takes_no_more_than_forty_lines() -> None:
         ("counts.py:Numbered", "counts.py:Numbered has the name 5, and not a text"),
     ],
 )
-def test_what_is_no_trainer_is_refused_with_the_way_out(tmp_path: Path, trainer: str, said: str) -> None:
+def test_invalid_trainer_is_refused_with_a_hint(tmp_path: Path, trainer: str, said: str) -> None:
     spec = write(tmp_path, CLASSES)
     spec.write_text(SPEC.replace("counts.py:Counts", trainer))
     with pytest.raises(UserError, match=said):

@@ -90,7 +90,7 @@ def got(trainer: Collects) -> list[str]:
     return [group.id for group, _ in trainer.groups]
 
 
-async def test_a_trainer_gets_whole_groups_with_their_tokens_until_it_has_its_steps(tmp_path: Path) -> None:
+async def test_trainer_receives_complete_groups_until_its_last_step(tmp_path: Path) -> None:
     trainer = Collects(steps=4, batch=3)
     world = await serve(trainer, tmp_path)
     assert len(trainer.groups) >= 12
@@ -117,7 +117,7 @@ async def test_a_trainer_that_dies_and_comes_back_gets_every_group_once(tmp_path
     assert len(ids) == len(set(ids)), "nothing was played twice"
 
 
-async def test_what_the_trainer_has_lost_is_sent_again_and_not_played_again(tmp_path: Path) -> None:
+async def test_groups_missing_at_the_trainer_are_sent_again_but_not_run_again(tmp_path: Path) -> None:
     trainer, world = Collects(steps=3, batch=2), World(on_grade=by_index)
     await serve(trainer, tmp_path, world)
     before = got(trainer)
@@ -134,7 +134,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_another_trainer_on_the_same_run_gets_what_is_there_without_playing(tmp_path: Path) -> None:
+async def test_another_trainer_receives_recorded_groups_of_the_run(tmp_path: Path) -> None:
     first, second, world = Collects(steps=3), Collects(steps=3), World(on_grade=by_index)
     second.name = "another"  # type: ignore[misc]
     await serve(first, tmp_path, world)
@@ -165,7 +165,7 @@ async def test_serving_ends_when_groups_in_a_row_are_of_no_use(
     assert f"({cause})" in told.message and way in told.message
 
 
-async def test_group_that_is_sent_clears_those_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sent_group_resets_the_count_of_unusable_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.trainers.serving.IN_VAIN", 6)
     world = World(on_grade=lambda key: float(key.index and key.row.key == "row0"))
     trainer = Collects(steps=2, batch=3)
@@ -173,7 +173,7 @@ async def test_group_that_is_sent_clears_those_of_no_use(tmp_path: Path, monkeyp
     assert len(trainer.groups) >= 6
 
 
-async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Path) -> None:
+async def test_stale_groups_are_excluded_counted_and_never_sent(tmp_path: Path) -> None:
     excluded: list[str] = []
 
     class Stepping(Hooks):
@@ -190,7 +190,7 @@ async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Pa
         assert set(recorded.excluded.values()) == {"stale"}
 
 
-async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is_taken(
+async def test_staleness_is_counted_when_the_trainer_takes_the_group(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The weights are at version 3 while groups are sent, and twelve versions further when a batch is full."""
@@ -228,7 +228,7 @@ async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is
 
 
 @pytest.mark.parametrize("looks_while_sending", [0, 3])
-async def test_no_more_groups_are_played_than_the_trainer_wants(
+async def test_groups_run_only_while_the_trainer_requests_more(
     looks_while_sending: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_rl.trainers.serving.LOOK", 0.01)
@@ -384,7 +384,7 @@ async def test_trainer_whose_close_hangs_is_left(
     assert "trainer collects: close failed: TimeoutError" in caplog.text
 
 
-async def test_a_trainer_that_wants_any_number_and_takes_none_gets_a_bounded_number_of_groups(
+async def test_unlimited_demand_of_a_stalled_trainer_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_rl.trainers.serving.OUTBOX", 3)
@@ -466,7 +466,7 @@ async def test_an_evaluation_that_is_due_while_another_one_runs_follows_it(tmp_p
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-async def test_no_group_or_every_group_begins_while_an_evaluation_runs(share: float, tmp_path: Path) -> None:
+async def test_evaluation_share_controls_groups_started_during_evaluation(share: float, tmp_path: Path) -> None:
     gate = asyncio.Event()
     hooks = Evaluates(1, gate)
     hooks.evaluation_share = share

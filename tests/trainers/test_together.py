@@ -37,7 +37,9 @@ def together(*feeding: Feeding) -> SharedTrainer:
 
 
 @pytest.mark.parametrize(("weights", "sizes"), [((3, 1), (4, 4)), ((3, 1), (4, 8)), ((1, 2.5, 0.5), (4, 4, 16))])
-def test_what_is_begun_keeps_to_the_weights_at_every_moment(weights: tuple[float, ...], sizes: tuple[int, ...]) -> None:
+def test_started_rollouts_follow_the_weights_at_every_moment(
+    weights: tuple[float, ...], sizes: tuple[int, ...]
+) -> None:
     all_of_them = [Feeding(weight, size) for weight, size in zip(weights, sizes, strict=True)]
     turns = together(*all_of_them)
     for number in range(400):
@@ -48,7 +50,7 @@ def test_what_is_begun_keeps_to_the_weights_at_every_moment(weights: tuple[float
         assert max(used) - min(used) <= max(one.size / one.weight for one in all_of_them)
 
 
-def test_one_that_cannot_begin_holds_up_no_other_and_catches_up() -> None:
+def test_blocked_environment_does_not_block_others_and_catches_up() -> None:
     fast, slow = Feeding(1), Feeding(1, can_start=False)
     turns = together(fast, slow)
     for _ in range(10):
@@ -76,7 +78,7 @@ def test_weights_hold_where_each_may_have_two_groups_in_flight() -> None:
     assert light.begun >= 4 * 20 and abs(heavy.begun - 3 * light.begun) <= 3 * 4
 
 
-def test_one_that_is_behind_and_has_not_looked_since_is_waited_for() -> None:
+def test_lagging_environment_that_has_not_polled_is_waited_for() -> None:
     ahead, behind = Feeding(1, begun=4, looked=2.0), Feeding(1, room=False, looked=1.0)
     turns = together(ahead, behind)
     assert not turns.turn(ahead), "it would find the same room"
@@ -102,13 +104,13 @@ def test_one_that_has_ended_takes_no_room_and_no_turn() -> None:
     assert turns.turn(first) and turns.pending == 0 and first.woken == 1
 
 
-def test_what_all_have_begun_counts_against_the_room_of_each() -> None:
+def test_in_flight_count_includes_all_environments() -> None:
     first, second = Feeding(1, pending=8), Feeding(1, pending=4)
     turns = together(first, second)
     assert turns.in_flight(seen=0) == 12
 
 
-def test_a_group_counts_until_a_look_that_began_after_its_arrival() -> None:
+def test_sent_group_counts_until_a_poll_that_starts_after_its_arrival() -> None:
     first, second = Feeding(1, pending=8), Feeding(1, pending=4)
     turns = together(first, second)
     before = turns.sent

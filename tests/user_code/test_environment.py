@@ -96,7 +96,7 @@ def test_a_listed_variable_has_the_value_that_the_spec_was_given(pool: ProcessPo
     assert "RUNNER_SECRET" not in seen, "who may not read the runner's variables cannot list them either"
 
 
-def test_a_process_from_before_does_no_call_once_another_variable_is_listed(pool: ProcessPool, tmp_path: Path) -> None:
+def test_newly_listed_variable_replaces_the_process(pool: ProcessPool, tmp_path: Path) -> None:
     before = call(pool, tmp_path, "pid")
     assert call(pool, tmp_path, "pid") == before
     admit(["GAME_DIR"], os.environ)
@@ -122,7 +122,7 @@ def test_a_module_that_lacks_a_variable_when_it_is_loaded_names_the_key(
         call(pool, tmp_path, "given", 'import os\nHERE = os.environ["GAME_DIR"]\ndef given(): return HERE\n')
 
 
-def test_a_missing_key_of_a_dictionary_is_no_missing_variable(pool: ProcessPool, tmp_path: Path) -> None:
+def test_missing_dictionary_key_is_not_reported_as_a_missing_variable(pool: ProcessPool, tmp_path: Path) -> None:
     admit([], os.environ)
     with pytest.raises(ForeignError) as caught:
         call(pool, tmp_path, "looks_up", variable="GAME_DIR")

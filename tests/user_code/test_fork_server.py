@@ -80,7 +80,7 @@ def wait_until_gone(*pids: int) -> None:
             os.close(descriptor)
 
 
-def test_server_has_no_variables_threads_or_foreign_descriptors(start: Starter) -> None:
+def test_fork_server_has_no_variables_threads_or_inherited_descriptors(start: Starter) -> None:
     start("describe")[0].wait(SECONDS)
     process = Path(f"/proc/{start.server_pid}")
     assert (process / "environ").read_bytes() == b""
@@ -133,7 +133,7 @@ class Models(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def test_child_trusts_the_certificates_that_its_variables_name(start: Starter, tmp_path: Path) -> None:
+def test_child_trusts_the_ssl_certificates_named_by_its_variables(start: Starter, tmp_path: Path) -> None:
     files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *names]
@@ -340,7 +340,7 @@ def test_fork_of_client_shares_the_server_and_leaves_its_processes_alone(start: 
     assert alive(process.pid)
 
 
-def test_fresh_interpreter_starts_where_there_is_no_fork_server(
+def test_child_is_a_new_interpreter_on_platforms_without_a_fork_server(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -187,7 +187,7 @@ def call(pool: ProcessPool, tmp_path: Path) -> Caller:
 # ------------------------------------------------------------------------------------------------ What a call gives
 
 
-def test_it_returns_what_the_function_returns(call: Caller) -> None:
+def test_call_returns_the_value_of_the_function(call: Caller) -> None:
     assert call("add", a=1, b=2) == 3
     assert call("later", a="x") == ["x"]
     assert call("sent", value={"text": "\ud800 ü", "data": b"\0\xff", "none": None}) == {
@@ -225,7 +225,7 @@ async def test_short_calls_at_once_wait_for_a_few_processes(
     assert len(set(used)) <= code_pool.FREE
 
 
-def test_when_memory_ends_the_kernel_ends_it_before_the_runner_and_after_what_is_in_sandboxes(call: Caller) -> None:
+def test_process_is_killed_before_the_runner_when_memory_is_exhausted(call: Caller) -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert own < call("order") == OOM_EARLY < 1000
 
@@ -236,7 +236,7 @@ def test_all_processes_are_in_one_session_which_is_not_the_runners(call: Caller)
     assert len(sessions) == 1 and os.getsid(0) not in sessions
 
 
-def test_processes_have_random_numbers_of_their_own(call: Caller) -> None:
+def test_processes_have_distinct_random_numbers(call: Caller) -> None:
     with ThreadPoolExecutor(4) as threads:
         drawn = list(threads.map(lambda _: call("draw"), range(8)))
     assert len(set(drawn)) == 8
@@ -250,7 +250,7 @@ def test_it_is_where_the_runner_is(call: Caller, tmp_path: Path, monkeypatch: py
     assert call("variable", key="HF_HOME") == "of the runner"
 
 
-def test_the_folder_in_which_it_began_may_be_gone(
+def test_calls_work_after_the_initial_directory_is_removed(
     call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -260,7 +260,7 @@ def test_the_folder_in_which_it_began_may_be_gone(
     assert call("add", a=1, b=2) == 3
 
 
-def test_what_is_raised_is_told_with_its_place(call: Caller) -> None:
+def test_exception_is_reported_with_its_location(call: Caller) -> None:
     with pytest.raises(ForeignError, match=r"KeyError: 'column' at .*code.py:\d+"):
         call("raises")
     with pytest.raises(ForeignError, match="SystemExit: 3"):
@@ -272,7 +272,7 @@ def test_what_is_raised_is_told_with_its_place(call: Caller) -> None:
     ("which", "kind"),
     [("user", UserError), ("judge", JudgeFailure), ("sandbox", SandboxFailure)],
 )
-def test_exception_of_ours_that_only_user_code_vouches_for_is_a_claim(
+def test_infrastructure_exception_raised_by_user_code_is_only_a_claim(
     call: Caller, which: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(ForeignError) as caught:
@@ -282,7 +282,7 @@ def test_exception_of_ours_that_only_user_code_vouches_for_is_a_claim(
         assert caught.value.claimed.stop_reason is StopReason.SANDBOX_KILLED
 
 
-def test_fault_of_the_agent_is_raised_as_it_was(call: Caller) -> None:
+def test_agent_fault_is_raised_unchanged(call: Caller) -> None:
     with pytest.raises(AgentFault, match="its doing"):
         call("of_ours", which="agent")
 
@@ -317,7 +317,7 @@ def test_a_file_that_changes_stays_what_it_was(call: Caller, pool: ProcessPool, 
 
 
 @pytest.mark.parametrize("name", ["spins", "sleeps", "matches"])
-def test_one_that_takes_too_long_is_ended_and_the_next_goes_on(call: Caller, name: str) -> None:
+def test_call_that_times_out_is_ended_and_the_next_one_works(call: Caller, name: str) -> None:
     call("pid")
     began = time.monotonic()
     with pytest.raises(OvertimeError, match=r"did not return within 0\.3 s"):
@@ -460,7 +460,7 @@ def test_only_the_process_itself_replies_where_a_call_has_forked(call: Caller) -
         assert call("add", a=1, b=1) == 2
 
 
-def test_arguments_that_cannot_be_made_anew_are_an_error_of_their_call(call: Caller) -> None:
+def test_argument_that_cannot_be_unpickled_is_an_error_of_its_call(call: Caller) -> None:
     stubborn = load_object(f"{call.path}:Stubborn")()
     with pytest.raises(ForeignError, match=r"cannot be made anew in another process .*only here.*isolate: none"):
         call("sent", value=stubborn)
@@ -475,7 +475,7 @@ async def test_a_class_of_one_file_is_known_to_code_of_another(pool: ProcessPool
     assert await pool.call(other.code("counted"), {"world": world}, "hermes_rl.plugins:identity", 60) == 7
 
 
-async def test_a_call_that_nobody_waits_for_is_ended(call: Caller, pool: ProcessPool) -> None:
+async def test_cancelled_call_is_ended(call: Caller, pool: ProcessPool) -> None:
     async def begun(name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(pool.call(call.code(name), {}, "hermes_rl.plugins:identity", 60))
         await asyncio.sleep(0.5)
@@ -515,7 +515,7 @@ async def test_a_session_that_a_call_has_started_ends_with_its_process(
     await asyncio.to_thread(until_gone, kept)
 
 
-async def test_a_session_ends_though_its_process_ended_while_other_code_was_loaded(
+async def test_session_ends_if_its_process_died_while_other_code_loaded(
     call: Caller, pool: ProcessPool, tmp_path: Path
 ) -> None:
     code = call.code("starts_a_session")
@@ -570,7 +570,7 @@ async def test_what_a_module_has_started_while_it_was_loaded_outlives_a_call(poo
         os.kill(daemon, signal.SIGKILL)
 
 
-def test_a_child_that_does_not_end_holds_up_its_parent_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_does_not_end_blocks_its_parent_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_process, "REAP_SECONDS", 0.01)
     monkeypatch.setattr(code_process, "_kept", set())
     with subprocess.Popen(["sleep", "777.375"]) as child:
@@ -591,7 +591,7 @@ def test_many_at_once_wait_for_each_other_or_get_processes(call: Caller) -> None
         assert list(threads.map(lambda n: call("sleeps", seconds=n / 1000), range(32))) == [n / 1000 for n in range(32)]
 
 
-def test_no_place_is_lost_by_those_who_give_up(call: Caller, pool: ProcessPool) -> None:
+def test_cancelled_calls_lose_no_pool_slots(call: Caller, pool: ProcessPool) -> None:
     async def some(seed: int) -> None:
         chance = random.Random(seed)
         given = {"seconds": 0.002}
@@ -612,7 +612,7 @@ def test_no_place_is_lost_by_those_who_give_up(call: Caller, pool: ProcessPool) 
     assert call("add", a=1, b=1) == 2
 
 
-def test_processes_end_with_the_runner_also_where_it_is_killed(tmp_path: Path) -> None:
+def test_processes_end_with_the_runner_even_if_it_is_killed(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     program = f"""
     import asyncio
@@ -633,7 +633,7 @@ def test_processes_end_with_the_runner_also_where_it_is_killed(tmp_path: Path) -
     until_gone(warm)
 
 
-def test_another_warm_process_takes_the_place_of_one_that_was_lost(call: Caller, pool: ProcessPool) -> None:
+def test_lost_warm_process_is_replaced(call: Caller, pool: ProcessPool) -> None:
     call("pid")
     assert pool._warm is not None
     pool._warm._process.kill()
@@ -849,9 +849,7 @@ def test_what_a_call_has_entered_is_left_when_it_ends(pool: ProcessPool, tmp_pat
 
 
 @pytest.mark.parametrize("how", ["returns", "ends"])
-async def test_question_that_is_open_when_its_call_ends_is_given_up(
-    pool: ProcessPool, tmp_path: Path, how: str
-) -> None:
+async def test_open_question_is_cancelled_when_its_call_ends(pool: ProcessPool, tmp_path: Path, how: str) -> None:
     """The call says how long a question may take, so it must not hold up the runner after its end."""
     call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
     shelf.loop = asyncio.get_running_loop()
@@ -861,7 +859,7 @@ async def test_question_that_is_open_when_its_call_ends_is_given_up(
     assert shelf.books == ["given up"]
 
 
-def test_a_thread_that_a_call_left_behind_may_ask_in_the_next_one(pool: ProcessPool, tmp_path: Path) -> None:
+def test_thread_left_by_a_call_may_ask_during_the_next_one(pool: ProcessPool, tmp_path: Path) -> None:
     call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
     for name in ("asks_later", "works"):
         pool.load(call.code(name))

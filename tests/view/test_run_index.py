@@ -42,7 +42,7 @@ def test_the_indexes_of_runs_that_were_not_looked_at_are_let_go(
     assert [run["rollouts"] for run in runs.runs()["runs"]] == [10] * 6
 
 
-def test_the_orders_of_queries_that_are_kept_are_few(tmp_path: Path) -> None:
+def test_run_index_bounds_cached_sort_orders(tmp_path: Path) -> None:
     runs = several(tmp_path, 1, 10)
     (name,) = names(runs)
     for place in range(3 * run_index.ORDERED):
@@ -50,7 +50,7 @@ def test_the_orders_of_queries_that_are_kept_are_few(tmp_path: Path) -> None:
     assert len(runs._runs[name].ordered) == run_index.ORDERED
 
 
-def test_a_large_run_is_told_of_before_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_run_is_listed_before_it_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "SLICE", 10)
     monkeypatch.setattr(run_index, "READING", 0.0)
     runs = several(tmp_path, 1, 35)
@@ -65,7 +65,7 @@ def test_a_large_run_is_told_of_before_it_was_read(tmp_path: Path, monkeypatch: 
     assert runs.rollout(run["run"], "34:0-0")["score"] == 1.0
 
 
-def test_a_rollout_behind_what_was_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_beyond_the_part_already_read_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "SLICE", 10)
     monkeypatch.setattr(run_index, "READING", 0.0)
     runs = several(tmp_path, 1, 50)
@@ -75,9 +75,7 @@ def test_a_rollout_behind_what_was_read_is_found(tmp_path: Path, monkeypatch: py
         runs.rollout(run["run"], "none")
 
 
-def test_a_search_that_takes_long_goes_on_with_the_next_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_search_continues_with_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "PATIENCE", 0.0)
     runs = several(tmp_path, 1, 20)
     (name,) = names(runs)
@@ -91,7 +89,7 @@ def test_a_search_that_takes_long_goes_on_with_the_next_request(
 
 
 @pytest.mark.parametrize("text", ["Ünïcode", 'with "quotes"', "two\nlines", "tab\there", "back\\slash", "\u2028"])
-def test_a_text_is_found_as_it_was_written(tmp_path: Path, text: str) -> None:
+def test_text_search_matches_the_original_characters(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", [recorded("a"), recorded("b", text=f"before {text} behind")])
     record = RunRecord(run)
     record.refresh()
@@ -115,9 +113,7 @@ def test_a_tool_that_failed_is_found_by_its_name(tmp_path: Path) -> None:
         assert len(asked.chosen(record.rollouts)) == count
 
 
-def test_a_run_that_is_being_read_keeps_its_index_while_another_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_in_use_keeps_its_index_while_another_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "MOST_INDEXED", 0)
     runs = several(tmp_path, 2, 3)
     one, other = names(runs)
@@ -224,7 +220,7 @@ def test_the_next_rollout_follows_the_filter(
         assert runs.neighbour(name, at, {**asked, "backwards": "1", "failed": ""})["id"] != at
 
 
-def test_attempts_that_failed_and_were_played_again_are_counted(tmp_path: Path) -> None:
+def test_failed_and_retried_attempts_are_counted(tmp_path: Path) -> None:
     lines = [*(recorded("a", score=None, attempt=attempt) for attempt in range(8)), recorded("a", attempt=8)]
     runs = RunIndex([write_run(tmp_path / "run", lines)])
     names(runs)
@@ -232,7 +228,7 @@ def test_attempts_that_failed_and_were_played_again_are_counted(tmp_path: Path) 
     assert (run["failed"], run["failed_attempts"], run["attempts"]) == (0, 8, 9)
 
 
-def test_the_time_of_a_run_is_the_recorded_one_though_its_files_were_copied(tmp_path: Path) -> None:
+def test_duration_of_a_run_is_the_recorded_one_after_copying(tmp_path: Path) -> None:
     times = {"started": "2026-11-01T10:00:00.000+00:00", "ended": "2026-11-01T10:00:10.500+00:00"}
     write_run(tmp_path / "copied", [recorded("a")], **times)
     write_run(tmp_path / "killed", [recorded("a")], started=times["started"])

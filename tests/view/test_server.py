@@ -53,7 +53,7 @@ PATHS = ["/", "/view.js", "/view.css", "/api/runs", "/api/nowhere", "/nowhere", 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("token", [True, False])
-def test_every_answer_says_what_a_page_may_do(viewed: Viewed, path: str, token: bool) -> None:
+def test_every_response_has_security_headers(viewed: Viewed, path: str, token: bool) -> None:
     _, headers, _ = viewed.ask(path, token=token)
     assert {name: headers.get(name.lower()) for name in SAFE} == SAFE
     assert "default-src 'none'" in headers["content-security-policy"]
@@ -80,7 +80,7 @@ def test_the_page_is_given_to_everybody_and_holds_no_data(viewed: Viewed, folder
     ],
 )
 @pytest.mark.parametrize("path", ["/api/runs", "/api/nowhere", "/openapi.json", "/docs"])
-def test_nothing_is_told_without_the_token(viewed: Viewed, path: str, headers: dict[str, str]) -> None:
+def test_requests_without_the_token_are_refused(viewed: Viewed, path: str, headers: dict[str, str]) -> None:
     status, _, body = viewed.ask(path, headers, token=False)
     assert status == 401
     assert b"has printed" in body
@@ -101,7 +101,7 @@ def test_the_address_gives_a_cookie_that_no_script_and_no_other_site_uses(viewed
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "a b"]
 )
-def test_a_name_that_is_not_ours_is_not_answered(viewed: Viewed, host: str) -> None:
+def test_requests_for_an_unknown_host_are_refused(viewed: Viewed, host: str) -> None:
     for path in ("/", "/api/runs"):
         status, _, body = viewed.ask(path, {"Host": host})
         assert status == 403
@@ -194,7 +194,7 @@ def test_rollouts_are_sorted_and_those_without_a_number_come_last(viewed: Viewed
         "cursor=٣-1-1",
     ],
 )
-def test_a_wrong_filter_is_told(viewed: Viewed, query: str) -> None:
+def test_invalid_filter_is_refused_with_its_name(viewed: Viewed, query: str) -> None:
     status, _, body = viewed.ask(f"/api/runs/{run_of(viewed, 'many')}/rollouts?{quote(query, safe='=&')}")
     assert status == 422
     assert json.loads(body)["place"] == query.partition("=")[0]
@@ -203,13 +203,13 @@ def test_a_wrong_filter_is_told(viewed: Viewed, query: str) -> None:
 @pytest.mark.parametrize(
     "path", ["none", "none/rollouts", "none/rollouts/x", "none/tokens/x", "RUN/rollouts/none", "RUN/tokens/none"]
 )
-def test_what_is_not_there_is_told(viewed: Viewed, path: str) -> None:
+def test_missing_resource_gets_status_404_with_its_name(viewed: Viewed, path: str) -> None:
     status, _, body = viewed.ask(f"/api/runs/{path.replace('RUN', run_of(viewed, 'many'))}")
     assert status == 404
     assert "none" in json.loads(body)["detail"]
 
 
-def test_what_a_run_has_cost_is_told_as_it_grew(tmp_path: Path) -> None:
+def test_cost_of_a_run_is_reported_as_it_grows(tmp_path: Path) -> None:
     lines = [recorded(f"row {place}") for place in range(100)]
     for place, line in enumerate(lines[:80]):
         line["usage"]["cost"] = 0.25 + place % 2 * 0.5
@@ -317,7 +317,7 @@ def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
             assert viewed.get("runs", name, "rollouts", sort="score")["total"] == 90
 
 
-def test_a_run_that_is_graded_anew_is_read_anew(tmp_path: Path) -> None:
+def test_regraded_run_is_read_again(tmp_path: Path) -> None:
     lines = [recorded(f"{place}") for place in range(60)]
     run = write_run(tmp_path / "run", lines)
     with Viewed(run) as viewed:
@@ -336,7 +336,7 @@ def test_a_run_that_is_graded_anew_is_read_anew(tmp_path: Path) -> None:
         assert viewed.get("runs", name, "rollouts", "3:0-0")["score"] == 0.25
 
 
-def test_a_run_that_goes_on_and_one_that_begins_are_seen(tmp_path: Path) -> None:
+def test_view_shows_whether_a_run_is_running(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "first", [recorded("a")])
     with (run / ".lock").open("w") as lock, Viewed(tmp_path / "runs") as viewed:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -348,7 +348,7 @@ def test_a_run_that_goes_on_and_one_that_begins_are_seen(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_it_ends_when_it_is_told_to(folder: Path, number: int, status: int) -> None:
+def test_server_ends_on_a_signal(folder: Path, number: int, status: int) -> None:
     with Viewed(folder / "runs") as viewed:
         assert viewed.url.startswith("http://127.0.0.1:")
         assert viewed.end(number) == status

@@ -38,7 +38,7 @@ def _pattern(value: str) -> str:
     try:
         re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
-        raise wrong(f"this is no regular expression: {error}") from None
+        raise wrong(f"invalid regular expression: {error}") from None
     return value
 
 
@@ -46,7 +46,7 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
     try:
         CompiledSchema(value).check()
     except InvalidSchemaError as error:
-        raise wrong(f"this is no JSON Schema: {error}") from None
+        raise wrong(f"invalid JSON Schema: {error}") from None
     return value
 
 
@@ -56,7 +56,7 @@ def _object(value: Any) -> Any:
     try:
         return read_json(value) if value.strip() else {}
     except ValueError as error:
-        raise wrong(f"this is no JSON object: {error}") from None
+        raise wrong(f"expected a JSON object: {error}") from None
 
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
@@ -236,5 +236,5 @@ ARGUMENT_TYPES: Mapping[str, Any] = {
 }
 """What annotations of shipped rewards may name besides Python's types."""
 BY_FUNCTION: Mapping[str, Mapping[str, Any]] = {"file_matches": {"path": PathText, "content": FileText}}
-"""Types of arguments of shipped rewards that do not name them: with another source, a run that was recorded with such a
-reward would not go on, as nobody has the sandbox any more into which it looks."""
+"""Argument types of shipped rewards whose source does not declare them. Declaring them would change the source, and a
+run recorded with such a reward could not resume: the sandbox that the reward reads no longer exists."""

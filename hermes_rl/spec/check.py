@@ -1,8 +1,8 @@
-"""What can be told about a loaded spec without running it: templates, code files, rewards, names, files.
+"""Check a loaded spec without running it: templates, code files, rewards, names, files.
 
-The checks render every template with sample rows, read Python files as syntax trees and never import them, and ask no
-network. What only a hub, an extra or an engine could tell is a warning. The caller gives the rows
-(`hermes_rl.data.check` reads them). `hermes_rl.spec.check_code` is imported for a spec that names code.
+The checks render every template with sample rows, parse Python files without importing them, and use no network.
+Anything that only a hub, an extra or an engine could confirm is a warning. The caller passes the rows
+(`hermes_rl.data.check` reads them). `hermes_rl.spec.check_code` is imported only for a spec that names code.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _has_failed(place: NodePath, failed: set[NodePath]) -> bool:
 
 @contextmanager
 def _reporting(place: NodePath, key: str, failed: set[NodePath], findings: Findings) -> Iterator[None]:
-    """Report an error of a row in the words of a run."""
+    """Report an error of a row with the message that a run would print."""
     try:
         with locating(findings.spec, key, place):
             yield
@@ -163,7 +163,7 @@ def _check_carried(
 
 
 def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
-    """Path, value, and declared type of every single value that is rendered."""
+    """Yield the path, value and declared type of every single value that is rendered."""
     for place, prompt in _prompts(spec):
         yield from _prompt(place, prompt)
     yield from ((("agents", seat, "message_template"), own.message_template, TEXT) for seat, own in spec.agents.items())
@@ -231,7 +231,7 @@ def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath
 
 
 def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
-    """Each template on its own, so that its place can be named; then all of a value that has templates in it."""
+    """Yield each template of a value, so that errors name its path, then the complete value if it has templates."""
     if not isinstance(value, str):
         yield from _below(path, value, None)
     if isinstance(value, str) or (kind is not None and has_template(value)):
@@ -239,7 +239,8 @@ def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, An
 
 
 def _below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
-    """Each template on its own, so that its place can be named; only a whole value has a declared type, or a text."""
+    """Yield each template inside a value, so that errors name its path. Only a complete value has a declared type;
+    parts keep it if it is a text type."""
     inner = kind if kind in (str, EnvText, SystemText) else None
     if isinstance(value, Mapping):
         for name, item in value.items():
@@ -277,7 +278,7 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
 def _check_section(
     name: str, section: SandboxSection | User, row: Row, key: str, failed: set[NodePath], findings: Findings
 ) -> None:
-    """Check a section whose values have types of their own, value by value first."""
+    """Check a section whose values have their own types, value by value first."""
     path: NodePath = (name,)
     for inner, value, _ in _below(path, section.model_dump(by_alias=True, exclude_unset=True), None):
         if not _works(inner, value, None, row, key, findings):
@@ -321,11 +322,11 @@ def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
 
 
 def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
-    """Raise `TemplateError` for a name that a row chooses among the tools of a state and that none of them has, if
-    the names of all stand in the spec, in the row, or in the code of the state."""
+    """Raise `TemplateError` if a row selects a tool of the state that does not exist. Checked only if all tool names
+    are written in the spec, the row, or the code of the state."""
     from hermes_rl.spec.check_code import state_methods
 
-    known: set[str] = set()  # of the state's own schemas, or of a file's, nothing is known here
+    known: set[str] = set()  # stays empty if the schemas come from the state or from a file
     if tool.schemas is None:
         known = {str(tool.state)} & state_methods(spec)
     elif is_template(tool.schemas):
@@ -346,9 +347,9 @@ def check_spec(
     samples: Sequence[Mapping[str, Any]] = (),
     keys: Sequence[str] = (),
 ) -> tuple[list[Problem], list[Problem]]:
-    """Problems and warnings of a spec; every template of it is rendered with the `samples`, derived columns included.
+    """Return the problems and warnings of a spec. Every template is rendered with `samples`, derived columns included.
 
-    None for the names of the toolsets or distributions that exist leaves them unchecked.
+    Pass None for `known_toolsets` or `known_distributions` to leave these names unchecked.
     """
     findings = Findings(spec)
     _check_code(spec, findings)
@@ -376,7 +377,7 @@ def check_spec(
 
 
 def _tool_names(spec: Spec) -> list[str] | None:
-    """Return the names of all tools of the agent; None if they do not all stand in the spec."""
+    """Return the names of all tools of the agent, or None if the spec does not list all of them."""
     names = [tool.python.rpartition(":")[2] for tool in spec.tools if tool.python is not None and tool.names is None]
     if len(names) < len(spec.tools) or "*" in names or spec.toolsets.enabled or spec.toolsets.distribution:
         return None
@@ -384,7 +385,7 @@ def _tool_names(spec: Spec) -> list[str] | None:
 
 
 def _check_seat_tools(spec: Spec, findings: Findings) -> None:
-    """Report tools of seats that do not exist, if the names of all tools stand in the spec."""
+    """Report tools of seats that do not exist. Checked only if the spec lists the names of all tools."""
     names = _tool_names(spec)
     for seat, own in spec.agents.items() if names is not None else ():
         for name in sorted(set(own.tools or ()) - set(names or ())):
@@ -414,7 +415,7 @@ def _check_programs(spec: Spec, findings: Findings) -> None:
 
 
 def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
-    """Path, reference and kind of everything that names code, but for rewards."""
+    """Yield the path, reference and kind of everything that names code, except rewards."""
     if spec.dataset.generator is not None:
         yield ("dataset", "generator"), spec.dataset.generator, "function"
     functions = (((*path, "python"), program.python or "") for path, program in spec.programs.items())
@@ -453,7 +454,7 @@ def _check_code(spec: Spec, findings: Findings) -> None:
 
 
 def _check_files(spec: Spec, findings: Findings) -> list[NodePath]:
-    """Report files that are missing; returns the places of those that rows would be blamed for too."""
+    """Report missing files; return the paths of the ones that would otherwise also be reported for a row."""
     missing: list[NodePath] = []
     for path, text in _text_files(spec):
         if not Path(text.file).is_file():
@@ -506,11 +507,11 @@ def _check_toolsets(
 
 
 def _check_far_away(spec: Spec, findings: Findings) -> None:
-    """Warn of what cannot be known on this machine now."""
+    """Warn about settings that cannot be checked on this machine."""
     if spec.sandbox.backend not in ("bubblewrap", "none"):
         message = f"whether {spec.sandbox.backend} works here, and has the image, was not checked; ask hermes-rl doctor"
         if spec.sandbox.backend == "ssh":
-            message += "; it is for evaluate and play by hand, and what makes rollouts for training refuses it"
+            message += "; use it for `evaluate` and `play` only: other modes refuse it"
         findings.warning(("sandbox", "backend"), message)
     path = spec.dataset.path
     if path is not None and path not in FILE_FORMATS and not Path(path).is_absolute():

@@ -26,7 +26,7 @@ from hermes_rl.spec.suggest import choices, closest, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce, has_template
 
 # ------------------------------------------------------------------------------------- Tools of the state object
-# A name that was given in vain would otherwise only show when the first rollout starts.
+# Without this check, a wrong name would only be reported when the first rollout starts.
 
 _DYNAMIC = frozenset({"__getattr__", "__getattribute__", "__dict__", "__setattr__", "setattr", "vars", "exec"})
 """Names by which a class can have attributes that are written nowhere."""
@@ -43,14 +43,14 @@ class _Members(NamedTuple):
 
 
 def check_state_tools(spec: Spec, findings: Findings) -> None:
-    """Every `state: NAME` among the tools, of a class that is there."""
+    """Check that the class of the state exists and has every tool that the spec takes from it."""
     assert spec.state is not None
     file, _, class_name = spec.state.python.rpartition(":")
     try:
         names = defined(Path(file))
     except CodeError:
         names = {}
-    node = names.get(class_name)  # None where the file does not define the class itself
+    node = names.get(class_name)  # None if the file does not define the class itself
     members = _of_class(node, names, (), Path(file).parent) if isinstance(node, ast.ClassDef) else None
     own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
     for path, name, by_model in _named(spec):
@@ -66,11 +66,11 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
             if members.complete:
                 findings.problem(path, message)
             else:
-                findings.warning(path, f"as far as can be told without running it, {message}")
+                findings.warning(path, f"not certain without running the code: {message}")
 
 
 def state_methods(spec: Spec) -> set[str]:
-    """Return the names of the methods that the class of the state defines itself; none where its file is not read."""
+    """Return the names of the methods that the state's class defines itself; empty if its file cannot be parsed."""
     file, _, class_name = spec.state.python.rpartition(":") if spec.state is not None else ("", "", "")
     try:
         node = defined(Path(file)).get(class_name)
@@ -125,7 +125,7 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
 
 
 def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | None, dict[str, ast.AST]]:
-    """Return what a file of `folder` defines by a name that is imported from it, and all that it defines."""
+    """Return the definition in a file of `folder` that an import refers to, and all definitions of that file."""
     names = {alias.asname or alias.name: alias.name for alias in node.names}
     file = folder / f"{node.module}.py"
     try:
@@ -139,7 +139,7 @@ def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | 
 
 
 def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
-    """Whether `file.py:name` or `package.module:name` is there; what is not is noted."""
+    """Return True if `file.py:name` or `package.module:name` exists; report a missing one."""
     place, _, name = reference.rpartition(":")
     if not place.endswith(".py"):  # only the outermost package is looked for: to find one inside would import it
         installed = _is_installed(place.partition(".")[0])
@@ -169,7 +169,8 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
 
 
 def _unimportable(file: Path) -> str | None:
-    """Why a file surely cannot be imported here; None where that is not sure, as with what stands under `try`."""
+    """Return the reason why a file certainly cannot be imported here, or None if that is uncertain, such as for
+    imports inside `try`."""
     for node in parse(file).body:
         line = f"(line {node.lineno})"
         if isinstance(node, ast.Raise):
@@ -177,7 +178,7 @@ def _unimportable(file: Path) -> str | None:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in _EXITS:
             return f"ends the program while it is imported {line}"
         if isinstance(node, ast.ImportFrom) and node.level:
-            return f"imports from a package of its own {line} and is a file: leave the dots out"
+            return f"uses a relative import {line}, but is a single file: import without the leading dots"
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             for package in (module.partition(".")[0] for module in modules):
@@ -191,7 +192,7 @@ def _unimportable(file: Path) -> str | None:
 
 
 def _unreadable(file: Path) -> str | None:
-    """Return why a file is no Python; None if it is."""
+    """Return the syntax error of a file, or None if it is valid Python."""
     try:
         parse(file)
     except CodeError as error:
@@ -207,28 +208,29 @@ def _is_installed(package: str) -> bool:
 
 
 def _definition(reference: str) -> tuple[Path, str, ast.AST | None]:
-    """Return the file and the name that a reference has, and what the file defines by it; None for other modules."""
+    """Return the file and name of a reference and the definition of that name; None as the definition for other
+    modules."""
     file, _, name = reference.rpartition(":")
     return Path(file), name, defined(Path(file)).get(name) if file.endswith(".py") else None
 
 
 def check_tool(path: NodePath, reference: str, findings: Findings) -> None:
-    """Whether a model can call the function of a tool: it has a docstring, and every parameter has a type.
+    """Check that a model can call the function of a tool: it has a docstring, and every parameter has a type.
 
-    A decorated function may have other parameters than it shows, so it is left to the run.
+    The signature of a decorated function may differ from its source, so it is checked during the run.
     """
     _, name, node = _definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     fault = uncallable(node)
     if fault is None and not ast.get_docstring(node):
-        fault = "has no docstring; its first paragraph is what the model is told"
+        fault = "has no docstring; its first paragraph is the description that the model receives"
     if fault is not None:
         findings.problem(path, f"tool `{name}` {fault}")
 
 
 def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = False) -> str | None:
-    """Why a model cannot call a function or method; `bound` leaves out self."""
+    """Return the reason why a model cannot call a function or method, or None. `bound` skips the `self` parameter."""
     if node.decorator_list:
         return None  # it may have other parameters than it shows
     arguments = node.args
@@ -238,7 +240,7 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
         return f"has a parameter that a model cannot give ({unnamed[0]}); name it and type it"
     named = [*arguments.args[1 if bound and not arguments.posonlyargs else 0 :], *arguments.kwonlyargs]
     untyped = [argument.arg for argument in named if argument.annotation is None]
-    return f"has a parameter without a type: `{untyped[0]}`; the model is told its type" if untyped else None
+    return f"has a parameter without a type: `{untyped[0]}`; the model receives the type" if untyped else None
 
 
 GENERATOR = ("seed", "split")
@@ -246,9 +248,9 @@ GENERATOR = ("seed", "split")
 
 
 def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
-    """Whether a generator takes what it is called with: `fn(seed=…, split=…)`.
+    """Check that a generator accepts its call: `fn(seed=…, split=…)`.
 
-    A decorated function may have other parameters than it shows, so it is left to the run.
+    The signature of a decorated function may differ from its source, so it is checked during the run.
     """
     file, name, node = _definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
@@ -264,14 +266,14 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
     elif lacking:
         fault = f"does not take {' and '.join(lacking)}"
     elif further:
-        fault = f"needs `{further[0]}`, which nobody gives it"
+        fault = f"requires `{further[0]}`, but generators are called only with seed and split"
     else:
         return
     findings.problem(path, f"generator `{name}` {fault}; it is called as {name}(seed=…, split=…)")
 
 
 def check_constructor(path: NodePath, reference: str, findings: Findings) -> None:
-    """Whether a class of the spec can be made of one value: a state of its row, a trainer of the spec."""
+    """Check that a class accepts one argument: a state class its row, a trainer class the spec."""
     _, name, node = _definition(reference)
     if not isinstance(node, ast.ClassDef) or node.keywords or node.decorator_list:
         return
@@ -302,7 +304,7 @@ _ROLE_ARGUMENTS = ("server", "servers")
 
 
 def _source_of(spec: Spec, name: str) -> Path | None:
-    """Return the file of a reward's function, where it is at hand."""
+    """Return the file of a reward's function, or None if it is not available."""
     file, colon, inner = spec.rewards[name].fn.rpartition(":")
     own = Path(file) if file.endswith(".py") else None
     place = own if colon else shipped_rewards().get(inner)
@@ -310,7 +312,7 @@ def _source_of(spec: Spec, name: str) -> Path | None:
 
 
 def signature_of(spec: Spec, name: str) -> Function | None:
-    """Return the signature of a reward's function, where its source is at hand."""
+    """Return the signature of a reward's function, or None if its source is not available."""
     file = _source_of(spec, name)
     try:
         return None if file is None else function(file, spec.rewards[name].fn.rpartition(":")[2])
@@ -319,13 +321,13 @@ def signature_of(spec: Spec, name: str) -> Function | None:
 
 
 def looking(spec: Spec) -> list[str]:
-    """Return the names of the rewards that may look into a sandbox, as far as their source is at hand."""
+    """Return the names of the rewards whose source is available and takes `ctx`, so that they may read the sandbox."""
     signatures = {name: signature_of(spec, name) for name in spec.rewards}
     return [name for name, found in signatures.items() if found and any(p.name == "ctx" for p in found.parameters)]
 
 
 def check_rewards(spec: Spec, findings: Findings) -> None:
-    """Every reward of a spec."""
+    """Check every reward of a spec."""
     if all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):
         findings.warning(("rewards",), "every weight is 0, so every rollout scores the same", at="key")
     for name, reward in spec.rewards.items():
@@ -337,8 +339,8 @@ def check_rewards(spec: Spec, findings: Findings) -> None:
 
 
 def _exists(name: str, reward: Reward, findings: Findings, place: NodePath | None = None) -> bool:
-    """Return True if the function of a reward exists; `place` is where it is named, None: where the reward names it."""
-    # The function's name stands at `fn`, or it is the reward's own name.
+    """Return True if the function of a reward exists; report a missing one at `place`, or at the reward if None."""
+    # `fn` names the function; without it, the reward's own name does.
     names_function = place is not None or findings.spec.is_written(("rewards", name, "fn"))
     path: NodePath = place or (("rewards", name, "fn") if names_function else ("rewards", name))
     fn = reward.fn
@@ -409,16 +411,16 @@ def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, 
 
 
 def _missing(missing: list[str], spec: Spec, *, own: bool) -> tuple[str, str]:
-    """Return the arguments that are missing, in words, and a hint at what may have been meant by one of them.
+    """Return a description of the missing arguments and a hint at the probable intention.
 
-    `own`: the function is the user's, who may have named what the run does not give.
+    `own`: the function is user code, which may expect parameters that a run does not provide.
     """
     role = next((hint for name in missing if (hint := did_you_mean(name, spec.servers))), "")
     return ", ".join(f"`{name}`" for name in missing), role or (parameters_of_rewards(missing) if own else "")
 
 
 def argument_types(spec: Spec, name: str) -> dict[str, Any]:
-    """Return the types of a reward's arguments, as far as its source is at hand and names types."""
+    """Return the types of a reward's arguments, if its source is available and declares them."""
     signature, file = signature_of(spec, name), _source_of(spec, name)
     if signature is None or file is None:
         return {}
@@ -428,7 +430,7 @@ def argument_types(spec: Spec, name: str) -> dict[str, Any]:
 
 
 def _check_values(spec: Spec, name: str, signature: Function, findings: Findings) -> None:
-    """Values without templates are coerced now; the others when sample rows are rendered."""
+    """Check the types of argument values without templates; the others are checked when sample rows are rendered."""
     annotations = {each.name: each.annotation for each in signature.arguments()}
     for argument, kind in argument_types(spec, name).items():
         value = spec.rewards[name].args.get(argument, ...)

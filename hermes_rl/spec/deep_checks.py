@@ -12,7 +12,7 @@ Severity = Literal["error", "warning"]
 
 
 class DeepCheck(NamedTuple):
-    """A check: its severity if the spec does not set one, and what it finds."""
+    """A check: its severity if the spec does not set one, and the fault it finds."""
 
     severity: Severity
     finds: str

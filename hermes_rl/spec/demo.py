@@ -1,4 +1,4 @@
-"""What `--demo` changes in a spec, so that it plays without model, network and containers."""
+"""Change a spec for `--demo`, so that it runs without model, network and containers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ DEVIATE = 0.4
 
 
 def for_demo(root: MappingNode) -> MappingNode:
-    """Scripted servers and the default sandbox; rows come from the fallback (`hermes_rl.data` does that)."""
+    """Return the spec with scripted servers and the default sandbox. `hermes_rl.data` takes the rows from the
+    fallback."""
     root = root.having(servers=_servers(root))
     sandbox = root.get("sandbox")
     if isinstance(sandbox, MappingNode) and _needs_more(sandbox):
@@ -33,7 +34,7 @@ def _scripted(role: str, server: Node) -> Node:
 
 
 def _needs_more(sandbox: MappingNode) -> bool:
-    """Return True for a container, or an image that is not a folder or archive at hand."""
+    """Return True for a container backend, or for an image that is not an existing directory or archive."""
     if _text(sandbox.get("backend")) not in ("", "bubblewrap", "none"):
         return True
     image = sandbox.get("image")

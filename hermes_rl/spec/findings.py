@@ -23,15 +23,15 @@ class Findings:
         self._warnings: list[Problem] = []
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> None:
-        """Something that will not work."""
+        """Add a problem: an error in the spec that prevents a run."""
         self._problems.append(self.spec.problem(path, message, at=at))
 
     def warning(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> None:
-        """Something that may not work, or could not be told."""
+        """Add a warning: a fault that may not prevent a run, or a fact that could not be checked."""
         self._warnings.append(self.spec.problem(path, message, at=at))
 
     def template(self, path: NodePath, error: TemplateError, file: Path | None = None) -> None:
-        """Add a template that does not work, at its line in the spec or in a file of its own."""
+        """Add a problem for a template that fails, at its line in the spec or in its own file."""
         if file is None:
             self._problems.append(self.spec.template_problem(path, error))
         else:
@@ -44,7 +44,7 @@ class Findings:
         self._warnings += warnings
 
     def result(self) -> tuple[list[Problem], list[Problem]]:
-        """Problems and warnings in the order of their places."""
+        """Return the problems and warnings, each ordered by position."""
         return in_order(self._problems), in_order(self._warnings)
 
 

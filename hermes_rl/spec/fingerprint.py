@@ -1,8 +1,9 @@
-"""What defines a rollout, as 8 hex digits, so that a run directory is continued only by the same rollouts.
+"""Compute the fingerprint of a rollout's definition, so that only a run with the same rollouts continues a run
+directory.
 
-In it: rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling, what a teacher is
-asked, with the content of the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is
-scored, how many there are.
+The 8 hex digits include rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling,
+the requests to a teacher, and the content of the files that these name. They exclude addresses, keys, timeouts,
+concurrency, scoring, and the number of rollouts.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _LARGE_TREE = 10_000
 
 
 def fingerprint(spec: Spec, mode: Mode = "process") -> str:
-    """8 hex digits over everything that a rollout depends on."""
+    """Return 8 hex digits computed from every setting that affects a rollout."""
     text = json.dumps(_material(spec, mode), sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
-    """Return a hash of each part, so that one can say which of them has changed."""
+    """Return a hash of each part, so that a message can name the changed parts."""
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:8]
         for name, part in _material(spec, mode).items()
@@ -64,7 +65,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     if spec.agents:
         parts["agents"] = {name: _plain(seat) for name, seat in spec.agents.items()}
         parts["schedule"] = _plain(spec.schedule) if spec.schedule is not None else None
-    # What a step's rewards say decides whether the next one is played.
+    # The rewards of a step decide whether the next step runs.
     of_steps = {name: _plain(reward) for name, reward in spec.rewards.items() if reward.per_step is not None}
     if of_steps:
         graded = {name: {k: v for k, v in own.items() if k not in ("weight", "gate")} for name, own in of_steps.items()}
@@ -73,7 +74,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         teachers = spec.servers.get(spec.distill.server, ())
         parts["distill"] = [_plain(spec.distill), [_model(server) for server in teachers]]
     if spec.artifacts:
-        # Where it is laid afterwards is a matter of grading.
+        # The restore path affects only grading.
         listed = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
         parts["artifacts"] = {name: {k: v for k, v in own.items() if k != "restore"} for name, own in listed.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
@@ -84,7 +85,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
             value = value.get(step) if isinstance(value, dict) else None
         return value
 
-    # Runs that began before a key was renamed have the hash of its old name.
+    # Runs recorded before a key was renamed have the hash of its old name.
     filled: dict[str, Any] = with_old_names(_filled(timeless, value_at, cache(_content)))
     return filled
 
@@ -109,10 +110,11 @@ def _without_timeouts(value: Any) -> Any:
 def _filled(
     value: Any, value_at: Callable[[NodePath], object], content: Callable[[str], str], path: NodePath = ()
 ) -> Any:
-    """Return the value at `path` with what the files in it hold: a spec that moves to another folder stays the same.
+    """Return the value at `path` with the content of its files, so that moving a spec to another directory does not
+    change the hash.
 
-    Only keys that name files of this machine count. A directory of the sandbox or text of a row may look like a
-    path too, and what lies there on this machine has nothing to do with the rollout.
+    Only keys that name files on the host count. A sandbox directory or a text of a row may look like a path too, but a
+    host file of that name has nothing to do with the rollout.
     """
     if isinstance(value, dict):
         return {key: _filled(item, value_at, content, (*path, key)) for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""The fields of Atropos' configuration: the key of the spec that each stands for, in a spec and as a flag.
+"""Define the fields of Atropos' configuration: the spec key and the flag of each field.
 
-Importing atroposlib takes seconds, so its fields stand here as a table; a test compares it with the class.
+Importing atroposlib takes seconds, so this table lists the fields; a test compares it with the class.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] = ()
     all_servers: bool = False
     value: Callable[[Any], Any] | None = None
-    """Makes the key's value of the flag's, where it is another one."""
+    """Converts the flag's value to the key's value, if they differ."""
 
     def keys_in(self, mode: Mode | None) -> list[str]:
-        """Return the keys that the flag sets in a mode; without a mode those of process and of serve."""
+        """Return the keys that the flag sets in a mode; without a mode, the keys of both process and serve."""
         if mode is None or len(self.keys) < 2:
             return list(self.keys)
         return [self.keys[0] if mode == "serve" else self.keys[1]]
 
     def convert(self, node: Node) -> Node | None:
-        """Return the value of the key, where it is not the flag's own; None where there is nothing to set."""
+        """Return the value for the key, converted if it differs from the flag's, or None if the key stays unset."""
         if self.value is None or not isinstance(node, ScalarNode):
             return node
         value = self.value(node.value)
@@ -62,7 +62,7 @@ _PASSED = (
         "eval_handling", "string", "What training does during an evaluation.", ("STOP_TRAIN", "LIMIT_TRAIN", "NONE")
     ),
     _passed("eval_limit_ratio", "number", "Share of the workers that train during an evaluation, 0 to 1."),
-    _passed("inference_weight", "number", "Weight of this environment among those of a trainer, -1 to ignore it."),
+    _passed("inference_weight", "number", "Weight of this environment among the trainer's, -1 to ignore it."),
     _passed("batch_size", "integer", "Sequences per training batch, -1 for the trainer's own."),
     _passed("max_batches_offpolicy", "integer", "Batches that may wait at the trainer."),
     _passed("num_rollouts_to_keep", "integer", "Rollouts shown in wandb."),
@@ -72,14 +72,14 @@ _PASSED = (
         "data_dir_to_save_evals", "string", "Folder that evaluations are written to, instead of the run directory."
     ),
     _passed("min_items_sent_before_logging", "integer", "Groups sent between two logs, 0 for each."),
-    _passed("include_messages", "boolean", "Send the messages to the trainer beside the tokens."),
-    _passed("min_batch_allocation", "number", "Share of each batch that this environment is to have, 0 to 1."),
-    _passed("worker_timeout", "number", "Accepted as -1; no group is given up, `agent.timeout` bounds a rollout."),
+    _passed("include_messages", "boolean", "Send the messages to the trainer in addition to the tokens."),
+    _passed("min_batch_allocation", "number", "Minimum share of each batch for this environment, 0 to 1."),
+    _passed("worker_timeout", "number", "Accepted as -1; groups have no timeout, `agent.timeout` limits a rollout."),
     _passed("custom_thinking_prompt", "string", "System text put in front for reasoning."),
     _passed("tool_pool_size", "integer", "Accepted; tools need no pool of threads."),
 )
 PASSED = {flag.keys[0].removeprefix("atropos."): flag for flag in _PASSED}
-"""Fields without a key of their own: given under `atropos:`."""
+"""Fields that are set under `atropos:` because the spec has no separate key for them."""
 
 OWNED: dict[str, Flag] = {
     "group_size": Flag(("serve.group_size", "process.group_size"), "integer"),
@@ -94,7 +94,7 @@ OWNED: dict[str, Flag] = {
     ),
     "rollout_server_url": Flag(("serve.api_url",), "string"),
     "total_steps": Flag(
-        ("serve.total_steps", "process.groups"), "integer", "Atropos' process mode runs so many groups"
+        ("serve.total_steps", "process.groups"), "integer", "number of groups in Atropos' process mode"
     ),
     "wandb_name": Flag(("wandb.name",), "string"),
     "ensure_scores_are_not_same": Flag(("serve.drop_uniform", "process.drop_uniform"), "boolean"),
@@ -145,7 +145,7 @@ _OPENAI = {
     "timeout": _of_server("timeout", "number"),
     "num_max_requests_at_once": _of_server("max_concurrency", "integer"),
     "tokenizer_name": _of_server("tokenizer", "string"),
-    "api_key": Flag((), "string", "kept in memory only; in a spec name its variable in `api_key_env`"),
+    "api_key": Flag((), "string", "held in memory only; in a spec, name its variable in `api_key_env`"),
     "health_check": Flag((), "boolean", "accepted; nothing is polled"),
     "n_kwarg_is_ignored": Flag((), "boolean", "accepted; each request asks for one completion"),
     "num_requests_for_eval": Flag((), "integer", "accepted; `evaluate.concurrency` bounds evaluation"),
@@ -159,17 +159,17 @@ FLAGS: dict[str, Flag] = {
 
 REFUSED = {
     "--slurm": "servers are not found through Slurm; list them under `servers.policy` (a list spreads the load)",
-    "--testing": "there is no testing mode; `--demo` plays the spec without model, network and containers",
+    "--testing": "there is no testing mode; `--demo` runs the spec without model, network and containers",
     "--config": "give the spec itself: hermes-rl run SPEC MODE; keys of `env:` and `openai:` are in the table of flags",
 }
 """Flags of Atropos that are not taken here, and what to do instead."""
 
 
 def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with one entry of `atropos:`, and whether its key or its value is to be shown."""
+    """Yield each fault of one `atropos:` entry, and whether to report it at the key or at the value."""
     if name in OWNED:
         keys = " or ".join(f"`{key}`" for key in OWNED[name].keys)
-        yield f"`{name}` has a key of its own: {keys}", "key"
+        yield f"`{name}` has its own spec key: {keys}", "key"
     elif name not in PASSED:
         yield f"unknown field `{name}` of the environment's configuration{choices(name, PASSED)}", "key"
     if name not in PASSED or name in OWNED or value is None:

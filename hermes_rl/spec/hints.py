@@ -1,4 +1,4 @@
-"""The right form for what people write by habit: a key in another section, a value in short, a flag of another tool."""
+"""Suggest the right form for common mistakes: a key in another section, a short form, a flag of another tool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMMAND_LINE = {
     "api_key": "write --openai.api_key KEY",
     "output": "write --out DIRECTORY",
     "output_dir": "write --out DIRECTORY",
-    "resume": "leave it out: the same command goes on with its run",
+    "resume": "remove it: the same command resumes its run",
     "overwrite": "write --fresh",
     "debug": "write --verbose",
 }
@@ -37,7 +37,7 @@ _OF_THE_RESULT = {
     **dict.fromkeys(("prompt", "prompts", "messages", "trajectory", "conversation"), "result.messages"),
     **dict.fromkeys(("row", "example", "sample", "doc", "info", "inputs", "task"), "item"),
 }
-"""Parameters of rewards elsewhere, and what they are here."""
+"""Parameters of rewards in other libraries, and their names in hermes-rl."""
 _FORMS = {
     ("dataset",): ("dataset: {{path: {0}}}", "dataset: {{items: […]}}"),
     ("prompt",): ('prompt: {{user: "…"}}', "prompt: {{messages: […]}}"),
@@ -52,7 +52,7 @@ _FORMS = {
     ("solution",): ("solution: {{turns: [{{say: …}}]}}", "solution: {{turns: [{{say: …}}]}}"),
     ("user",): ('user: {{server: user, system: "…"}}', ""),
 }
-"""The whole form of a section or an entry, where it is a text and where it is a list."""
+"""The full form of a section or an entry that is written as a text or as a list."""
 _OF_VALUES: dict[NodePath, dict[type, str]] = {
     ("dataset", "eval"): {
         float: "eval: {{fraction: {0}}}",
@@ -64,17 +64,18 @@ _OF_VALUES: dict[NodePath, dict[type, str]] = {
     ("evaluate",): {int: "evaluate: {{limit: {0}}}"},
     ("budget",): {int: "budget: {{max_tokens: {0}}}", float: "budget: {{max_cost: {0}}}"},
 }
-"""The whole form of a section where it is a single value of these types."""
+"""The full form of a section that is written as a single value of these types."""
 
 
 def home_of(name: str) -> str:
-    """`; it is agent.max_turns`, for a key that some other section has; else nothing."""
+    """Return `; it is agent.max_turns` for a key that belongs to another section, or an empty string."""
     places = _homes(name)
     return f"; it is {' or '.join(f'`{place}`' for place in places)}" if places else ""
 
 
 def option_for(option: str) -> str:
-    """`; write --set agent.max_turns=VALUE`, for an option that is no option here; else nothing."""
+    """Return `; write --set agent.max_turns=VALUE` for an unknown option that is a key of the spec, or an empty
+    string."""
     name = option.lstrip("-").replace("-", "_")
     if name in _COMMAND_LINE:
         return f"; {_COMMAND_LINE[name]}"
@@ -90,7 +91,7 @@ def _homes(name: str) -> tuple[str, ...]:
 
 
 def short_form(path: NodePath, node: Node) -> str:
-    """`; write {python: lib.py:f}`, for a value that leaves out the key it stands for; else nothing."""
+    """Return `; write {python: lib.py:f}` for a value that omits its key, or an empty string."""
     pattern = tuple(str(step) if index == 0 else "*" for index, step in enumerate(path))
     for_text, for_list = _FORMS.get(pattern, ("", ""))
     if isinstance(node, SequenceNode):
@@ -110,7 +111,7 @@ def short_form(path: NodePath, node: Node) -> str:
 
 
 def parameters_of_rewards(names: Iterable[str]) -> str:
-    """Return what a reward writes instead of parameters that nothing gives it."""
+    """Return the replacements for reward parameters that a run does not provide."""
     ways = [
         f"`{name}` is `{_OF_THE_RESULT[name]}` here"
         if name in _OF_THE_RESULT

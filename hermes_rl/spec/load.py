@@ -57,7 +57,7 @@ def load_spec(
         demo: change the spec so that it runs without model, network and containers.
         environ: variables for `${VAR}`; default: the environment.
         mode: which of process and serve a flag such as `--env.group_size` is for.
-        resolved: the file is one that `Spec.resolved` gave, whose absolute paths lead where the user's spec lies.
+        resolved: the file was written by `Spec.resolved`; its absolute paths refer to the user's directories.
 
     Raises:
         SpecError: with every problem at its place.
@@ -80,7 +80,7 @@ def load_spec(
 def load_draft(
     source: str | Path, *, overrides: Overrides | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Draft | None, list[Problem]]:
-    """Load a spec without its parts that have problems, None where nothing is left; returns the problems too."""
+    """Load a spec without its parts that have problems; return None if nothing remains, and the problems."""
     try:
         return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
@@ -107,7 +107,7 @@ def parse_spec(
 
 
 class Found(NamedTuple):
-    """The file of a spec, what to call it in messages, the repository that it came from, and the tasks of its own."""
+    """The file of a spec, its name in messages, the repository that it came from, and its Harbor tasks."""
 
     path: Path
     name: str
@@ -116,11 +116,11 @@ class Found(NamedTuple):
 
 
 TASKS = "harbor:"
-"""What stands in front of a folder of tasks in Harbor's format, where a spec is named."""
+"""Prefix of a directory of tasks in Harbor's format, used instead of the name of a spec."""
 
 
 def _tree_of(spec: Found) -> tuple[MappingNode | None, list[Problem]]:
-    """Read the file of a spec, with its own tasks as the dataset where it has some; raises OSError."""
+    """Read the file of a spec; its own tasks, if any, become the dataset. Raises OSError."""
     root, problems = read_spec_file(spec.path, spec.name, None if spec.repository is None else spec.repository.folder)
     dataset = None if root is None or spec.tasks is None else root.get("dataset")
     if root is None or not isinstance(dataset, MappingNode):
@@ -129,9 +129,11 @@ def _tree_of(spec: Found) -> tuple[MappingNode | None, list[Problem]]:
 
 
 def find_spec(source: str | Path) -> Found:
-    """Return the file of a spec; a repository is fetched where it is not here yet. Raises `UserError` where there is no
-    such file, folder or shipped spec; a folder has no spec or several; or a repository cannot be had, or its content is
-    not trusted yet."""
+    """Return the file of a spec, fetching its repository if necessary.
+
+    Raises `UserError` if there is no such file, directory or shipped spec, if a directory has no spec or several, if a
+    repository cannot be fetched, or if its content is not trusted yet.
+    """
     if str(source).startswith(TASKS):
         tasks = Path(str(source).removeprefix(TASKS)).expanduser().absolute()
         if not tasks.is_dir():
@@ -142,12 +144,12 @@ def find_spec(source: str | Path) -> Found:
     if kind == stat.S_IFREG:
         if path.suffix == ".py":
             raise UserError(
-                f"{source} is Python code and no spec: name the YAML file that uses it. A file with an environment "
-                f"class of its own is run by itself: python {source} serve|process|evaluate"
+                f"{source} is Python code, not a spec: name the YAML file that uses it. A file that defines its own "
+                f"environment class runs directly: python {source} serve|process|evaluate"
             )
         return Found(path, str(source))
     shipped = shipped_specs()
-    # A run may have been given the name of the spec that it plays.
+    # A run directory may have the name of its spec.
     if kind == stat.S_IFDIR and not (str(source) in shipped and (path / "run.json").is_file()):
         only = spec_in(path)
         return Found(only, str(only))
@@ -170,13 +172,13 @@ def find_spec(source: str | Path) -> Found:
 
 
 def repository_of(source: str | Path) -> Address | None:
-    """Return the repository that a source names, None for what is here; raises UserError where the address is wrong."""
+    """Return the repository that a source names, or None for a local one. Raises UserError for a bad address."""
     here = (source != "" and kind_of(Path(source))) or str(source) in shipped_specs()
     return None if here else address_of(str(source))
 
 
 def spec_of(repository: Fetched) -> Path:
-    """Return the spec that the address of a repository means; raises UserError where that is none, or several."""
+    """Return the spec that a repository's address refers to. Raises UserError if there is none, or more than one."""
     if repository.path.is_file():
         return repository.path
     if not repository.path.is_dir():
@@ -201,7 +203,7 @@ def spec_in(folder: Path, address: Address | None = None) -> Path:
 
 
 def shipped_specs() -> dict[str, Path]:
-    """Return the specs that come with hermes-rl, by name: files, and those in folders of what they share."""
+    """Return the shipped specs by name, from `specs/` and its subdirectories."""
     folder = shipped_dir("specs")
     paths = [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
@@ -209,7 +211,7 @@ def shipped_specs() -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class _Loading:
-    """The passes over a tree that was read, and what they depend on."""
+    """The loading passes over a parsed tree, and their settings."""
 
     default_name: str
     environ: Mapping[str, str] | None
@@ -233,11 +235,11 @@ class _Loading:
         return spec
 
     def validated(self, root: MappingNode) -> tuple[Validated, list[Problem]]:
-        """Return what becomes of the tree after all passes, and the problems that the passes before the last told."""
+        """Return the validated tree after all passes, and the problems reported by the passes before the last."""
         tree, changes = renamed(root)
         assert isinstance(tree, MappingNode)
         root, problems = (tree, []) if self.overrides is None else self.overrides.apply(tree, self.mode)
-        problems += [change.problem for change in changes if self.confined]  # a run's own spec is read as it is
+        problems += [change.problem for change in changes if self.confined]  # a run's stored spec may use old keys
         root, unfit = with_recipe(root, None if self.repository is None else self.repository.folder)
         tree, misspelt = corrected(root)
         assert isinstance(tree, MappingNode)

@@ -1,7 +1,7 @@
-"""How a child spec changes its parent: mappings merge, lists and scalars replace, null deletes.
+"""Merge a child spec into its parent: mappings merge, lists and scalars replace, null deletes.
 
-A block whose kind changes is replaced whole, so that no key of the old kind is left behind. `extends` names one parent,
-relative to the file that names it; a cycle is refused.
+A block whose kind changes is replaced completely, so that no key of the old kind remains. `extends` names one parent,
+relative to the file that names it; a cycle is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> Mappi
 
 
 def merged(before: Node, after: Node, path: NodePath) -> Node:
-    """One value as the child changes it."""
+    """Return one value with the child's change applied."""
     if not isinstance(after, MappingNode):
         return after
     before = expand_shorthand(before, path)
@@ -110,7 +110,7 @@ def keys_of_kinds(path: NodePath) -> list[str]:
 
 
 def expand_shorthand(node: Node, path: NodePath) -> Node:
-    """`wandb: project`, `state: file.py:Class`, `program: codex` and `toolsets: [a]` as what they stand for."""
+    """Return the full form of `wandb: project`, `state: file.py:Class`, `program: codex` and `toolsets: [a]`."""
     if isinstance(node, ScalarNode) and isinstance(node.value, str):
         key = next((key for pattern, key in _SHORT_FOR.items() if is_in(path, (pattern,))), None)
     else:
@@ -119,14 +119,13 @@ def expand_shorthand(node: Node, path: NodePath) -> Node:
 
 
 # ---------------------------------------------------------------------- Reading a file together with its parents
-# Owns the chain: one parent each, relative to the file that names it, no cycle. `merge` says what a child
-# changes.
+# Resolves the chain of parents: one per file, relative to that file, without cycles. `merge` applies the changes.
 
 
 def read_spec_file(path: Path, name: str, within: Path | None = None) -> tuple[MappingNode | None, list[Problem]]:
     """Return the tree of a file with its parents merged in, and every problem of reading them.
 
-    `within` is a folder that all parents have to lie in. Raises `OSError` where the file itself cannot be read.
+    All parents must be inside the directory `within`. Raises `OSError` if the file itself cannot be read.
     """
     root, problems = read_file(path, name)
     tree = _as_mapping(root, SourceText(name, path.resolve().parent), problems)
@@ -134,7 +133,7 @@ def read_spec_file(path: Path, name: str, within: Path | None = None) -> tuple[M
 
 
 def read_spec_text(text: str, source: SourceText) -> tuple[MappingNode | None, list[Problem]]:
-    """As `read_spec_file`, from text."""
+    """Return the tree of a text, merged and checked like `read_spec_file`."""
     root, problems = read_text(text, source)
     return _with_parent(_as_mapping(root, source, problems), problems, ())
 

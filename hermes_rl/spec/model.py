@@ -58,12 +58,13 @@ if TYPE_CHECKING:
 
 
 def _short_for(key: str, *kinds: type) -> BeforeValidator:
-    """Return what reads a value of these kinds, written in place of the whole section, as the section with that key."""
+    """Return a validator that accepts the short form of a section: a value of these kinds becomes the section with
+    that key."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
 
 
 def _mode(value: Any) -> Any:
-    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
+    """Return permission bits from octal digits, however YAML parsed them: ``0755`` is the YAML number 755."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
@@ -85,7 +86,7 @@ class File(Section):
     )
     base64: str | None = Field(None, description="Bytes of the file in base64.")
     mode: FileMode | None = Field(
-        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
+        None, description="Permissions in octal digits, such as 0755; default: the source's permissions, else 0644."
     )
 
 
@@ -93,7 +94,7 @@ class File(Section):
 
 
 class Reasoning(Section):
-    """How much the model should think: exactly one of effort, max_tokens."""
+    """Limit on the model's reasoning: exactly one of effort, max_tokens."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="Effort by name, where the server takes one."
@@ -109,21 +110,22 @@ def _words(value: Any) -> Any:
 
 
 PROGRAM_VALUES = ("prompt", "system", "endpoint", "token", "context")
-"""What templates of a `program` know beside the row's columns."""
+"""Values that templates of a `program` can use in addition to the row's columns."""
 
 
 class ProgramSection(Section):
-    """An agent program that plays instead of the loop; it finds the model at an address in its sandbox.
+    """An agent program that runs instead of the built-in loop and reaches the model at an address in its sandbox.
 
-    Its templates know the row's columns, and `prompt` (the text of the last message of the prompt; of a seat among
-    several, what it hears before this turn), `system` (that of its system message), `endpoint` (the model's address,
-    without /v1), `token` (what it may send as a key) and `context` (the tokens of the longest conversation).
+    Its templates can use the row's columns and these values: `prompt` (text of the prompt's last message; with several
+    seats, the message that the seat receives before this turn), `system` (text of the system message), `endpoint` (the
+    model's address, without /v1), `token` (its API key) and `context` (the maximum number of tokens of a
+    conversation).
     """
 
     recipe: str | None = Field(
         None,
-        description="Name of a shipped recipe, or path of one; it is laid below the spec, so that what the spec says "
-        "wins, and lists of packages, files and setup are joined.",
+        description="Name of a shipped recipe, or path of one. Keys of the spec override the recipe's; lists of "
+        "packages, files and setup are joined.",
     )
     name: str | None = Field(None, description="Name and version, for people; default: the recipe's.")
     command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
@@ -136,14 +138,14 @@ class ProgramSection(Section):
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
     files: Seq[File] = Field(
-        (), description="Files of the program, laid down before it starts, such as its configuration."
+        (), description="Files of the program, written before it starts, such as its configuration."
     )
     tools: Literal["mcp"] | None = Field(
         None, description="mcp: the spec's `tools` and `toolsets` are offered to it at the address, as …/mcp."
     )
     train: Seq[Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed"]] = Field(
         ("main", "subagents"),
-        description="Kinds of its calls that are trained on; all others are left out, and counted in the record.",
+        description="Kinds of its calls that are trained on; all others are excluded, and counted in the record.",
     )
 
 
@@ -176,7 +178,7 @@ class Agent(Section):
     tool_timeout: float | None = Field(
         None,
         gt=0,
-        description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
+        description="Seconds per tool call; default: 300, or sandbox.timeout if it is longer.",
     )
     max_tool_errors: int | None = Field(
         None, ge=1, description="Tool calls that are errors, after which the rollout ends; default: no bound."
@@ -185,39 +187,39 @@ class Agent(Section):
         0.0,
         ge=0,
         le=1,
-        description="Fraction of the sampled tokens that has to be trained on; a rollout of an agent program with less "
-        "ends as `untrained`, and `on_stop` says what follows.",
+        description="Minimum fraction of the sampled tokens that are trained on. A rollout of an agent program with "
+        "less stops with `untrained`, which `on_stop` handles.",
     )
     repair_arguments: bool = Field(
         False,
-        description="Convert arguments of another type than the tool's schema says where they can be, such as a list "
-        "that is handed over as JSON text; otherwise they are an error that the model is told of.",
+        description="Convert arguments whose type differs from the tool's schema if possible, such as a list that is "
+        "passed as JSON text; otherwise the model receives an error.",
     )
     reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
     seed: Literal["call", "none"] = Field(
         "call",
-        description="call: every model call has a sampling seed of its own, drawn from the spec's seed; none: no seed "
-        "is sent, for servers that refuse one.",
+        description="call: every model call has its own sampling seed, drawn from the spec's seed; none: no seed is "
+        "sent, for servers that refuse one.",
     )
     extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
     program: Annotated[Late[ProgramSection], _short_for("recipe", str)] | None = Field(
-        None, description="An agent program that plays instead of the loop: the name of its recipe, or all of it."
+        None, description="An agent program that runs instead of the loop: the name of its recipe, or its full section."
     )
 
 
 class AgentOverrides(Agent):
-    """What evaluation does differently; absent keys are those of `agent`."""
+    """Agent settings for evaluation; absent keys take their values from `agent`."""
 
     temperature: float = Field(
         1.0, ge=0, description="Sampling temperature; default: 0 when evaluate.rollouts is 1, else the agent's."
     )
 
 
-# ----------- ``dataset``: where the rows come from, what is derived from them, and which are kept for evaluation
+# ------------------------- ``dataset``: the source of the rows, derived columns, and the rows reserved for evaluation
 
 
 def _data_files(value: Any) -> Any:
-    """One path, several, or one or several per split: what `datasets.load_dataset` takes."""
+    """Return one path, several, or one or several per split: the forms that `datasets.load_dataset` accepts."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
@@ -242,7 +244,7 @@ Items = Seq[FreeMap]
 
 
 class EvalRows(Section):
-    """Which rows are for evaluation and never for training: exactly one of split, fraction, only."""
+    """Selection of the rows for evaluation, which are never trained on: exactly one of split, fraction, only."""
 
     split: str | None = Field(None, description="Name of another split of the dataset.")
     fraction: float | None = Field(
@@ -256,12 +258,12 @@ class EvalRows(Section):
 
 
 class Source(Section):
-    """Where rows come from: exactly one of path, items, generator, harbor."""
+    """Source of the rows: exactly one of path, items, generator, harbor."""
 
     path: str | None = Field(
         None,
-        description="A file (questions.jsonl), pattern or folder beside this file, a dataset on the hub, or a format "
-        "(json, csv, parquet, text) with data_files.",
+        description="A file (questions.jsonl), pattern or directory relative to this file, a dataset on the hub, or a "
+        "format (json, csv, parquet, text) with data_files.",
     )
     name: str | None = Field(None, description="Configuration of the dataset on the hub.")
     split: str = Field("train", description="Split that training rows come from.")
@@ -270,7 +272,7 @@ class Source(Section):
         description="Files to read, relative to this file: a path or glob, a list, or a mapping by split.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of the dataset on the hub.")
-    streaming: bool = Field(False, description="Read rows as they are needed instead of all at first.")
+    streaming: bool = Field(False, description="Read rows when they are needed instead of all at the start.")
     items: Items | None = Field(None, description="Rows written here; never substituted, never rendered.")
     generator: str | None = Field(
         None, description="file.py:function, called as fn(*, seed, split); it yields rows and may be endless."
@@ -289,7 +291,7 @@ class Dataset(Source):
     columns: FreeMap = Field(
         EMPTY, description="New columns, each a template over the row; later ones see earlier ones."
     )
-    filter: str | None = Field(None, description="Expression without braces; a row stays where it is true.")
+    filter: str | None = Field(None, description="Expression without braces; rows for which it is false are excluded.")
     key: str | None = Field(
         None, description="Column that identifies a row; default: a hash of its content, and the occurrence."
     )
@@ -309,10 +311,10 @@ class Dataset(Source):
     )
 
 
-# ``serve``, ``process``, ``evaluate``, ``budget`` and ``wandb``: how much is played, and where it goes
+# ``serve``, ``process``, ``evaluate``, ``budget`` and ``wandb``: the amount of work, and the destination of results
 
 _CONCURRENCY = "Rollouts in flight at a time; default: found by itself."
-_WORKERS = "Processes that play; each has its own sandboxes and connections."
+_WORKERS = "Processes that run rollouts; each has its own sandboxes and connections."
 
 
 class Serve(Section):
@@ -333,7 +335,7 @@ class Serve(Section):
     max_staleness: int | None = Field(
         None,
         ge=0,
-        description="Oldest weights that may be trained on, in versions behind; default: no bound.",
+        description="Maximum age of a rollout that is trained on, in weight versions; default: no limit.",
     )
     on_stale: Literal["drop", "keep"] = Field("drop", description="What happens to a group that is too old.")
     on_too_long: Literal["drop", "truncate", "mask"] = Field(
@@ -385,10 +387,10 @@ class Evaluate(Section):
 
 
 class Budget(Section):
-    """What ends a run early."""
+    """Limits that end a run early."""
 
     max_failures: int | None = Field(
-        None, ge=0, description="Groups that may be lost to failures; default: as many as the run is to have."
+        None, ge=0, description="Maximum number of groups that may fail; default: the number of groups of the run."
     )
     max_tokens: int | None = Field(None, ge=1, description="Tokens of the policy, prompts included.")
     max_cost: float | None = Field(
@@ -408,7 +410,7 @@ class Wandb(Section):
 WandbField = Annotated[Late[Wandb], _short_for("project", str)]
 
 
-# ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
+# ---------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and the files saved from there
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
 """Backends by name; a package may publish more."""
@@ -421,7 +423,7 @@ Network = Annotated[
 
 
 def _package(form: str, expected: str) -> BeforeValidator:
-    """Return what refuses a text that an installer would take for an option, a file or an address."""
+    """Return a validator that rejects a text that an installer would parse as an option, a file or an address."""
 
     def checked(value: Any) -> Any:
         if isinstance(value, str) and not re.fullmatch(form, value):
@@ -441,7 +443,7 @@ NpmPackage = Annotated[
 
 
 class Limits(Section):
-    """What the agent's commands may use; absent means the backend's default."""
+    """Resource limits of the agent's commands; an absent limit is the backend's default."""
 
     memory: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes of memory, or 2GiB.")
     processes: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Processes at a time.")
@@ -449,12 +451,12 @@ class Limits(Section):
     cpu: Annotated[float, Field(gt=0), MayTemplate()] | None = Field(None, description="Processor cores.")
     open_files: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Open files per process.")
     best_effort: Annotated[bool, MayTemplate()] = Field(
-        False, description="A limit that the backend cannot enforce is left out instead of being an error."
+        False, description="Ignore a limit that the backend cannot enforce instead of raising an error."
     )
 
 
 class ServiceSection(Section):
-    """A program of an image of its own beside the sandbox, such as a database; docker has them."""
+    """A program in its own image, next to the sandbox, such as a database. Supported by docker."""
 
     image: SystemText = Field(description="Container image, or ./folder with a Dockerfile.")
     command: Seq[SystemText] = Field((), description="What it runs, a list of words; default: what the image starts.")
@@ -473,10 +475,10 @@ ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_-]{0,
 
 
 class SshSection(Section):
-    """Which host the backend ssh trusts; the default is a key that this machine knows already."""
+    """Host keys that the backend ssh trusts; by default, the keys that this host already trusts."""
 
     known_hosts: SystemText | None = Field(
-        None, description="File of known hosts, whose keys alone are trusted; default: those that ssh knows here."
+        None, description="File of known hosts, the only trusted keys; default: the known hosts of ssh on this host."
     )
     accept_unknown_host: bool = Field(
         False, description="Trust and remember the key of a host that is not known; a changed key is always refused."
@@ -484,12 +486,12 @@ class SshSection(Section):
 
 
 class SandboxSection(Section):
-    """Where commands run; started only when something uses it."""
+    """The sandbox in which commands run; started only when something uses it."""
 
     backend: str = Field(
         "bubblewrap",
-        description="bubblewrap, docker, modal, daytona, singularity, none (the bare machine), or ssh, which separates "
-        "no rollouts: for evaluate and play by hand.",
+        description="bubblewrap, docker, modal, daytona, singularity, none (no isolation from the host), or ssh, which "
+        "does not separate rollouts: for `evaluate` and `play` only.",
     )
     image: SystemText | None = Field(
         None,
@@ -502,13 +504,13 @@ class SandboxSection(Section):
     )
     python: Seq[Package] = Field(
         (),
-        description="Python packages for bubblewrap and docker, as pip names them, and `python>=3.12` where they need "
-        "that; installed once, by the machine's pip, and laid in read-only.",
+        description="Python packages for bubblewrap and docker, as pip names them, and `python>=3.12` if they need it. "
+        "Installed once, by the host's pip, and mounted read-only.",
     )
     npm: Seq[NpmPackage] = Field(
         (),
-        description="Packages of npm for bubblewrap and docker, each as name@version; installed once, by the machine's "
-        "npm without their scripts, and laid in read-only.",
+        description="npm packages for bubblewrap and docker, each as name@version. Installed once, by the host's npm "
+        "without running their scripts, and mounted read-only.",
     )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
@@ -521,8 +523,8 @@ class SandboxSection(Section):
     )
     services: Annotated[Mapping[ServiceName, ServiceSection], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY,
-        description="Programs beside it on its network, by names under which they are found; docker. Each starts when "
-        "the one before can be used.",
+        description="Programs on the sandbox's network, by host name; docker only. Each starts when the one before it "
+        "is ready.",
     )
     ssh: SshSection = Field(SshSection.model_construct(), description="Which host keys the backend ssh trusts.")
     network: Network = Field(False, description="false: none; true: all; or a list of host names.")
@@ -540,7 +542,7 @@ class Artifact(Section):
     """Something taken from the sandbox when the agent has ended: exactly one of path, command."""
 
     path: PathText | None = Field(None, description="File or folder in the sandbox.")
-    command: SystemText | None = Field(None, description="Command whose standard output is kept.")
+    command: SystemText | None = Field(None, description="Command whose standard output is saved.")
     restore: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
 
 
@@ -588,7 +590,7 @@ class Mcp(Section):
         None, description="Program and arguments of a server over stdio."
     )
     url: UrlText | None = Field(None, description="Address of a server over HTTP.")
-    files: Seq[File] = Field((), description="Files put beside the server before it starts.")
+    files: Seq[File] = Field((), description="Files copied next to the server before it starts.")
     scope: Literal["rollout", "shared"] = Field(
         "rollout", description="One server per rollout, or one for all; of a server at a `url` one session."
     )
@@ -602,7 +604,7 @@ class Mcp(Section):
 
 
 class TextFile(Section):
-    """A text kept in a file of its own; it is a template like any other text here."""
+    """A text stored in a separate file; it is a template like any other text here."""
 
     file: str = Field(description="Path, relative to this file.")
 
@@ -635,7 +637,7 @@ class ToolSection(Section):
         "tool's name and its arguments.",
     )
     names: Annotated[Seq[str], MayTemplate()] | None = Field(
-        None, description="Names of those that are offered, or patterns such as `get_*`; default: all."
+        None, description="Names of the tools to offer, or patterns such as `get_*`; default: all."
     )
     decorated_with: str | None = Field(
         None, description="Only functions and methods on which a decorator has left this attribute are offered."
@@ -662,19 +664,19 @@ class ToolSection(Section):
 
 
 class State(Section):
-    """What a rollout's tools act on: one object of a class of the spec."""
+    """The object that a rollout's tools act on, an instance of a class of the spec."""
 
     python: str = Field(description="file.py:Class; one object Class(item) per rollout.")
     isolate: Isolate = Field(
         "process",
-        description="process: the object, its tools and the rewards that name `state` are in a process of the "
-        "rollout's own, with modules of its own; reuse: in one that earlier rollouts may have used, as their code "
-        "leaves nothing in its modules; sandbox: in a process inside a sandbox; none: in the runner.",
+        description="process: the object, its tools and the rewards that name `state` run in a separate process per "
+        "rollout, which imports its own modules; reuse: in a process that earlier rollouts may have used, for code "
+        "that changes no module; sandbox: in a process inside a sandbox; none: in the runner.",
     )
     done: str | None = Field(
         None,
-        description="Attribute, or method without arguments, that is true when the world is over; looked at "
-        "behind each turn that calls tools.",
+        description="Attribute, or method without arguments, that is true when the episode is over; checked after "
+        "each turn that calls tools.",
     )
     before_user_turn: str | None = Field(
         None,
@@ -692,12 +694,12 @@ def _variable_name(name: str) -> str:
 
 
 class UserCode(Section):
-    """What rewards, states and tools in worker processes see of this machine."""
+    """Access of user code in worker processes (rewards, states and tools) to the host."""
 
     env: Seq[Annotated[str, AfterValidator(_variable_name)]] = Field(
         (),
-        description="Names of environment variables that user code in worker processes sees beside PATH, HOME, locale, "
-        "proxies, certificates, HF_* and XDG_*.",
+        description="Names of environment variables that user code in worker processes can read, in addition to PATH, "
+        "HOME, locale, proxies, CA certificates, HF_* and XDG_*.",
     )
 
 
@@ -706,7 +708,7 @@ ToolsetsField = Annotated[Late[Toolsets], _short_for("enabled", list, tuple)]
 NO_TOOLSETS = Toolsets.model_construct()
 
 
-# ------------------------------------- ``prompt`` and ``user``: what the agent is told first, and who answers it
+# --------------------- ``prompt`` and ``user``: the agent's first messages, and the user that replies to it
 
 
 def _shape(value: Any) -> str:
@@ -716,7 +718,7 @@ def _shape(value: Any) -> str:
 
 
 class Part(Section):
-    """A piece of a message: text, or an image that the row has (left out where the row has none)."""
+    """A part of a message: text, or an image of the row (omitted if the row has none)."""
 
     type: Literal["text", "image_url"] | None = Field(None, description="Kind of the part; follows from its key.")
     text: str | None = Field(None, description="Text of this part.")
@@ -747,7 +749,7 @@ class Message(Section):
 
 
 class Prompt(Section):
-    """How a rollout starts: system and user, or messages."""
+    """The messages that a rollout starts with: system and user, or messages."""
 
     system: Text | None = Field(None, description="System message: a template over the row, or {file}.")
     user: Content | None = Field(None, description="First user message: a template over the row, parts, or {file}.")
@@ -763,15 +765,15 @@ LeastReward = Annotated[
 
 
 class UserWords(Section):
-    """What a user says, where its words are fixed, and what comes with it."""
+    """One scripted message of the user, with the changes that it brings."""
 
-    say: str = Field(description="The words.")
+    say: str = Field(description="Text of the message.")
     tools: Seq[str] | None = Field(
-        None, description="Names of the tools that the agent may call from now on; default: those of before."
+        None, description="Names of the tools that the agent may call from now on; default: unchanged."
     )
-    files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files laid into the sandbox before.")
+    files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files copied into the sandbox first.")
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
-        (), description="Commands run before, behind the files; one that fails ends the rollout."
+        (), description="Commands run before the message, after the files are copied; one that fails ends the rollout."
     )
     min_reward: Annotated[LeastReward, MayTemplate()] | None = Field(
         None,
@@ -781,12 +783,13 @@ class UserWords(Section):
 
 
 class User(Section):
-    """Who answers each turn without tool calls: a model, code of the state, or fixed words; never trained on."""
+    """The user that replies to each turn without tool calls: a model, code of the state, or a script. Never trained
+    on."""
 
     state: str | None = Field(
         None,
-        description="Method of the state that answers in the place of a model: it gets the agent's words, and None "
-        "where it speaks first.",
+        description="Method of the state that replies instead of a model. It receives the agent's message, or None if "
+        "the user speaks first.",
     )
     turns: Annotated[Seq[Annotated[Late[UserWords], _short_for("say", str)]], MayTemplate()] | None = Field(
         None, description="Fixed words, one after the other; the agent's answer to the last ones is the end."
@@ -794,12 +797,12 @@ class User(Section):
     max_agent_turns: int | None = Field(
         None, ge=1, description="Model calls until the agent has to answer its user; default: no bound."
     )
-    server: str = Field("user", description="Server role that plays the user.")
+    server: str = Field("user", description="Server role of the model that simulates the user.")
     system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
     transform: str | None = Field(
         None,
-        description="Method of the state that gets the words of the model, and answers as `state` does: what it "
-        "returns is what the agent hears.",
+        description="Method of the state that receives the model's message and returns the message for the agent, in "
+        "the same form as `state`.",
     )
     speaks_first: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
@@ -808,16 +811,16 @@ class User(Section):
 
     @property
     def simulated(self) -> bool:
-        """Whether a model plays it."""
+        """True if a model simulates the user."""
         return self.state is None and self.turns is None
 
 
 class SeatSection(Section):
     """An agent's place in an episode of several agents."""
 
-    server: str = Field("policy", description="Server role that plays the seat.")
+    server: str = Field("policy", description="Server role of the model at this seat.")
     opponents: Seq[str] = Field(
-        (), description="Server roles, such as earlier checkpoints, one of which plays the seat in each episode."
+        (), description="Server roles, such as earlier checkpoints; each episode uses one of them for the seat."
     )
     opponent_sampling: Literal["uniform", "latest", "rated"] = Field(
         "uniform",
@@ -825,26 +828,26 @@ class SeatSection(Section):
         "whom the first seat's scores, from 0 to 1, were near a half.",
     )
     prompt: Late[Prompt] | None = Field(None, description="How its conversation starts; default: the spec's prompt.")
-    tools: Seq[str] | None = Field(None, description="Names of those of the spec's tools that it has; default: all.")
+    tools: Seq[str] | None = Field(None, description="Names of the spec's tools that the seat may call; default: all.")
     sandbox: Literal["shared", "own"] = Field(
-        "shared", description="shared: all such seats have one sandbox; own: it has one of its own."
+        "shared", description="shared: the seat shares one sandbox with all such seats; own: it has its own."
     )
     train: bool = Field(True, description="Whether what it samples is trained on.")
     baseline: Literal["seat", "row", "episode"] = Field(
         "seat",
-        description="With which others its scores are compared: seat, the same seat in the other episodes of the "
-        "group; row, all seats that say so in all episodes of the group; episode, all that say so in its own episode.",
+        description="Scores that its score is compared with: seat, the same seat in the other episodes of the group; "
+        "row, all seats with `row` in all episodes of the group; episode, all with `episode` in the same episode.",
     )
     message_template: Annotated[str, MayTemplate()] = Field(
         "{{ text }}",
         description="What it hears where another seat speaks: a template over `seat`, its name, and `text`.",
     )
-    description: str | None = Field(None, description="schedule: call: what the first seat is told about it as a tool.")
-    agent: Late[Agent] = Field(Agent.model_construct(), description="Settings that take the place of `agent`'s.")
+    description: str | None = Field(None, description="schedule: call: its tool description for the first seat.")
+    agent: Late[Agent] = Field(Agent.model_construct(), description="Settings that override `agent`.")
 
 
 class ScheduleSection(Section):
-    """Who of several agents speaks when."""
+    """Order in which several agents speak."""
 
     order: Literal["alternate", "simultaneous", "call"] | None = Field(
         None,
@@ -858,12 +861,13 @@ class ScheduleSection(Section):
         None, description="file.py:function, async, which gets the `seats` and awaits what they `say`."
     )
     state: str | None = Field(
-        None, description="Method of the state that says who speaks next, from what was said, until it returns null."
+        None, description="Method of the state that gets the messages so far and returns the next seat, or null to end."
     )
 
 
 class Distill(Section):
-    """A teacher says of each token of a rollout how probable it is, and which tokens it finds the most probable."""
+    """A teacher that returns the log-probability of each token of a rollout, and the tokens that it finds most
+    probable."""
 
     server: str = Field("teacher", description="Server role that is the teacher, with the policy's tokenizer.")
     top_k: int = Field(
@@ -894,19 +898,19 @@ class Reward(Section):
     gate: bool = Field(False, description="Multiplies the score, with a value from 0 to 1, instead of adding to it.")
     range: Pair | None = Field(
         None,
-        description="[lowest, highest] value; one outside of it is clamped, and what the policy makes fail gets the "
-        "lowest (the highest with a negative weight). Default: that of the function, else [0, 1].",
+        description="[lowest, highest] value; others are clamped. A reward that fails because of the policy gets the "
+        "lowest (the highest with a negative weight). Default: the function's range, else [0, 1].",
     )
     args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
     per_step: Literal["mean", "last"] | None = Field(
         None,
-        description="Called behind each step, that is whenever the agent has answered the words of `user.turns`, with "
-        "templates that know `step`, its number from 0; its value is the mean over the steps that were played, or "
-        "that of the last.",
+        description="Call the reward after each step, that is after the agent's answer to a message of `user.turns`. "
+        "Templates can use `step`, its index from 0. The value is the mean over the completed steps, or the value "
+        "of the last.",
     )
     sandbox: Literal["rollout", "fresh"] = Field(
         "rollout",
-        description="rollout: where the agent worked; fresh: a new sandbox with the artifacts laid in.",
+        description="rollout: the agent's sandbox; fresh: a new sandbox with the artifacts restored.",
     )
     isolate: Isolate | None = Field(
         None,
@@ -928,7 +932,7 @@ class Reward(Section):
 
 
 def _named(value: Any) -> Any:
-    """Without `fn` the key is the name of the function."""
+    """Return the rewards with `fn` filled in: without it, the key is the name of the function."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -938,7 +942,7 @@ def _named(value: Any) -> Any:
 
 
 class ScoreRule(Section):
-    """How the values of the rewards become the score."""
+    """Rule that combines the values of the rewards into the score."""
 
     combine: Literal["sum", "product", "minimum"] = Field(
         "sum", description="What is made of weight × value of all rewards, before gates and clamp."
@@ -965,15 +969,17 @@ class Turn(Section):
     tools: Annotated[Seq[Call], MayTemplate()] | None = Field(None, description="Tool calls of this turn, in order.")
     say: str | None = Field(None, description="Text of this turn.")
     reasoning: str | None = Field(None, description="Reasoning of this turn.")
-    user: str | None = Field(None, description="What a scripted user answers, or opens with in a turn of its own.")
-    seat: str | None = Field(None, description="Who has this turn, of several seats; default: the first.")
+    user: str | None = Field(
+        None, description="Message of a scripted user: a reply, or the first message in a separate turn."
+    )
+    seat: str | None = Field(None, description="Seat that has this turn; default: the first.")
     user_tools: Annotated[Seq[Call], MayTemplate()] | None = Field(
         None, description="What a scripted user calls before it says that, in order."
     )
 
 
 class Solution(Section):
-    """What a perfect agent would do: played by the scripted policy. Other keys are for rewards to use."""
+    """Reference solution, run by the scripted policy. Other keys are for rewards."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Free] = Field(init=False)
@@ -999,7 +1005,7 @@ def _known(name: str) -> str:
 
 
 class RendererSection(Section):
-    """How messages become tokens and back, for the token-level server types."""
+    """Renderer that converts messages to tokens and back, for the token-level server types."""
 
     name: str = Field("auto", description="auto, a family such as qwen3, or template for the model's own template.")
     tool_parser: str | None = Field(None, description="Format of tool calls, such as hermes or qwen3_coder.")
@@ -1010,7 +1016,7 @@ class RendererSection(Section):
 
 
 class Prices(Section):
-    """What a model costs."""
+    """Prices of a model."""
 
     prompt: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million prompt tokens.")
     completion: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million completion tokens.")
@@ -1057,12 +1063,12 @@ class Server(Section):
 
     @property
     def kind(self) -> ServerType:
-        """What its type says about it."""
+        """Properties of the server's type."""
         return server_type(self.type)
 
 
 def _listed(value: Any) -> Any:
-    """One server is a list of one, so that nobody has to ask which it is."""
+    """Return the servers with each single server as a list of one, so that callers handle one form."""
     if not isinstance(value, dict):
         return value
     return {role: servers if isinstance(servers, list) else [servers] for role, servers in value.items()}
@@ -1071,8 +1077,8 @@ def _listed(value: Any) -> Any:
 Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]
 
 
-# --------------------------------------------------------------- `Spec`: the whole of a spec as one frozen value
-# It remembers, outside of what is compared, where each part was written: later checks name the place.
+# ----------------------------------------------------------------------- `Spec`: a complete spec as one frozen value
+# It stores the position of each part in its file, which equality ignores, so that later checks can report it.
 
 Mode = Literal["serve", "process", "evaluate"]
 NOWHERE = MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1))
@@ -1082,7 +1088,7 @@ TOOL_TIMEOUT = 300.0
 
 
 class Spec(Section):
-    """An environment: rows, prompt, tools, sandbox, agent, rewards, and how much of it is played."""
+    """An environment: rows, prompt, tools, sandbox, agent, rewards, and the number of rollouts."""
 
     version: Literal[1] = Field(1, description="Version of the format: 1.")
     name: str = Field("spec", min_length=1, description="Name of the environment; default: the name of the file.")
@@ -1096,7 +1102,7 @@ class Spec(Section):
     prompt: Late[Prompt] = Field(Prompt.model_construct(), description="How a rollout starts.")
     toolsets: ToolsetsField = Field(NO_TOOLSETS, description="Groups of tools by name; none when absent.")
     tools: Seq[Late[ToolSection]] = Field(
-        (), description="Tools of your own: Python functions, state objects, MCP servers."
+        (), description="User-defined tools: Python functions, state objects, MCP servers."
     )
     state: StateField | None = Field(
         None,
@@ -1112,7 +1118,7 @@ class Spec(Section):
     )
     distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[SandboxSection] = Field(SandboxSection.model_construct(), description="Where commands run.")
-    artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
+    artifacts: Map[Late[Artifact]] = Field(EMPTY, description="Files saved from the sandbox, by name.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
     rewards: Rewards = Field(EMPTY, description="Functions that grade a rollout, by name, in order.")
     score: Late[ScoreRule] = Field(
@@ -1141,7 +1147,7 @@ class Spec(Section):
     _repository: dict[str, str] | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        """Equal where all keys are, wherever they were written."""
+        """Return True if all keys are equal, regardless of their positions."""
         return isinstance(other, Spec) and dict(self) == dict(other)
 
     def __hash__(self) -> int:
@@ -1154,7 +1160,7 @@ class Spec(Section):
 
     @property
     def overrides(self) -> Any:
-        """What a command line or a program has changed of the file (`overrides.Overrides`); None where nothing."""
+        """Changes by a command line or a program (`overrides.Overrides`), or None."""
         return self._overrides
 
     @property
@@ -1169,15 +1175,15 @@ class Spec(Section):
 
     @property
     def trained_seats(self) -> list[str]:
-        """The seats that are trained; none where one agent plays.
+        """Seats that are trained; empty for a single agent.
 
-        What no reward pays has no score, and training on a score of 0 would teach it that it always loses.
+        A seat without a reward has no score. Training on a score of 0 would teach it that it always loses.
         """
         return [name for name, seat in self.agents.items() if seat.train and name not in self.unpaid_seats]
 
     @property
     def unpaid_seats(self) -> list[str]:
-        """The seats that no reward pays, with a weight and a factor other than 0; none where no reward counts."""
+        """Seats without a reward whose weight and factor are not 0; empty if no reward counts."""
         counting = [reward for reward in self.rewards.values() if reward.gate or reward.weight]
         return [
             name
@@ -1192,7 +1198,7 @@ class Spec(Section):
 
     @property
     def other_policies(self) -> str:
-        """The seats that are trained and have another server than `policy`, in words; empty where there are none."""
+        """Description of the trained seats that have another server than `policy`; empty if there are none."""
         others = {name: self.agents[name].server for name in self.trained_seats}
         return ", ".join(f"{name} by `{role}`" for name, role in others.items() if role != "policy")
 
@@ -1224,12 +1230,12 @@ class Spec(Section):
 
     @property
     def state_apart(self) -> bool:
-        """Whether the state of a rollout lives in a process of the rollout's own."""
+        """True if the state of a rollout lives in a separate process."""
         return self.state is not None and self.state.isolate != "none"
 
     @property
     def tool_timeout(self) -> float:
-        """Seconds per tool call: the agent's own, else 300, or the sandbox's where that is longer."""
+        """Seconds per tool call: the agent's setting, else 300 or the sandbox's timeout, whichever is longer."""
         own = self.agent.tool_timeout or max(TOOL_TIMEOUT, self.sandbox.timeout)
         return min(own, self.agent.timeout or own)
 
@@ -1240,7 +1246,7 @@ class Spec(Section):
 
     @property
     def programs(self) -> dict[tuple[str, ...], ProgramSection]:
-        """The agent programs, by where they stand: that of the one agent, or those of seats."""
+        """Agent programs by their path in the spec: the single agent's, or one per seat."""
         agents: dict[tuple[str, ...], Agent] = {("agent",): self.agent}
         agents |= {("agents", seat, "agent"): own.agent for seat, own in self.agents.items()}
         return {(*path, "program"): agent.program for path, agent in agents.items() if agent.program is not None}
@@ -1253,7 +1259,7 @@ class Spec(Section):
         return {(*path, number): tool for path, tools in owners.items() for number, tool in enumerate(tools)}
 
     def section(self, mode: Mode) -> Serve | Process | Evaluate:
-        """Return what the spec says of a mode."""
+        """Return the section of a mode."""
         return self.evaluate if mode == "evaluate" else self.process if mode == "process" else self.serve
 
     def group_size(self, mode: Mode) -> int:
@@ -1262,7 +1268,7 @@ class Spec(Section):
         return section.rollouts if isinstance(section, Evaluate) else section.group_size
 
     def drops_uniform(self, mode: Mode) -> bool:
-        """Say whether groups are left out in which every score is the same."""
+        """Return True if groups whose scores are all equal are dropped."""
         section = self.section(mode)
         return not isinstance(section, Evaluate) and section.drop_uniform
 
@@ -1281,16 +1287,16 @@ class Spec(Section):
         return place(self._tree, path, at).problem(message)
 
     def is_written(self, path: NodePath) -> bool:
-        """Return True where the key stands in the spec itself, not just in the defaults."""
+        """Return True if the spec itself contains the key; False for a default."""
         return len(locate(self._tree, path)[0]) == len(path)
 
     def written_at(self, path: NodePath) -> str | None:
-        """Return the text of a value before it was made an absolute path; None where none was written."""
+        """Return the text of a value before it was made an absolute path, or None for a value that is not written."""
         node = find(self._tree, path)
         return node.text if isinstance(node, ScalarNode) else None
 
     def template_problem(self, path: NodePath, error: "TemplateError") -> Problem:
-        """Return the problem of a template at the line that is to blame, inside a block where it is one."""
+        """Return the problem of a template at its line, inside a block if the error is there."""
         row = f" (row {error.row})" if error.row else ""
         node = locate(self._tree, path)[2]
         return line_mark(node, error.line or 1, error.column).problem(f"{error.message}{row}")
@@ -1309,7 +1315,7 @@ class Spec(Section):
         return locate(self._tree, path)[2].mark.source.folder.absolute()
 
     def resolved(self) -> dict[str, Any]:
-        """Return the spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
+        """Return the spec that ran, for `spec.yaml`: `${VAR}` unexpanded, no secrets, paths absolute."""
         if not self._tree.entries:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         as_written = rewrite(

@@ -1,7 +1,7 @@
-"""The tree that a spec is read into: values that know the file, line and column at which they were written.
+"""Define the tree of a spec: values with the file, line and column at which they were written.
 
-It also has the table of what stands where in a spec (templates, commands, rows, code, paths), which every pass over the
-tree asks, so that they agree. It knows nothing of YAML (`hermes_rl.spec.reader`).
+This module also has the table of special paths in a spec (templates, commands, rows, code, paths). Every pass over the
+tree uses it, so that all passes agree. Parsing YAML belongs to `hermes_rl.spec.reader`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NodePath: TypeAlias = tuple[str | int, ...]
 
 
 class SourceText(NamedTuple):
-    """Who wrote a value: a file, or an option of the command line (which has no lines)."""
+    """The source of a value: a file, or an option of the command line (which has no lines)."""
 
     name: str
     folder: Path
@@ -48,7 +48,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalarNode:
-    """A single value. `written` is what stood there before `${VAR}` was substituted."""
+    """A single value. `written` is the original text before `${VAR}` was substituted."""
 
     mark: Mark
     value: Any
@@ -103,12 +103,12 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def scalar(mark: Mark, value: Any) -> ScalarNode:
-    """Return a value that nobody wrote down, at the place that caused it."""
+    """Return a generated value, positioned at the text that caused it."""
     return ScalarNode(mark, value, "" if value is None else str(value), plain=False)
 
 
 def mapping(mark: Mark, /, **values: Node) -> MappingNode:
-    """Return a mapping that nobody wrote down, at the place that caused it."""
+    """Return a generated mapping, positioned at the text that caused it."""
     return MappingNode(mark, {name: Entry(mark, value) for name, value in values.items()})
 
 
@@ -118,7 +118,7 @@ def is_null(node: Node | None) -> bool:
 
 
 def children(node: Node) -> Iterator[tuple[str | int, Mark, Node]]:
-    """Key or index, place of the key (of the item itself in a list), and value."""
+    """Yield the key or index, the position of the key (of the item itself in a list), and the value of each child."""
     if isinstance(node, MappingNode):
         for key, entry in node.entries.items():
             yield key, entry.key, entry.value
@@ -128,14 +128,14 @@ def children(node: Node) -> Iterator[tuple[str | int, Mark, Node]]:
 
 
 def walk(node: Node, path: NodePath = ()) -> Iterator[tuple[NodePath, Mark, Node]]:
-    """Every node below `node` with its path and the place of its key, parents first."""
+    """Yield every node below `node` with its path and the position of its key, parents first."""
     for step, mark, child in children(node):
         yield (*path, step), mark, child
         yield from walk(child, (*path, step))
 
 
 def rewrite(node: Node, change: Callable[[NodePath, ScalarNode], ScalarNode], path: NodePath = ()) -> Node:
-    """Return the tree with every scalar replaced by what `change` makes of it."""
+    """Return the tree with `change` applied to every scalar."""
     if isinstance(node, ScalarNode):
         return change(path, node)
     if isinstance(node, SequenceNode):
@@ -185,7 +185,7 @@ Pattern = tuple[str, ...]
 
 
 def patterns(*texts: str) -> tuple[Pattern, ...]:
-    """Places written with dots; `*` is one step, a final `**` is any number of further steps (also none)."""
+    """Return paths written with dots as patterns; `*` is one step, a final `**` is any number of steps, or none."""
     return tuple(tuple(text.split(".")) for text in texts)
 
 

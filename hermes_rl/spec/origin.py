@@ -1,6 +1,6 @@
-"""Where each part of a loaded spec was written, what is wrong there, and what must not be shown.
+"""Report faults of a loaded spec at the positions where its parts were written, and hide secrets.
 
-A `Fault` is a path and what is wrong at it. Keys that hold a secret are refused, and their value is never shown.
+A `Fault` is a path and a message. Keys that hold a secret are refused, and their values never appear in messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def place(root: Node, path: NodePath, at: str) -> Mark:
 
 
 def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
-    """Return the place of one line of a scalar: inside a block where it is one, else the scalar itself."""
+    """Return the position of one line of a scalar: inside its block, or the scalar itself if it is not a block."""
     if not isinstance(node, ScalarNode) or node.block is None:
         return node.mark
     index = _folded_line(node, line, near) if node.block.folded else line - 1
@@ -37,7 +37,7 @@ def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
 
 
 def _folded_line(node: ScalarNode, line: int, near: str | None) -> int:
-    """Return the raw line that a line of the folded text begins in, or the first after it that holds `near`."""
+    """Return the raw line in which a line of the folded text starts, or the first after it that contains `near`."""
     assert node.block is not None
     start = len("\n".join(node.text.split("\n")[: line - 1]))
     position, first = 0, None
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 def section(data: Any, *path: str) -> dict[str, Any]:
-    """Return the mapping at a path, empty where there is none."""
+    """Return the mapping at a path, or an empty one if there is none."""
     for step in path:
         if not isinstance(data, dict):
             return {}
@@ -84,7 +84,7 @@ def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
 
 
 def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
-    """Yield a fault where it is no address of HTTP, or holds a secret; `instead` are the keys for that."""
+    """Yield a fault if a value is not an HTTP address, or contains a secret; `instead` names the keys for secrets."""
     if isinstance(url, str) and not url.startswith(("http://", "https://")):
         yield Fault(path, "expected an address that starts with http:// or https://")
     elif isinstance(url, str) and holds_secret(url):

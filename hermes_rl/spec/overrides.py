@@ -1,7 +1,6 @@
-"""What the command line changes in a spec: `--set KEY=VALUE`, and the flags that users of Atropos know.
+"""Apply command-line changes to a spec: `--set KEY=VALUE`, and the flags that users of Atropos know.
 
-This module reads the options and lays their values over the tree. `hermes_rl.spec.flags` says which key each flag
-stands for.
+This module parses the options and applies their values to the tree. `hermes_rl.spec.flags` has the key of each flag.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done
 
 
 def _without_old_kind(here: MappingNode, base: Node | None, assignment: Assignment, done: NodePath) -> MappingNode:
-    """Without what the file wrote for another kind of this block than the option chooses."""
+    """Return the block without the keys that the file wrote for another kind of block than the option selects."""
     if len(done) + 1 != len(assignment.path) or not isinstance(base, MappingNode):
         return here
     step = str(assignment.path[-1])
@@ -95,7 +94,7 @@ def _without_old_kind(here: MappingNode, base: Node | None, assignment: Assignme
         gone = SCRIPTED_ONLY if _is_scripted(base) else REAL_ONLY if _is_scripted(change) else ()
     image = base.get("image")
     if done == ("sandbox",) and "backend" not in base.entries and image is not None and is_template(plain(image)):
-        gone = ()  # the row says which image, and the file leaves to whoever runs it where
+        gone = ()  # the row selects the image, and the file leaves the backend to the user
     own = [key for key in gone if key in base.entries and here.get(key) is base.get(key)]
     return here.without(*own)
 
@@ -115,7 +114,7 @@ def _assigned_item(here: SequenceNode, base: Node | None, assignment: Assignment
 
 
 def chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNode:
-    """`--openai.base_url` says that there is a server, so the policy is no longer the scripted one."""
+    """Return the spec with a chat server as policy if `--openai.base_url` names a server."""
     by_flag = next(
         (assignment for assignment in assignments if assignment.all_servers and assignment.path[-1] == "base_url"), None
     )
@@ -166,7 +165,7 @@ class Overrides(NamedTuple):
         return self._replace(api_key=key, earlier=earlier)
 
     def apply(self, root: MappingNode, mode: Mode | None) -> tuple[MappingNode, list[Problem]]:
-        """Return the tree with every option laid over it, and what is wrong with the options."""
+        """Return the tree with every option applied, and the problems of the options."""
         problems: list[Problem] = []
         if self.earlier is not None:
             root, problems = self.earlier.apply(root, mode)
@@ -229,7 +228,7 @@ def _read_set(text: str, problems: list[Problem]) -> Assignment | None:
 
 
 def _pairs(argv: Sequence[str], problems: list[Problem]) -> list[tuple[str, str | None]]:
-    """Options with their values, written `--a.b V` or `--a.b=V`; a value may start with a minus sign."""
+    """Return options with their values, written `--a.b V` or `--a.b=V`; a value may start with a minus sign."""
     pairs: list[tuple[str, str | None]] = []
     rest = list(argv)
     while rest:

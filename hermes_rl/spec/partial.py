@@ -1,7 +1,7 @@
-"""What is left of a spec when the parts that are wrong are taken out, so that the other parts can be checked too.
+"""Remove the faulty parts of a spec, so that the other parts can be checked too.
 
-Owns which parts go. A part that is wrong goes as a whole, together with what would look wrong without it: better a
-problem that is told later than one that is none.
+A faulty part is removed completely, together with the parts that would look wrong without it: a problem reported later
+is better than a false one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OF_A_SERVER = frozenset({"type", "base_url", "model"})
 
 
 class Draft(NamedTuple):
-    """A spec of which parts may be left out; without `has_rows` its rows are not those of the user."""
+    """A spec that may lack some parts; without `has_rows`, its rows are placeholders instead of the user's."""
 
     spec: Spec
     has_rows: bool
 
 
 def salvage(validated: Validated) -> Draft | None:
-    """Return the parts that are fine as a spec; None where nothing can be made of them."""
+    """Return the valid parts as a spec, or None if they do not form one."""
     wrong = [path[:2] if path[:1] and path[0] in _BY_ENTRY else path[:1] for path in validated.wrong]
     if () in wrong:
         return None
@@ -59,7 +59,7 @@ def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
 
 
 def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
-    """Servers that cannot be read, or stand under a misspelt key: rewards may need any of them."""
+    """Return True if servers are unreadable or under a misspelt key, so that any server role may exist."""
     unknown = [tree.get(str(path[0])) for path in wrong if len(path) == 1 and path[0] not in Spec.model_fields]
     entries = [entry.value for node in unknown if isinstance(node, MappingNode) for entry in node.entries.values()]
     models = [node for node in entries if isinstance(node, MappingNode) and not _OF_A_SERVER.isdisjoint(node.entries)]
@@ -67,7 +67,7 @@ def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
 
 
 def _complete(tree: MappingNode) -> MappingNode:
-    """With the sections that no spec is without."""
+    """Return the spec with placeholders for missing sections that every spec requires."""
     mark = tree.mark
     if tree.get("dataset") is None:
         row = SequenceNode(mark, (MappingNode(mark),))

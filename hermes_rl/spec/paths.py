@@ -24,7 +24,7 @@ ENDINGS = {
     ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
     ".txt": "text",
 }  # fmt: skip
-"""Endings of data files, also with one of `PACKED` behind them, and the format that each means."""
+"""Suffixes of data files and their formats; a suffix of `PACKED` may follow."""
 PACKED = (".gz", ".bz2", ".xz")
 _HUB_NAME = re.compile(r"\w[\w.-]*(?:/[\w.-]+)?")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -82,7 +82,7 @@ def may_mean_hub(written: str) -> bool:
 
 
 def _with_format(node: MappingNode) -> MappingNode:
-    """`{path: questions.jsonl}` in full: `{path: json, data_files: questions.jsonl}`."""
+    """Return `{path: questions.jsonl}` in its full form: `{path: json, data_files: questions.jsonl}`."""
     path = node.get("path")
     if not isinstance(path, ScalarNode) or not isinstance(path.value, str) or node.get("data_files") is not None:
         return node
@@ -95,7 +95,7 @@ def _with_format(node: MappingNode) -> MappingNode:
 
 
 def _format_of(value: str, folder: Path) -> str | None:
-    """Return the format of the file or files that `dataset.path` names; None where it names something else."""
+    """Return the format of the files that `dataset.path` names, or None if it is not a file path."""
     if _URL.match(value):
         return file_format(value)
     if glob.has_magic(value) and file_format(value) is None:
@@ -148,7 +148,7 @@ def looks_local(value: str, folder: Path) -> bool:
 
 
 def kind_of(path: Path) -> int:
-    """Return what kind of file there is, as `stat` says it; 0 where there is none, or the text can be no path."""
+    """Return the file type from `stat`; 0 if nothing exists, or the text is not a valid path."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def kind_of(path: Path) -> int:
 
 def _join(folder: Path, value: str) -> str:
     expanded = Path(value).expanduser() if value.startswith("~/") else Path(value)
-    return normpath(folder / expanded)  # symlinks stay as they are: the user should know the path again
+    return normpath(folder / expanded)  # keep symlinks, so that the user recognizes the path
 
 
 def _code(value: str, folder: Path) -> str:

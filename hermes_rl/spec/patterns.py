@@ -35,7 +35,7 @@ class SlowPatternError(ValueError):
 
 
 def limited(method: str, pattern: str, text: str, *more: Any) -> Any:
-    """Return what a method of `METHODS` returns; raises `SlowPatternError` where that takes too long."""
+    """Return the result of a method of `METHODS`; raise `SlowPatternError` if it takes too long."""
     if (len(text) + 1) ** (1 + degree(pattern)) <= STEPS:
         return METHODS[method](pattern, text, *more)
     import asyncio
@@ -57,7 +57,7 @@ def limited(method: str, pattern: str, text: str, *more: Any) -> Any:
 
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Return a loop of this process in a thread of its own: who renders a template may be within another one."""
+    """Return this process's event loop in a separate thread, because the caller may be inside another loop."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -66,7 +66,7 @@ def _loop(process: int) -> asyncio.AbstractEventLoop:
 
 
 def called(method: str, pattern: str, text: str, more: list[Any]) -> Any:
-    """Return what a method returns, in a process."""
+    """Return the result of a method; runs in a worker process."""
     return METHODS[method](pattern, text, *more)
 
 
@@ -93,15 +93,16 @@ METHODS: Mapping[str, Callable[..., Any]] = {"search": _search, "findall": _find
 
 @lru_cache(maxsize=1024)
 def degree(pattern: str) -> float:
-    """Return by which power of a text's length a search may take longer; infinite where there is no such bound."""
+    """Return the degree of the polynomial that bounds a search's time in the text's length; infinite without such a
+    bound."""
     try:
         return _degree(parser.parse(pattern))
     except (re.error, RecursionError, OverflowError, TypeError):
-        return 0  # it is no pattern, which is said when it is used
+        return 0  # not a valid pattern, which is reported when it is used
 
 
 def _degree(part: Any) -> float:
-    """Return the degree of a part of a pattern, and of what lies within it."""
+    """Return the degree of a part of a pattern, including its nested parts."""
     if isinstance(part, parser.SubPattern):
         return sum(_degree(each) for each in part)
     if not isinstance(part, tuple | list):

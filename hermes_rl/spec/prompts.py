@@ -1,4 +1,4 @@
-"""From a prompt of the spec and a row to the messages that a rollout begins with."""
+"""Build the first messages of a rollout from a spec's prompt and a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 
 class PromptRow(Protocol):
-    """What a prompt needs of a row."""
+    """The parts of a row that a prompt uses."""
 
     @property
     def key(self) -> str: ...
@@ -30,19 +30,21 @@ class PromptRow(Protocol):
 
 
 def messages_of(prompt: Prompt, row: PromptRow, folder: Path = Path(), where: str = "prompt") -> list[Message]:
-    """Return the messages, rendered for the row; relative paths of images begin in `folder`. Raises `TemplateError`
-    where a template does not work for this row or an image is none; `UserError` where a file of the prompt cannot be
-    read. `where` is the prompt's place in the spec."""
+    """Return the messages, rendered for the row.
+
+    `where` is the prompt's path in the spec; `folder` is the base of relative image paths. Raises `TemplateError` if a
+    template fails for this row or an image is invalid, and `UserError` if a file of the prompt cannot be read.
+    """
     return _Rendering(row, folder).messages(prompt, where)
 
 
 def content_of(text: str | TextFile, row: PromptRow, where: str) -> str:
-    """One text of a spec, given there or in a file, rendered for the row."""
+    """Return one text of a spec, inline or from a file, rendered for the row."""
     return str(_Rendering(row).content(text, where))
 
 
 class _Rendering:
-    """A row, and the place in the spec that an error is to name."""
+    """A row, and the path in the spec for error messages."""
 
     def __init__(self, row: PromptRow, folder: Path = Path()) -> None:
         self._row = row
@@ -83,7 +85,7 @@ class _Rendering:
         return [part for part in parts if part is not None]
 
     def _part(self, part: Part, where: str) -> dict[str, Any] | None:
-        """Return a part as the chat API has it; None where the row has no image."""
+        """Return a part in the form of the chat API, or None if the row has no image."""
         if part.text is not None:
             return {"type": "text", "text": self._text(part.text, where)}
         where = f"{where}.{'image' if part.image_url is None else 'image_url'}"

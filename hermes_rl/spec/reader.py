@@ -1,8 +1,8 @@
-"""From YAML text to a tree of nodes, with every problem of the text collected.
+"""Parse YAML text into a tree of nodes, and collect every problem of the text.
 
-The reader owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
-no duplicate keys. PyYAML only splits the text into events; what they mean is decided here. The syntax of templates is
-checked at once, and a `!raw` text becomes a template that gives exactly that text.
+The reader defines the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag except ``!raw``, no
+merge keys, no duplicate keys. PyYAML only splits the text into events; this module interprets them. It also checks the
+syntax of templates, and turns a `!raw` text into a template that renders to exactly that text.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _INFINITE = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
 _NAN = frozenset({".nan", ".NaN", ".NAN"})
 _LONGEST_INT = 1000
-"""Digits; Python refuses to read much longer ones, and nobody means them."""
+"""Digits. Python refuses to parse much longer integers, and a real value never needs them."""
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """Return the value of a plain scalar; raises ValueError where a number has too many digits."""
+    """Return the value of a plain scalar; raise ValueError if a number has too many digits."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:
@@ -77,8 +77,8 @@ def _number(text: str) -> str | int | float:
     return float("nan") if text in _NAN else text
 
 
-# ------------------------------------------------------------- Templates: their syntax, and where they may stand
-# Also turns `!raw` text into a template that gives exactly that text, so that nothing later has to know of it.
+# ------------------------------------------------------------- Templates: their syntax, and the paths that allow them
+# `!raw` text becomes a template that renders to exactly that text, so that later passes need no special case.
 
 _WHERE = (
     "prompt, dataset.columns, sandbox.image, .workdir, .files, .setup, .env and .limits, rewards.*.args, solution, "
@@ -87,11 +87,11 @@ _WHERE = (
 _LEFT_ALONE = nodes.patterns(
     "description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "agents.*.agent.extra_body.**", "atropos.**"
 )
-"""Text that is passed on as it is, braces and all."""
+"""Text that is passed on unchanged, including braces."""
 
 
 def check_templates(root: Node) -> tuple[Node, list[Problem]]:
-    """Return the tree without `!raw`, and what is wrong with its templates."""
+    """Return the tree without `!raw`, and the problems of its templates."""
     problems: list[Problem] = []
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
@@ -155,10 +155,10 @@ class _UnreadableError(Exception):
 
 
 class _Loader(yaml.Loader):
-    """PyYAML's splitting of text into events, with the rule of YAML 1.2 for `?` inside `{}` and `[]`.
+    """PyYAML's tokenizer, with YAML 1.2's rule for `?` inside `{}` and `[]`.
 
-    YAML 1.1 ends a plain text at every question mark there; in 1.2 only one with a blank behind it, where a value
-    may begin, is a sign of its own.
+    YAML 1.1 ends a plain text at every question mark there. In YAML 1.2, only a question mark that is followed by a
+    blank, at a position where a value may start, is an indicator.
     """
 
     def check_key(self) -> bool:
@@ -241,7 +241,8 @@ class _Reader:
         return Mark(self.source, line + 1, column + 1).problem(message)
 
     def _displaced(self, line: int, column: int) -> str | None:
-        """Say between which columns a key stands, where that is what is wrong with the first key of a line."""
+        """Return a message with the columns that a key is between, if that explains the error of the first key of a
+        line."""
         key = _KEY.match(self.lines[line]) if line < len(self.lines) else None
         if key is None or column > key.end("name"):
             return None
@@ -253,8 +254,8 @@ class _Reader:
         indent = key.start("name")
         spaces = "1 space" if indent == 1 else f"{indent} spaces"
         return (
-            f"`{key['name']}` begins with {spaces}, `{other['name']}` in line {number + 1} with {other.start('name')}: "
-            "keys of one mapping begin in the same column; a text with a colon in it needs quotes"
+            f"`{key['name']}` starts after {spaces}, `{other['name']}` in line {number + 1} after "
+            f"{other.start('name')}: keys of one mapping must start in the same column; quote a text that has a colon"
         )
 
     def _mark(self, mark: Any) -> Mark:
@@ -360,7 +361,7 @@ class _Reader:
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self._report(event.start_mark, "half of a surrogate pair is no character")
+            self._report(event.start_mark, "half of a surrogate pair is not a character")
             return _SURROGATE.sub("?", text)
 
     def _block(self, event: Any) -> Block | None:
@@ -378,7 +379,7 @@ def read_text(text: str, source: SourceText) -> tuple[Node | None, list[Problem]
 
 
 def read_bytes(data: bytes, source: SourceText) -> tuple[Node | None, list[Problem]]:
-    """As `read_text`, from the bytes of a file; anything but UTF-8 is a problem."""
+    """Return the tree of a file's bytes, like `read_text`; anything except UTF-8 is a problem."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -389,5 +390,5 @@ def read_bytes(data: bytes, source: SourceText) -> tuple[Node | None, list[Probl
 
 
 def read_file(path: Path, name: str) -> tuple[Node | None, list[Problem]]:
-    """As `read_bytes`, from a file that is shown as `name`; raises `OSError` where it cannot be read."""
+    """Return the tree of a file that messages call `name`, like `read_bytes`; raise `OSError` if it cannot be read."""
     return read_bytes(read_regular(path, LARGEST), SourceText(name, path.resolve().parent))

@@ -1,9 +1,8 @@
-"""Recipes: how agent programs of others are installed and started, each a file of its own with a name.
+"""Apply recipes: named files that install and start third-party agent programs.
 
-A recipe has the keys `sandbox` and `agent` of a spec, and says in a few words what it is. `agent.program: codex` lays
-it below the spec when that is loaded, its `agent` below that of the seat where a seat of several says so: what the spec
-says wins, mappings merge, and lists of packages, files and setup are joined, the recipe's first. Behind that nothing
-knows of recipes.
+A recipe has the keys `sandbox` and `agent` of a spec, and a short description. `agent.program: codex` merges it below
+the spec at loading, its `agent` below the agent of the seat that names it. The spec's values win, mappings merge, and
+lists of packages, files and setup are joined, the recipe's first. No later code depends on recipes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from hermes_rl.spec.reader import read_file
 from hermes_rl.spec.suggest import choices
 
 ABOUT = ("version", "dialect", "licence", "description")
-"""What a recipe says of its program, for `hermes-rl list agents`."""
+"""Facts about a recipe's program, for `hermes-rl list agents`."""
 _KEYS = (*ABOUT, "sandbox", "agent")
 _JOINED = patterns(
     "sandbox.python", "sandbox.npm", "sandbox.files", "sandbox.setup", "agent.program.files",
@@ -47,16 +46,16 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def about(path: Path) -> dict[str, str]:
-    """Return what a shipped recipe says of its program, by the names of `ABOUT`."""
+    """Return the facts about a shipped recipe's program, by the names of `ABOUT`."""
     root, _ = read_file(path, str(path))
     assert isinstance(root, MappingNode)
     return {key: node.text for key in ABOUT if isinstance(node := root.get(key), ScalarNode)}
 
 
 def with_recipe(root: MappingNode, within: Path | None = None) -> tuple[MappingNode, list[Problem]]:
-    """Return a spec with the recipes that it names laid below it, and what is wrong with that.
+    """Return a spec with the recipes that it names merged below it, and the problems found.
 
-    `within` is a folder that a recipe has to lie in, unless it is a shipped one.
+    A recipe must be inside the directory `within`, unless it is a shipped one.
     """
     seats, problems = root.get("agents"), list[Problem]()
     names = seats.entries if isinstance(seats, MappingNode) else ()
@@ -67,7 +66,7 @@ def with_recipe(root: MappingNode, within: Path | None = None) -> tuple[MappingN
 
 
 def _with_recipe(root: MappingNode, place: tuple[str, ...], within: Path | None) -> tuple[MappingNode, list[Problem]]:
-    """Lay the recipe of the agent at a place below this agent, and below the spec's sandbox."""
+    """Merge the recipe of the agent at a path below this agent, and below the spec's sandbox."""
     path = (*place, "program")
     written = find(root, path)
     program = None if written is None else expand_shorthand(written, path)
@@ -98,7 +97,7 @@ def _having(root: MappingNode, path: tuple[str, ...], value: Node) -> MappingNod
 
 
 def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
-    """Return the part of a recipe that is laid below a spec; None with the reasons where there is none."""
+    """Return the part of a recipe that is merged below a spec, or None with the reasons."""
     shipped = shipped_recipes()
     if named.value in shipped:
         path = shipped[named.value]
@@ -112,7 +111,7 @@ def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None,
         if within is not None and not path.is_relative_to(within.resolve()):
             return None, [named.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
     else:
-        own = "; one of your own is named by its path, such as ./agent.yaml"
+        own = "; name your own recipe by its path, such as ./agent.yaml"
         message = f"there is no agent program `{named.value}`{choices(named.value, shipped)}{own}"
         return None, [named.mark.problem(message)]
     try:
@@ -146,7 +145,7 @@ def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None,
 
 
 def _laid_below(recipe: Node, spec: Node, path: NodePath) -> Node:
-    """Return the value of a spec with that of a recipe below it."""
+    """Return the value of a spec merged over the value of a recipe."""
     if isinstance(recipe, SequenceNode) and isinstance(spec, SequenceNode) and is_in(path, _JOINED):
         # Of two seats with one recipe the second finds all of it there.
         there = [plain(item) for item in spec.items]

@@ -79,7 +79,7 @@ class OldName(NamedTuple):
 
     @property
     def edits(self) -> Iterator[tuple[Mark, str, str]]:
-        """Where a text has to be replaced, the text that is there, and the new text."""
+        """Yield the position of each text to replace, its old text, and its new text."""
         yield self.key, str(self.old[-1]), str(self.new[-1])
         yield from self._value_edits
 

@@ -25,7 +25,7 @@ def unplayable(name: str, *, compares: bool, looks: bool, of_steps: bool, shares
         return f"reward {name!r} compares the members of a group, and they have other steps"
     if shares and compares:
         return (
-            f"reward {name!r} compares the members of a group, so that each seat has values of its own: name its "
+            f"reward {name!r} compares the members of a group, so each seat has its own values: name its "
             "seats in a list"
         )
     if compares and looks:
@@ -50,8 +50,8 @@ def require(name: str, requirements: Sequence[Requirement], arguments: Mapping[s
 
 
 def in_process(spec: Spec, reward: Reward, *, takes_state: bool, movable: bool) -> bool:
-    """Return True if a reward runs in a process of its own; `movable`: its function may."""
-    # A reward that names the state is where that is, unless the spec says something else.
+    """Return True if a reward runs in a separate process; `movable`: its function may."""
+    # A reward that names the state runs in the state's process, unless the spec sets `isolate`.
     with_state = takes_state and spec.state is not None
     here = reward.isolate == "none" or (reward.isolate is None and with_state and not spec.state_apart)
     return movable and not here

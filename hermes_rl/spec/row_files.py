@@ -68,7 +68,7 @@ def _placed(file: File, folder: Path, where: str) -> list[PlacedFile]:
 
 
 def require_offered(words: Sequence[UserWords], names: Collection[str]) -> None:
-    """Raise `TemplateError` for a tool that the words of a user name and the agent has not."""
+    """Raise `TemplateError` for a tool that a scripted user message names but the agent does not have."""
     for number, each in enumerate(words):
         for tool in each.tools or ():
             if tool not in names:
@@ -89,8 +89,8 @@ def require_in_home(workdir: str | None, targets: Sequence[str]) -> None:
 
 
 def source_of(source: str, folder: Path, where: str) -> Path:
-    """Return the path of a file or folder of this machine after symlinks. Raises `TemplateError` where it cannot be
-    read, or lies outside of the spec's folder."""
+    """Return the path of a host file or directory after resolving symlinks. Raises `TemplateError` if it cannot be
+    read, or is outside the spec's directory."""
     try:
         path = (folder / source).resolve()
         is_usable = path.is_file() or path.is_dir()
@@ -108,14 +108,17 @@ def source_of(source: str, folder: Path, where: str) -> Path:
 
 
 def image_path(image: str, template: str, folder: Path, where: str) -> Path:
-    """Return the path of the root file system of a sandbox. Raises `TemplateError` where a row has a part in it and it
-    lies outside of the folder in front of the template, and of those that the template names: the agent reads it."""
+    """Return the path of the root file system of a sandbox.
+
+    Raises `TemplateError` if a row contributes a part of the path, and the result is outside the directory in front of
+    the template and the directories that the template names. The agent can read everything in it.
+    """
     mark = TEMPLATE_MARK.search(template)
     if mark is not None:
         named = [_normal(folder / each) for each in _folders(template, mark.start())]
         if not any(_normal(folder / image).is_relative_to(each) for each in named):
             raise TemplateError(
-                f"{image[:200]!r} lies outside of {named[0]}: begin the template with the folder that has the images, "
+                f"{image[:200]!r} is outside {named[0]}: start the template with the directory of the images, "
                 'as in image: "/data/images/{{ image }}"',
                 where=where,
             )
@@ -123,12 +126,13 @@ def image_path(image: str, template: str, folder: Path, where: str) -> Path:
 
 
 def _normal(path: Path) -> Path:
-    """Return a path without `..`, and with one slash at its beginning."""
+    """Return a path without `..`, and with one leading slash."""
     return Path("/", os.path.normpath(path).lstrip("/"))
 
 
 def _folders(template: str, start: int) -> list[str]:
-    """Return the folder in front of the first template, and those below / with which a text in a template begins."""
+    """Return the directory in front of the first template, and the directories below / at the start of texts in
+    templates."""
     return [
         template[: template.rfind("/", 0, start) + 1],
         *re.findall(r"(?:['\"]|%\})(/[^'\"{/]+/(?:[^'\"{/]*/)*)", template),
@@ -163,11 +167,11 @@ def image_url(value: Any, folder: Path, where: str) -> dict[str, Any]:
     Args:
         value: an address (http, https, data), a path, bytes, an image of the `datasets` package (decoded, or
             ``{"bytes", "path"}``), or a mapping as the API has it.
-        folder: where relative paths begin.
-        where: the place in the spec, for errors.
+        folder: base of relative paths.
+        where: the path in the spec, for errors.
 
     Raises:
-        TemplateError: the file cannot be read, or the value is no image.
+        TemplateError: the file cannot be read, or the value is not an image.
     """
     if isinstance(value, Mapping) and "url" in value:
         if not isinstance(value["url"], str) or not value["url"].startswith(ADDRESSES):
@@ -178,7 +182,7 @@ def image_url(value: Any, folder: Path, where: str) -> dict[str, Any]:
     data = _image_bytes(value, folder, where)
     kind = next((kind for start, kind in IMAGE_KINDS.items() if data.startswith(start)), None)
     if kind is None:
-        raise TemplateError("this is no PNG, JPEG, GIF or WebP image", where=where)
+        raise TemplateError("the file is not a PNG, JPEG, GIF or WebP image", where=where)
     return {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
 
 
@@ -197,4 +201,4 @@ def _image_bytes(value: Any, folder: Path, where: str) -> bytes:
         file = io.BytesIO()
         value.save(file, format="PNG")
         return file.getvalue()
-    raise TemplateError(f"{type(value).__name__} is no image; give an address, a path or bytes", where=where)
+    raise TemplateError(f"{type(value).__name__} is not an image; expected an address, a path or bytes", where=where)

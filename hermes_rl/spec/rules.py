@@ -65,7 +65,7 @@ def _sources(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*path, key), f"`{key}` goes with `path`", at="key")
         name = source.get("path")
         if isinstance(name, str) and name in FILE_FORMATS and "data_files" not in source:
-            yield Fault((*path, "path"), f"`{name}` is a format of files; say which in `data_files`")
+            yield Fault((*path, "path"), f"`{name}` is a file format; name the files in `data_files`")
         elif isinstance(name, str) and (kind := file_format(name)) and "data_files" in source:
             message = f"`path` names a file already; leave one out, or write `path: {kind}`"
             yield Fault((*path, "data_files"), message, at="key")
@@ -110,7 +110,7 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _parts(data: dict[str, Any]) -> Iterator[Fault]:
-    """Find fault with parts of prompts without one kind, and with those that a server of the agent cannot be sent."""
+    """Report parts of prompts without exactly one kind, and parts that a server of the agent does not accept."""
     seats = [(path, section(seat)) for path, seat in entries(data, "agents")]
     prompts: dict[tuple[str, ...], list[dict[str, Any]]] = {("prompt",): [] if seats else [{}]}
     for path, seat in seats:
@@ -171,7 +171,7 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
                 (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", at="key"
             )
         if "isolate" in tool and "python" not in tool:
-            way = "write it of `state:`" if "state" in tool else "a server is a process of its own"
+            way = "write it of `state:`" if "state" in tool else "a server runs in its own process"
             yield Fault((*path, "isolate"), f"`isolate` goes with `python`; {way}", at="key")
         if "external" in tool and "python" not in tool:
             yield Fault((*path, "external"), "`external` goes with `python`; of other tools it is known", at="key")
@@ -180,7 +180,7 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _chosen(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
-    """Find fault with what chooses among the tools of an entry."""
+    """Report keys that select tools of an entry that does not allow a selection."""
     many = str(tool.get("python")).endswith(":*")
     for key in ("names", "decorated_with"):
         if key in tool and "state" not in tool and not many:
@@ -268,15 +268,15 @@ def asked_first(order: object, names: Sequence[str]) -> Sequence[str]:
 
 
 def _unasked(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
-    """Find fault with a seat whose prompt leaves out the question of the spec's, which it replaces."""
+    """Report a seat whose prompt replaces the spec's, but lacks its question."""
     if not {"user", "messages"} & section(data, "prompt").keys():
         return
     for name in asked_first(_order(data), names):
         own = section(data, "agents", name, "prompt")
         if own and not {"user", "messages"} & own.keys():
             message = (
-                "it replaces the spec's `prompt` as a whole, and leaves out what the seat is asked first: give it a "
-                "`user`, such as the spec's"
+                "it replaces the spec's `prompt` completely, but has no first question for the seat: add a `user`, "
+                "such as the spec's"
             )
             yield Fault(("agents", name, "prompt"), message, at="key")
 
@@ -288,11 +288,11 @@ def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
     if _order(data) != "call":
         yield Fault(("user",), "the first seat of `schedule: call` talks to a `user`; here the others answer", at="key")
     elif "program" in section(data, "agents", first, "agent"):
-        yield Fault(("user",), "a `user` talks to the loop, and the first seat is played by a program", at="key")
+        yield Fault(("user",), "a `user` needs the built-in loop, but the first seat runs an agent program", at="key")
 
 
 def _order(data: dict[str, Any]) -> Any:
-    """Return what `schedule` says of the order, in either form."""
+    """Return the speaking order of `schedule`, in either form."""
     play = data.get("schedule")
     return play if isinstance(play, str) else section(data, "schedule").get("order")
 
@@ -327,7 +327,7 @@ _SEAT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TAKEN_SEATS = ("row", "episode")
 """They name groups."""
 _OF_ONE_AGENT: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("agent", "program"), "each seat that a program plays has its own: `agents.NAME.agent.program`"),
+    (("agent", "program"), "each seat with an agent program sets its own: `agents.NAME.agent.program`"),
     (("distill",), "a teacher does not know whose tokens it reads"),
 )
 
@@ -342,7 +342,7 @@ def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     if "rounds" in play and play.get("order") not in ("alternate", "simultaneous"):
         yield Fault(("schedule", "rounds"), "`rounds` goes with `order: alternate` or `simultaneous`", at="key")
     if "state" in play and "state" not in data:
-        yield Fault(("schedule", "state"), "there is no `state:` in this spec that could say who speaks")
+        yield Fault(("schedule", "state"), "this spec has no `state:` that could select the next seat")
     for path, seat in entries(data, "agents"):
         if "message_template" in section(seat) and play.get("order") not in ("alternate", "simultaneous"):
             yield Fault(
@@ -360,7 +360,7 @@ def _paid(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     for path, reward in entries(data, "rewards"):
         seats = section(reward).get("seats")
         if isinstance(seats, dict) and section(reward).get("gate") is True:
-            yield Fault((*path, "seats"), "a gate multiplies the score of each seat as it is; name its seats in a list")
+            yield Fault((*path, "seats"), "a gate has no factors per seat; name its seats in a list")
         if seats == [] or seats == {}:
             yield Fault((*path, "seats"), "a reward pays one seat at least; leave `seats` out to pay all")
         for place, name in enumerate(seats if isinstance(seats, list | dict) else ()):
@@ -395,9 +395,9 @@ def _steps(data: dict[str, Any]) -> Iterator[Fault]:
                 (*path, "per_step"), "steps are the words of `user: {turns: […]}`, which is not there", at="key"
             )
         if "agents" in data:
-            yield Fault((*path, "per_step"), "steps are graded where one agent plays", at="key")
+            yield Fault((*path, "per_step"), "only rollouts of a single agent are graded per step", at="key")
         if section(reward).get("sandbox") == "fresh":
-            yield Fault((*path, "sandbox"), "behind a step the sandbox is the rollout's own; leave `sandbox` out")
+            yield Fault((*path, "sandbox"), "a reward per step uses the rollout's sandbox; remove `sandbox`")
 
 
 COPIED = ("bubblewrap", "docker", "none")
@@ -405,11 +405,11 @@ COPIED = ("bubblewrap", "docker", "none")
 
 
 def no_copies(backend: str, keep_processes: bool = False, services: bool = False) -> str | None:
-    """Return why such a sandbox cannot be copied, and the way out; None where it can."""
+    """Return the reason why such a sandbox cannot be copied, with a fix, or None if it can."""
     why = {
         f"the files of the sandbox backend {backend} cannot be copied; use bubblewrap or docker": backend not in COPIED,
-        "processes cannot be copied; leave sandbox.keep_processes out": keep_processes,
-        "services cannot be copied; leave sandbox.services out": services,
+        "processes cannot be copied; remove sandbox.keep_processes": keep_processes,
+        "services cannot be copied; remove sandbox.services": services,
     }
     problem = next((problem for problem, applies in why.items() if applies), None)
     return None if problem is None else f"between steps rewards look at a copy of the sandbox, and {problem}"
@@ -435,7 +435,7 @@ DATA_RULES = (
 )  # fmt: skip
 
 
-# ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
+# ------------------------------------------------------------ Agent, rewards, stop reasons, solution and servers
 
 SCRIPTED_ONLY = ("error_rate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
@@ -477,18 +477,18 @@ def _judges(data: dict[str, Any]) -> Iterator[Fault]:
         yield from exactly_one(args, (*path, "args") if args else path, ("rubric", "assertions"), "a judge")
         for key, other in (("need", "rubric"), ("calibrate", "assertions"), ("scale", "assertions")):
             if key in args and other in args:
-                yield Fault((*path, "args", key), f"`{key}` has no meaning beside `{other}`", at="key")
+                yield Fault((*path, "args", key), f"`{key}` has no effect together with `{other}`", at="key")
 
 
 def _replays(data: dict[str, Any]) -> Iterator[Fault]:
-    """Find fault with rewards that replay gold in a spec without a state, or without gold."""
+    """Report rewards that repeat the gold tool calls in a spec without a state, or without gold."""
     for path, reward in entries(data, "rewards"):
         if section(reward).get("fn", path[-1]) != "state_matches":
             continue
         if "state" not in data:
             yield Fault(path, "there is no `state:` in this spec that could match", at="key")
         if "turns" not in section(data, "solution") and "gold" not in section(section(reward).get("args")):
-            yield Fault(path, "it replays the turns of `solution`, which has none; or give it `args.gold`", at="key")
+            yield Fault(path, "`solution` has no turns for this reward; add them or set `args.gold`", at="key")
 
 
 def _code(data: dict[str, Any]) -> Iterator[Fault]:
@@ -527,11 +527,11 @@ def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
         name = str(path[-1])
         if name == RETRIES_EXHAUSTED:
             if policy not in ("drop", "worst"):
-                yield Fault(path, "a member that was given up has no score of its own: expected drop or worst")
+                yield Fault(path, "a rollout whose retries are exhausted has no score: expected drop or worst")
         elif policy == "worst":
             yield Fault(path, f"`worst` is for `{RETRIES_EXHAUSTED}`: expected grade, mask, drop, or a number as score")
         elif name in ours:
-            yield Fault(path, f"`{name}` is a failure of ours and never graded", at="key")
+            yield Fault(path, f"`{name}` is an infrastructure failure, which is never graded", at="key")
         elif name not in known:
             yield Fault(path, f"there is no stop reason `{name}`{choices(name, known)}", at="key")
 
@@ -545,7 +545,7 @@ def _checks(data: dict[str, Any]) -> Iterator[Fault]:
 
 def _programs(data: dict[str, Any]) -> Iterator[Fault]:
     if "program" in section(data, "evaluate", "agent"):
-        yield Fault(("evaluate", "agent", "program"), "one program plays in training and in evaluation", at="key")
+        yield Fault(("evaluate", "agent", "program"), "training and evaluation use the same agent program", at="key")
     seats = [("agents", str(path[-1])) for path, _ in entries(data, "agents")]
     if not seats:
         yield from _program(data, ("agent",), (("toolsets",), ("tools",), ("user",)))
@@ -559,7 +559,7 @@ def _programs(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tuple[str, ...]]) -> Iterator[Fault]:
-    """Find fault with the program of an agent; `of_loop` are places, beside the agent's own, that the loop reads."""
+    """Report faults of an agent's program; `of_loop` are paths outside the agent that only the built-in loop uses."""
     if "program" not in section(data, *agent):
         return
     place = (*agent, "program")
@@ -567,7 +567,7 @@ def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tup
     for path in (*of_loop, (*agent, "reasoning"), (*agent, "repair_arguments")):
         offered = path[-1] in ("tools", "toolsets")
         if path == ("user",) and is_template(section(data, "user").get("turns")):
-            continue  # rows without further words can be played
+            continue  # rows without further user messages can run
         if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
             way = f"; `{'.'.join(place)}.tools: mcp` offers them to it" if offered else ""
             yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{way}", at="key")
@@ -576,11 +576,13 @@ def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tup
         return  # it lives outside of the sandbox
     backend = section(data, "sandbox").get("backend", "bubblewrap")
     if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
-        message = f"a sandbox of {backend} has no network of its own in which a program finds the model"
+        message = f"backend {backend} has no separate network, which an agent program needs to reach the model"
         yield Fault(place, f"{message}; use bubblewrap or docker", at="key")
     elif section(data, "sandbox").get("network") is True:
         yield Fault(
-            ("sandbox", "network"), "a program finds the model in a network of its own: list the hosts", at="key"
+            ("sandbox", "network"),
+            "an agent program needs a separate network for the model: list the hosts",
+            at="key",
         )
 
 
@@ -607,7 +609,7 @@ def _solution(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def servers(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
-    """Every server with its path, whether its role has one or a list."""
+    """Yield every server with its path, whether its role has one or a list."""
     for path, role in entries(data, "servers"):
         if isinstance(role, list):
             yield from (((*path, index), server) for index, server in enumerate(role))
@@ -633,13 +635,15 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
-    """Find fault with a teacher whose servers do not say what they make of given tokens."""
+    """Report a teacher whose servers do not return log-probabilities of given tokens."""
     role = section(data, "distill").get("server", "teacher")
     for path, server in servers(data) if isinstance(data.get("distill"), dict) else ():
         name = str(section(server).get("type", DEFAULT))
         kind = _known_type(name)
         if path[1] == role and kind is not None and not kind.exact:
-            message = f"a teacher is a token-level server: one of type {name} does not say how probable tokens are"
+            message = (
+                f"a teacher must be a token-level server; type {name} returns no log-probabilities of given tokens"
+            )
             yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
 
 
@@ -648,7 +652,7 @@ ASKING = {"reward_model": "reward_model", "llm_judge": "judge", "llm_pairwise": 
 
 
 def _rating(data: dict[str, Any]) -> Iterator[Fault]:
-    """Find fault with reward models that are to speak, and with rewards that ask for numbers or words in vain."""
+    """Report reward models used for generation, and rewards that need ratings or text from a server that has none."""
     kinds: dict[str, list[ServerType]] = {}
     speaking = {"policy", str(section(data, "user").get("server", "user" if "user" in data else "policy"))}
     for _, seat in entries(data, "agents"):
@@ -669,7 +673,7 @@ def _rating(data: dict[str, Any]) -> Iterator[Fault]:
             continue
         if fn == "reward_model" and not all(kind.rates or kind.embedded for kind in kinds[role]):
             types = " or ".join(name for name, kind in TYPES.items() if kind.rates)
-            yield Fault(where, f"`{role}` is no reward model, which is of type {types}", at="value" if named else "key")
+            yield Fault(where, f"`{role}` is not a reward model; expected type {types}", at="value" if named else "key")
         elif fn != "reward_model" and any(kind.rates for kind in kinds[role]):
             message = f"`{role}` is a reward model, which says nothing; `reward_model` takes its number"
             yield Fault(where, message, at="value" if named else "key")
@@ -710,7 +714,7 @@ def _servers(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _known_type(name: str) -> ServerType | None:
-    """Return what a type says about its servers; None where there is no such type, which is told at its place."""
+    """Return the properties of a server type, or None for an unknown type, which another check reports."""
     try:
         return server_type(name)
     except UserError:
@@ -773,7 +777,8 @@ def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _packages(data: dict[str, Any]) -> Iterator[Fault]:
-    """Folders of this machine are shown to sandboxes of this machine alone; the bare machine has what it has."""
+    """Report package directories of the host for backends that cannot mount them; backend `none` uses the host's
+    packages."""
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
     if backend in ("bubblewrap", "docker"):
@@ -872,7 +877,7 @@ FolderOf = Callable[[NodePath], Path]
 
 
 def broken_rules(data: dict[str, Any], folder_of: FolderOf | None) -> Iterator[Fault]:
-    """Every fault of a spec's plain values."""
+    """Yield every fault of a spec's plain values."""
     for rule in (*DATA_RULES, *SANDBOX_RULES, *RUN_RULES):
         yield from rule(data)
     if folder_of is not None:

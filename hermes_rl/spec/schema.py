@@ -21,7 +21,7 @@ from hermes_rl.spec.section import EMPTY, LazySection, Section
 from hermes_rl.spec.server_types import type_names
 from hermes_rl.spec.signatures import CodeError, Parameter, function
 
-# ------------------------------------------------ Annotations as they stand in source text: a type, or left open
+# ---------------------------------------------- Annotations of source text, converted to types or left unchecked
 
 _NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (int, float, str, bool, bytes, list, dict, tuple, set)},
@@ -43,9 +43,9 @@ _NAMES: dict[str, Any] = {
 
 
 def type_of(annotation: str, names: Mapping[str, ast.AST] = EMPTY) -> Any | None:
-    """Return the type that an annotation names; None where it is missing or names something of its own.
+    """Return the type that an annotation names, or None if it is missing or names a user-defined type.
 
-    `names` are what the file of the annotation defines: a TypedDict or another name for a type is known too.
+    `names` are the definitions in the annotation's file: a TypedDict and a type alias are resolved too.
     """
     if not annotation:
         return None
@@ -116,7 +116,7 @@ _TYPED = frozenset({"type", "anyOf", "oneOf", "enum", "const", "$ref"})
 
 
 class YamlSchema(GenerateJsonSchema):
-    """Empty mappings are no defaults worth showing; sections that are built later are shown as they will be."""
+    """Schema generator that omits empty mappings as defaults, and shows lazily built sections in full."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
@@ -128,13 +128,13 @@ class YamlSchema(GenerateJsonSchema):
 
 
 def spec_json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the YAML."""
+    """Return the JSON Schema (draft 2020-12) of the YAML."""
     for section in Section.__subclasses__():
         section.model_rebuild()  # sections are built when needed; they are about to be shown, with their defaults
     schema = Spec.model_json_schema(by_alias=True, schema_generator=YamlSchema)
     sections: dict[str, Any] = schema.pop("$defs")
     sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}
-    sections["Server"]["properties"]["type"]["enum"] = list(type_names())  # those of this machine's packages too
+    sections["Server"]["properties"]["type"]["enum"] = list(type_names())  # types of locally installed packages too
     for name, section in sections.items():
         _finish_section(name, section)
     top = sections.pop("Spec")
@@ -191,7 +191,7 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
     properties = top["properties"]
     parent = {"type": "string", "description": "One parent, relative to this file; its keys are merged."}
     top["properties"] = {"extends": parent, **properties}
-    # a spec that extends another may leave out what that one says
+    # a spec that extends another may omit keys that the parent has
     top.pop("required", None)
     top["anyOf"] = [{"required": ["extends"]}, {"required": ["dataset", "prompt"]}]
     server = {"$ref": "#/$defs/Server"}
@@ -211,13 +211,13 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
         try:
             signature = function(path, name)
         except CodeError:
-            continue  # a reward that is being written; its own tests say so
+            continue  # a reward under development; its own tests report the fault
         if signature is None:
             continue
         arguments = {"properties": {"args": {"$ref": f"#/$defs/args_{name}"}}}
         chosen = {"properties": {"fn": {"const": name}}, "required": ["fn"]}
         reward["allOf"].append({"if": chosen, "then": arguments})
-        # Without `fn` the reward's own name says which arguments there are.
+        # Without `fn`, the reward's own name determines the arguments.
         by_key = {"if": {"not": {"required": ["fn"]}}, "then": arguments}
         named[name] = {"allOf": [{"$ref": "#/$defs/Reward"}, by_key]}
         sections[f"args_{name}"] = {
@@ -232,10 +232,10 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
 
 
 def _nullable(top: dict[str, Any], sections: dict[str, Any]) -> None:
-    """null is as good as absent everywhere; it deletes what a parent says."""
+    """Allow null for every key: it is the same as an absent key, and deletes a parent's value."""
     for section in (top, *sections.values()):
         for key, field in section.get("properties", {}).items():
-            if "$ref" in field and "description" not in field:  # pydantic leaves out what the section says too
+            if "$ref" in field and "description" not in field:  # pydantic omits the section's description
                 field["description"] = sections[field["$ref"].rpartition("/")[2]]["description"]
             if _NULLABLE not in field.get("anyOf", []) and not _TYPED.isdisjoint(field):
                 section["properties"][key] = _with_choice(field, dict(_NULLABLE))

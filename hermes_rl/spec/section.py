@@ -1,7 +1,7 @@
-"""The base of every section of a spec, and the small types that sections share.
+"""Define the base of every section of a spec, and the small types that sections share.
 
-`Section` is strict (it guesses nothing from a wrong type), immutable, and says what a template may stand for. Each
-section says what its keys mean, and `hermes_rl.spec.rules` says which keys go together.
+`Section` is strict (it never converts a wrong type), immutable, and declares the types that a template may render to.
+Each section documents its keys; `hermes_rl.spec.rules` checks which keys go together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``512``, ``2GiB`` (powers of 1024) or ``2GB`` (powers of 1000)."""
+    """Return the bytes of ``512``, ``2GiB`` (powers of 1024) or ``2GB`` (powers of 1000)."""
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match[2].lower()) if match else None
     size = float(match[1]) * factor if match and factor is not None else math.nan
@@ -43,7 +43,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``90s``, ``15m``, ``1h30m`` or ``2d``."""
+    """Return the seconds of ``90s``, ``15m``, ``1h30m`` or ``2d``."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not match[0]:
         raise ValueError(f"{text!r} is not a duration; write seconds, or 90s, 15m, 1h30m, 2d")
@@ -55,12 +55,12 @@ def parse_duration(text: str) -> float:
 
 
 def keys(model: type[BaseModel]) -> list[str]:
-    """All keys of a section, in order."""
+    """Return all keys of a section, in order."""
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
-    """Return the keys that the mapping at a path may have; none where it is free."""
+    """Return the keys that the mapping at a path may have; empty if it accepts any key."""
     places = types_at(model, path)
     # a server may be written without its list
     places += [inner for place in places if get_origin(place) is tuple for inner in members(get_args(place)[0])]
@@ -112,7 +112,7 @@ V = TypeVar("V")
 
 TEMPLATE_MARK = re.compile(r"\{\{|\{%|\{#")
 RENDERED = "rendered"
-"""Key of the validation context that says: templates have been rendered, a string is no template any more."""
+"""Key of the validation context. It means that templates have been rendered, so a string is not a template any more."""
 
 
 class Section(BaseModel):
@@ -125,7 +125,7 @@ class Section(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,
         defer_build=True,  # most specs have few of the sections
-        coerce_numbers_to_str=True,  # of what a template renders to; strict reading of YAML does not use it
+        coerce_numbers_to_str=True,  # for rendered templates; strict reading of YAML does not use it
     )
 
 
@@ -201,7 +201,7 @@ class MayTemplate:
 
 
 class LazySection:
-    """Reads a section by a validator of its own, which is built when the first spec with that section is read."""
+    """A section with its own validator, which is built when the first spec with that section is read."""
 
     def __init__(self, section: type[Section]) -> None:
         self.section = section
@@ -216,7 +216,8 @@ def _built(value: Section, handler: core_schema.SerializerFunctionWrapHandler) -
 
 
 class _BuiltLater:
-    """Marks a section to be read by a validator of its own: building all takes longer than checking a small spec."""
+    """Mark a section to use its own, lazily built validator: building all of them takes longer than checking a small
+    spec."""
 
     def __get_pydantic_core_schema__(self, source: type[Section], handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.wrap_serializer_function_ser_schema(_built)
@@ -234,7 +235,7 @@ def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
 
 
 def _text(value: Any) -> Any:
-    """Numbers and booleans are fine where the program at the other end reads text anyway."""
+    """Return numbers and booleans as text, for programs that read text anyway."""
     text = str(value) if isinstance(value, int | float) else value
     return text.lower() if isinstance(value, bool) else text
 

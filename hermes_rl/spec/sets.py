@@ -1,7 +1,8 @@
-"""A set: a YAML file that names specs, models and settings, each combination of which is an evaluation of its own.
+"""Load a set: a YAML file that names specs, models and settings; each combination is a separate evaluation.
 
-Owns the form of the file and what each combination changes in its spec. Nothing of a combination is checked here: it
-becomes a spec by `hermes_rl.spec.load`, whose messages name the place in the set where a value was written.
+This module defines the form of the file and the changes of each combination to its spec. It checks no combination:
+`hermes_rl.spec.load` turns it into a spec, and its messages contain the position in the set at which a value was
+written.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SET = re.compile(r"^[\"'{\s]*set[\"']?\s*:", re.MULTILINE)
 def _file_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > LONGEST or name.endswith(".json"):
         raise wrong(
-            f"a folder is called so: letters, digits, `.`, `_` and `-`, beginning with a letter or a digit, at most "
+            f"expected a directory name: letters, digits, `.`, `_` and `-`, a letter or a digit first, at most "
             f"{LONGEST} characters, and no file name that ends in .json"
         )
     return name
@@ -65,10 +66,10 @@ class SetEntry(Section):
 
 
 class SetBody(Section):
-    """What stands under `set`."""
+    """The content of `set`."""
 
     name: Name = Field(description="The folder of the set, below outputs.")
-    specs: Annotated[Seq[SetSpec], Several] = Field(description="What is played.")
+    specs: Annotated[Seq[SetSpec], Several] = Field(description="Specs to run.")
     models: Annotated[Seq[SetEntry], Several] = Field(description="Who plays.")
     settings: Annotated[Seq[SetEntry], Several] | None = Field(None, description="How; default: as the specs say.")
     by: Seq[str] = Field((), description="Columns of the rows; scores are also told for the rows of each value.")
@@ -81,7 +82,7 @@ class SetFile(Section):
 
 
 def set_json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the YAML of a set."""
+    """Return the JSON Schema (draft 2020-12) of a set's YAML."""
     from hermes_rl.spec.schema import YamlSchema  # which a set is read without
 
     schema = SetFile.model_json_schema(by_alias=True, schema_generator=YamlSchema)
@@ -111,9 +112,10 @@ def set_json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Combination:
-    """A spec with what a model and a setting change in it; `setting` is empty where the set has none.
+    """A spec with the changes of a model and a setting; `setting` is empty if the set has none.
 
-    `source` is the spec as `load_spec` takes it, and `mark` the place of the model, for what only a model can lack.
+    `source` is the spec in the form that `load_spec` accepts; `mark` is the position of the model, for faults of the
+    model.
     """
 
     spec: str
@@ -130,7 +132,7 @@ class Combination:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Name of the combination in messages and tables."""
         return " × ".join(filter(None, self.names))
 
     @property
@@ -242,12 +244,12 @@ class _Reading:
             combination = Combination(spec, model, setting, "" if source is None else source.name, overrides, mark)
             other = folders.setdefault(str(combination.folder), combination.label)
             if other != combination.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
-                problem = f"{other} and {combination.label} would both lie in {combination.folder}"
+                problem = f"{other} and {combination.label} would both use the directory {combination.folder}"
                 self.problems.append(mark.problem(problem))
             yield combination
 
     def _source(self, number: int, written: str) -> Found | None:
-        """Return the spec that is meant, as messages call it; None where there is none."""
+        """Return the spec that an entry names, with its name for messages, or None if there is none."""
         mark = locate(self.tree, ("set", "specs", number, "spec"))[2].mark
         here = posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
         try:
@@ -257,7 +259,7 @@ class _Reading:
         return None
 
     def _changes(self, kind: str, number: int) -> Overrides:
-        """Return what an entry changes in a spec: as `--set` does, with its keys and values where they are written."""
+        """Return the changes of an entry to a spec, in the form of `--set`, with the positions of its keys."""
         node = find(self.tree, ("set", kind, number, "set"))
         if not isinstance(node, MappingNode):
             return Overrides()
@@ -265,7 +267,7 @@ class _Reading:
         for key, entry in node.entries.items():
             steps = key.split(".")
             if not all(steps):
-                self.problems.append(entry.key.problem(f"`{key}` is no key of a spec, such as agent.max_turns"))
+                self.problems.append(entry.key.problem(f"`{key}` is not a key such as agent.max_turns"))
                 continue
             path = tuple(int(step) if step.isdigit() else step for step in steps)
             assignments.append(Assignment(key, path, entry.value, written=entry.key))

@@ -1,4 +1,4 @@
-"""What a Python file defines, read from its syntax tree: nothing is imported, nothing runs."""
+"""Read the definitions of a Python file from its syntax tree, without importing or running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_rl.spec.reward_rules import Requirement
 
 
 class Parameter(NamedTuple):
-    """One parameter: its annotation as it is written, its default (`...` where it is no literal), its help."""
+    """One parameter: its annotation as source text, its default (`...` if it is not a literal), its help."""
 
     name: str
     annotation: str
@@ -62,7 +62,7 @@ def _tree(path: str, changed: float) -> ast.Module:
 
 
 def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file; raises CodeError where there is none, or it is not Python."""
+    """Return the syntax tree of a file. Raises CodeError if the file is missing or not valid Python."""
     try:
         return _tree(str(path), path.stat().st_mtime)
     except OSError as error:
@@ -70,12 +70,12 @@ def parse(path: Path) -> ast.Module:
 
 
 def defined(path: Path) -> dict[str, ast.AST]:
-    """Everything that the top level of a file gives a name to; raises as `parse`."""
+    """Return the nodes that define names at the top level of a file. Raises like `parse`."""
     return names_in(parse(path).body)
 
 
 def names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:
-    """Everything that the statements of a module or class give a name to."""
+    """Return the nodes that define names among the statements of a module or class."""
     names: dict[str, ast.AST] = {}
     for node in _top_level(body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -102,7 +102,7 @@ def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def function(path: Path, name: str) -> Function | None:
-    """Return the signature of a function; None where the file has none of that name that can be read."""
+    """Return the signature of a function, or None if the file has no readable function of that name."""
     node = defined(path).get(name)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None

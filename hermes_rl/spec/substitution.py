@@ -1,7 +1,7 @@
-"""`${VAR}` and `${VAR:-default}` when a spec is loaded.
+"""Substitute `${VAR}` and `${VAR:-default}` when a spec is loaded.
 
-Only a whole value is substituted. Commands, templates, rows and the filter have their own use for `$` and
-stay as they are; so does longer text for the model or a reward, unless the whole of it is `${VAR}`.
+Only a complete value is substituted. Commands, templates, rows and the filter use `$` for other purposes and stay
+unchanged; so does longer text for the model or a reward, unless all of it is `${VAR}`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Problem]]:
-    """Return the tree with variables in place, and what is wrong with their use."""
+    """Return the tree with variables substituted, and the problems found."""
     problems: list[Problem] = []
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:

@@ -1,4 +1,4 @@
-"""The end of an error message: what was probably meant, and what is possible."""
+"""Build the end of an error message: the probable intention, and the possible values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_CHOICES = 24
 
 
 def choices(name: str, known: Iterable[str]) -> str:
-    """`; did you mean x? Choices: a, b, c`, with the choices left out where they are too many."""
+    """Return `; did you mean x? Choices: a, b, c`, without the choices if there are too many."""
     names = list(dict.fromkeys(known))
     hint = did_you_mean(name, names)
     if not names or len(names) > _MOST_CHOICES:

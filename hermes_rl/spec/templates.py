@@ -43,7 +43,7 @@ from hermes_rl.values import read_json
 
 
 class NoneInTextError(Exception):
-    """A value inside text is None; `columns` are those that the expression reads."""
+    """A value inside text is None; `columns` are the columns that the expression reads."""
 
     def __init__(self, columns: tuple[str, ...], line: int) -> None:
         super().__init__("None in text")
@@ -52,7 +52,8 @@ class NoneInTextError(Exception):
 
 
 class RowEnvironment(LimitedEnvironment):
-    """Attributes of a mapping are its keys first, so that `row.items` is a column where there is one."""
+    """Environment in which attributes of a mapping are its keys first, so that `row.items` is a column if there is
+    one."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping) and attribute in obj:
@@ -61,7 +62,7 @@ class RowEnvironment(LimitedEnvironment):
 
 
 def fromjson(value: Any) -> Any:
-    """Return the value of a JSON text; a value that is none already stays as it is."""
+    """Return the value of a JSON text; return a value that is not a text unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -71,7 +72,7 @@ def fromjson(value: Any) -> Any:
 
 
 def tojson(value: Any, indent: int | None = None) -> str:
-    """JSON text, with every character as it is (this is not HTML)."""
+    """Return JSON text without escaping characters (this is not HTML)."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -88,7 +89,7 @@ def regex_search(value: Any, pattern: str, group: int | str | None = None) -> st
 
 
 def regex_findall(value: Any, pattern: str) -> list[Any]:
-    """All matches, as `re.findall` gives them."""
+    """Return all matches, in the form of `re.findall`."""
     found: list[Any] = limited("findall", pattern, str(value))
     return found
 
@@ -100,7 +101,7 @@ def regex_replace(value: Any, pattern: str, replacement: str = "") -> str:
 
 
 def default(value: Any, default_value: Any = "", boolean: bool = False) -> Any:
-    """`default_value` where the value is missing or None (and, with `boolean`, wherever it is empty)."""
+    """Return `default_value` if the value is missing or None (or, with `boolean`, empty)."""
     if isinstance(value, Undefined) or value is None or (boolean and not value):
         return default_value
     return value
@@ -152,7 +153,7 @@ def _environment() -> RowEnvironment:
 
 
 def guard_text(template: nodes.Template) -> nodes.Template:
-    """Every expression inside text goes through `not_none`, which knows its line and its columns."""
+    """Wrap every expression inside text in `not_none`, which knows its line and its columns."""
     for output in template.find_all(nodes.Output):
         for place, node in enumerate(output.nodes):
             if not isinstance(node, nodes.TemplateData):
@@ -184,12 +185,12 @@ def _all(node: nodes.Node, kind: type[Any]) -> list[Any]:
 
 
 class Compiled:
-    """One template, compiled; `typed` where it is a single expression."""
+    """One compiled template; `typed` if it is a single expression."""
 
     def __init__(self, source: str) -> None:
         try:
             self._compile(source)
-        except (RecursionError, MemoryError, SyntaxError) as error:  # of Python's compiler, for what Jinja wrote
+        except (RecursionError, MemoryError, SyntaxError) as error:  # from Python's compiler
             raise TemplateSyntaxError(f"it is nested too deeply or too long ({type(error).__name__})", 1) from None
 
     def _compile(self, source: str) -> None:
@@ -243,7 +244,7 @@ def _settled(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Undefined):
-        str(value)  # a strict undefined says what is missing when it is used
+        str(value)  # a strict undefined names the missing column when it is used
     if isinstance(value, Iterator) or type(value) in (range, zip, enumerate):
         value = list(value)
     if isinstance(value, (list, tuple)):
@@ -285,12 +286,12 @@ class TemplateError(UserError):
 
 
 def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
-    """Return a value of the spec for a row: templates rendered, lists and mappings through and through.
+    """Return a value of the spec for a row, with all templates in nested lists and mappings rendered.
 
     Args:
-        value: what stands in the spec.
+        value: the value in the spec.
         row: the columns.
-        where: name of the place, for messages, such as ``rewards.tests.args``.
+        where: path in the spec, for messages, such as ``rewards.tests.args``.
         key: the row's key, for messages.
 
     Raises:
@@ -352,7 +353,7 @@ def _line(error: BaseException, source: str) -> int | None:
 
 
 def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> str:
-    """As `render`, for a place that is text: numbers become text, None is a TemplateError."""
+    """Return a text rendered like `render`: numbers become text, None is a TemplateError."""
     result = render(value, row, where=where, key=key)
     if result is None:
         columns = tuple(columns_used(value))
@@ -365,7 +366,7 @@ def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str
 
 
 def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str = "") -> S:
-    """Return a section for a row, each value as the type of its key; raises TemplateError where it is another."""
+    """Return a section for a row, each value with the type of its key. Raises TemplateError for another type."""
     if not part.model_fields_set:
         return part
     values = render(part.model_dump(by_alias=True, exclude_unset=True), row, where=where, key=key)
@@ -403,7 +404,7 @@ def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> An
             path=first["loc"][1:],
         ) from None
     except (PydanticUserError, TypeError, NameError):
-        return value  # an annotation that is no type for values, such as a forward reference
+        return value  # not a type for values, such as a forward reference
 
 
 def _adapter_of(annotation: Any) -> TypeAdapter[tuple[Any]]:
@@ -416,7 +417,7 @@ def _adapter_of(annotation: Any) -> TypeAdapter[tuple[Any]]:
 
 @lru_cache(maxsize=256, typed=True)
 def _adapter(annotation: Any) -> TypeAdapter[tuple[Any]]:
-    """Return what checks a value in a tuple: types that bring no configuration take that of what they are in."""
+    """Return a validator for a value inside a tuple, so that types without configuration inherit the tuple's."""
     config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
     return TypeAdapter(tuple[_portable(annotation)], config=config)  # type: ignore[misc]
 
@@ -447,7 +448,7 @@ def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: s
 
 
 def has_template(value: Any) -> bool:
-    """Whether any text of a value is a template."""
+    """Return True if any text of a value is a template."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -468,7 +469,7 @@ def columns_used(value: Any) -> dict[str, int]:
 
 
 def check_syntax(source: str) -> None:
-    """Compile a template; raises TemplateError where it is broken."""
+    """Compile a template; raise TemplateError if it is invalid."""
     try:
         compiled(source)
     except TemplateSyntaxError as error:
@@ -478,7 +479,7 @@ def check_syntax(source: str) -> None:
 
 
 def literal(text: str) -> str:
-    """Return a template that gives exactly this text: how `!raw` is kept."""
+    """Return a template that renders to exactly this text: the stored form of `!raw`."""
     if not is_template(text):
         return text
     escaped = text.encode("unicode_escape").decode("ascii").replace('"', '\\"')

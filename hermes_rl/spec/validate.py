@@ -1,6 +1,6 @@
-"""A tree → a `Spec`, with every problem at its place.
+"""Convert a tree to a `Spec`, and report every problem at its position.
 
-Pydantic says what is wrong with a value; this module says where it was written and words it for people.
+Pydantic finds the faults of values; this module adds their positions and words the messages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BOUNDS = {
 
 
 class Validated(NamedTuple):
-    """What became of a tree: its spec where nothing is wrong, else the problems and the places they are about."""
+    """Result of validating a tree: its spec if it is valid, else the problems and their paths."""
 
     tree: MappingNode
     spec: Spec | None
@@ -67,10 +67,10 @@ class Validated(NamedTuple):
 
 
 def corrected(node: Node, model: type[BaseModel] = Spec, path: NodePath = ()) -> tuple[Node, dict[NodePath, Problem]]:
-    """Return the tree with each misspelt key under the name that it is like, and the problem of each such place.
+    """Return the tree with each misspelt key renamed to its probable name, and the problem of each such key.
 
-    So nothing else is told of them than the misspelling: neither that the right key is missing, nor that what stands
-    under the wrong one has no place there.
+    Only the misspelling is reported: neither that the right key is missing, nor that the content of the wrong one is
+    unexpected.
     """
     problems: dict[NodePath, Problem] = {}
     if isinstance(node, SequenceNode):
@@ -128,7 +128,7 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
 
 
 def parse_tree(tree: MappingNode) -> Spec | None:
-    """Return the spec of a tree whose types fit, whatever the rules say; None where they do not."""
+    """Return the spec of a tree with valid types, regardless of the rules, or None if a type is wrong."""
     tree, spec, _ = _parse(tree)
     if spec is not None:
         spec._tree = tree
@@ -156,7 +156,7 @@ def _as_text(node: ScalarNode) -> ScalarNode:
 
 
 def _prune(node: Node, path: NodePath) -> Node:
-    """Without the keys whose value is null: they are as good as absent, but in the user's own data."""
+    """Return the tree without the keys whose value is null, which are the same as absent, except in the user's data."""
     if not isinstance(node, MappingNode) or nodes.is_in(path, nodes.FREE):
         return node
     entries = {}
@@ -173,7 +173,7 @@ def _is_below(path: NodePath, places: Collection[NodePath]) -> bool:
 
 
 def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = Spec) -> Problem | None:
-    """Return what is wrong in words, at its place; None where that is known already."""
+    """Return the problem of an error, with its message and position, or None if it has been reported already."""
     path = error["loc"]
     if error["type"] == "spec":
         path = (*locate(tree, path)[0], *error["ctx"]["path"])
@@ -186,7 +186,7 @@ def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = 
         return _unless_broken(tree, written, place(tree, written, "key"), what)
     written, _, node = locate(tree, path)
     if error["type"] == "too_short" and isinstance(node, SequenceNode) and node.items:
-        return None  # pydantic counts the items that fit; what is wrong with the others is told of each
+        return None  # pydantic counts the valid items; each invalid one has its own problem
     return _unless_broken(tree, written, place(tree, written, "value"), _wrong_value(error, node, written))
 
 
@@ -228,7 +228,7 @@ def _wrong_value(error: ErrorDetails, node: Node, path: NodePath) -> str:
 
 
 def describe(node: Node) -> str:
-    """Return a value in a few words."""
+    """Return a short description of a value."""
     if isinstance(node, MappingNode):
         return "a mapping"
     if not isinstance(node, ScalarNode):
@@ -242,7 +242,7 @@ def describe(node: Node) -> str:
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Sorted by place, one per place: what follows from a first problem is no news."""
+    """Return the problems sorted by position, one per position: later ones usually follow from the first."""
     first: dict[tuple[str, int, int, str], Problem] = {}
     for problem in problems:
         same = problem.message if problem.line is None else ""

@@ -546,9 +546,9 @@ async def test_a_port_that_is_taken_is_a_mistake_of_the_spec(tmp_path: Path) -> 
     ("line", "problem"),
     [
         ("toolsets: [terminal]", "`toolsets` is for the loop"),
-        ("sandbox: {backend: none}", "has no network of its own"),
-        ("evaluate: {agent: {program: {command: [other]}}}", "one program plays in training and in evaluation"),
-        ("sandbox: {network: true}", "a network of its own: list the hosts"),
+        ("sandbox: {backend: none}", "has no separate network"),
+        ("evaluate: {agent: {program: {command: [other]}}}", "training and evaluation use the same agent program"),
+        ("sandbox: {network: true}", "a separate network for the model: list the hosts"),
     ],
 )
 def test_what_a_program_cannot_have_is_refused(tmp_path: Path, line: str, problem: str) -> None:

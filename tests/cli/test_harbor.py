@@ -478,8 +478,8 @@ def test_task_steps_require_a_spec_with_user_turns(tmp_path: Path) -> None:
     ("backend", "keeps", "why"),
     [
         ("ssh", False, "the files of the sandbox backend ssh cannot be copied; use"),
-        ("bubblewrap", True, "processes cannot be copied; leave sandbox.keep_processes out"),
-        ("docker", False, "services cannot be copied; leave"),
+        ("bubblewrap", True, "processes cannot be copied; remove sandbox.keep_processes"),
+        ("docker", False, "services cannot be copied; remove"),
     ],
 )
 def test_steps_whose_sandbox_cannot_be_copied_are_refused(tmp_path: Path, backend: str, keeps: bool, why: str) -> None:

@@ -60,7 +60,7 @@ def test_python_file_is_refused_as_a_spec(
     monkeypatch.chdir(tmp_path)
     Path("game.py").write_text("class Game: ...\n")
     assert status(["run", "game.py", "process"]) == 2
-    assert "game.py is Python code and no spec: name the YAML file" in capsys.readouterr().err
+    assert "game.py is Python code, not a spec: name the YAML file" in capsys.readouterr().err
 
 
 def test_repository_needs_trust_for_each_content(

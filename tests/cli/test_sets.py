@@ -296,7 +296,7 @@ def test_all_errors_of_a_set_are_reported_before_the_first_run(folder: Path, cap
         ),
         (
             "set: {name: ../x, specs: [], models: [{name: a}]}\n",
-            ["1:13: a folder is called", "1:26: must not be empty"],
+            ["1:13: expected a directory name", "1:26: must not be empty"],
         ),
         (
             "set: {name: x, specs: [sum.yaml, gsm8], models: [{name: a}]}\n",
@@ -309,11 +309,11 @@ def test_all_errors_of_a_set_are_reported_before_the_first_run(folder: Path, cap
         (
             "set: {name: x, specs: [sums.yaml], models: [{name: a}, {name: a-b}], "
             "settings: [{name: b-c}, {name: c}]}\n",
-            ["1:56: sums × a × b-c and sums × a-b × c would both lie in sums/a-b-c"],
+            ["1:56: sums × a × b-c and sums × a-b × c would both use the directory sums/a-b-c"],
         ),
         (
             "set: {name: x, specs: [sums.yaml], models: [{name: a, set: {agent..x: 1}}]}\n",
-            ["1:61: `agent..x` is no key of a spec"],
+            ["1:61: `agent..x` is not a key"],
         ),
     ],
 )

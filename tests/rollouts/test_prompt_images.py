@@ -66,7 +66,7 @@ def test_a_row_without_an_image_has_no_part(image: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "told"), [("none.png", "cannot be read"), (b"text", "no PNG, JPEG"), (7, "int is no image")]
+    ("image", "told"), [("none.png", "cannot be read"), (b"text", "not a PNG, JPEG"), (7, "int is not an image")]
 )
 def test_invalid_image_is_refused(image: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):

@@ -172,7 +172,7 @@ async def test_step_setup_broken_by_the_agent_is_its_stop_reason(
 async def test_step_rewards_require_a_sandbox_that_can_be_copied(tmp_path: Path) -> None:
     rewards = {"written": {"fn": "rewards.py:written", "per_step": "mean", "args": {"name": "one"}}}
     kept = {"toolsets": ["terminal"], "sandbox": {"keep_processes": True}}
-    with pytest.raises(UserError, match=r"rewards\.written\.per_step: .*processes cannot be copied; leave sandbox"):
+    with pytest.raises(UserError, match=r"rewards\.written\.per_step: .*processes cannot be copied; remove sandbox"):
         await play(spec_of(tmp_path, says("0", "1", "2"), rewards=rewards, **kept))
     alone = spec_of(tmp_path, says("0"), rewards=rewards, user={"turns": []}, **kept)
     assert (await play(alone)).stop_reason is StopReason.FINISHED, "the only step is graded where the agent was"

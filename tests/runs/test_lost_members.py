@@ -126,7 +126,7 @@ async def test_groups_of_the_python_api_count_lost_members(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("stop_reasons", "problem"),
     [
-        ("{retries_exhausted: mask}", "a member that was given up has no score of its own: expected drop or worst"),
+        ("{retries_exhausted: mask}", "a rollout whose retries are exhausted has no score: expected drop or worst"),
         ("{retries_exhausted: 0}", "expected drop or worst"),
         ("{max_turns: worst}", "`worst` is for `retries_exhausted`"),
         ("{sandbox_failure: worst}", "`worst` is for `retries_exhausted`"),

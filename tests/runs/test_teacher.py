@@ -293,7 +293,10 @@ def other_vocabulary(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda text: text.replace("type: vllm", "type: openai"), "spec.yaml:10:19: a teacher is a token-level server"),
+        (
+            lambda text: text.replace("type: vllm", "type: openai"),
+            "spec.yaml:10:19: a teacher must be a token-level server",
+        ),
         (lambda text: text.replace("  teacher:", "  expert:"), "there is no server role `teacher`"),
         (lambda text: text.replace("{top_k: 3}", "{server: judge}"), "there is no server role `judge`"),
         (lambda text: text.replace("top_k", "topk"), "did you mean `top_k`"),

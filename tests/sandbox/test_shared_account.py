@@ -67,7 +67,7 @@ def test_reward_that_looks_into_a_shared_account_is_refused(tmp_path: Path, rewa
 def test_validation_refuses_to_train_on_a_shared_account(tmp_path: Path, section: str) -> None:
     path = written(tmp_path, TRAINING)
     assert validate_one(path).problems == []
-    assert any("for evaluate and play by hand" in warning.message for warning in validate_one(path).warnings)
+    assert any("for `evaluate` and `play` only" in warning.message for warning in validate_one(path).warnings)
     (problem,) = validate_one(written(tmp_path, f"{TRAINING}{section}\n")).problems
     assert problem.message.startswith(f"`{section.partition(':')[0]}` cannot use sandboxes of `backend: ssh`")
     assert "`evaluate` and `play` take this one" in problem.message

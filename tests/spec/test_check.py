@@ -76,9 +76,9 @@ class Set:
         ("Sub", "lamp", "", ""),
         ("Sub", "put", "", ""),
         ("Sub", "lamb", "s.yaml:4:17: the state Sub has no `lamb`; did you mean `lamp`?", ""),
-        ("Far", "lamp", "", "as far as can be told"),
-        ("Any", "lamp", "", "as far as can be told"),
-        ("Set", "lamp", "", "as far as can be told"),
+        ("Far", "lamp", "", "not certain without running"),
+        ("Any", "lamp", "", "not certain without running"),
+        ("Set", "lamp", "", "not certain without running"),
         ("Base", "lamp", "", "was not checked"),
     ],
 )
@@ -338,7 +338,7 @@ class Inherits(Row): ...
         ("none", "generator `none` does not take `seed` and `split`; it is called as none(seed=…, split=…)"),
         ("half", "does not take `split`"),
         ("only", "does not take `seed` and `split`"),
-        ("most", "needs `path`, which nobody gives it"),
+        ("most", "requires `path`, but generators are called only with seed and split"),
         ("later", "is `async`"),
     ],
 )
@@ -366,7 +366,10 @@ def test_check_reports_classes_that_cannot_be_constructed(tmp_path: Path, name: 
     [
         ("import numpy.nothing, not_there.deep", "needs the package `not_there` (line 1), which is not installed here"),
         ("from not_there import x", "needs the package `not_there`"),
-        ("from . import helpers", "imports from a package of its own (line 1) and is a file: leave the dots out"),
+        (
+            "from . import helpers",
+            "uses a relative import (line 1), but is a single file: import without the leading dots",
+        ),
         ("import sys\nsys.exit(3)", "ends the program while it is imported (line 2)"),
         ("raise RuntimeError('no')", "raises while it is imported (line 1)"),
         ("import beside, json.decoder, os.path as p\nfrom inner import x\nfrom __future__ import annotations", None),
@@ -390,13 +393,13 @@ def test_unimportable_file_is_reported_without_running_it(tmp_path: Path, text: 
     [
         (
             "{a: {fn: regex_match, args: {pattern: '('}}}",
-            "4:48: `regex_match` takes Pattern here: this is no regular expression: missing ), unterminated",
+            "4:48: `regex_match` takes Pattern here: invalid regular expression: missing ), unterminated",
         ),
-        ("{regex_count: {args: {pattern: '[', at_least: 2}}}", "this is no regular expression: unterminated character"),
+        ("{regex_count: {args: {pattern: '[', at_least: 2}}}", "invalid regular expression: unterminated character"),
         ("{regex_match: {args: {pattern: '{{ q }}'}}}", None),
-        ("{regex_match: {args: {pattern: '{{ q }}('}}}", "this is no regular expression: missing ), unterminated"),
+        ("{regex_match: {args: {pattern: '{{ q }}('}}}", "invalid regular expression: missing ), unterminated"),
         ("{regex_match: {args: {pattern: '(a)'}}}", None),
-        ("{json_matches: {args: {schema: {type: strnig}}}}", "this is no JSON Schema: $.type: 'strnig' is not valid"),
+        ("{json_matches: {args: {schema: {type: strnig}}}}", "invalid JSON Schema: $.type: 'strnig' is not valid"),
         ("{json_matches: {args: {schema: {type: string}}}}", None),
     ],
 )
@@ -415,7 +418,7 @@ def test_patterns_and_schemas_of_shipped_rewards_are_read(tmp_path: Path, text: 
             "[{name: f, parameters: {}}]",
             "(at 0.parameters): there is no key `parameters` here (row second)",
         ),
-        ("[{name: f, args: '{{ c }}'}]", "'{oops'", "(at 0.args): this is no JSON object"),
+        ("[{name: f, args: '{{ c }}'}]", "'{oops'", "(at 0.args): expected a JSON object"),
         ("[{name: f, args: '{{ c }}'}]", "{a: 1}", None),
         ("[{name: f, args: '{{ d }}'}]", "{}", "there is no column `d`"),
     ],
@@ -624,9 +627,9 @@ servers: {policy: {type: scripted}}
 @pytest.mark.parametrize(
     ("prompt", "play", "fault"),
     [
-        ("{user: Your bid?}", "{order: simultaneous, rounds: 1}", "it replaces the spec's `prompt` as a whole"),
-        ("{user: Your bid?}", "{order: alternate, rounds: 1}", "it replaces the spec's `prompt` as a whole"),
-        ("{user: Your bid?}", "call", "it replaces the spec's `prompt` as a whole"),
+        ("{user: Your bid?}", "{order: simultaneous, rounds: 1}", "it replaces the spec's `prompt` completely"),
+        ("{user: Your bid?}", "{order: alternate, rounds: 1}", "it replaces the spec's `prompt` completely"),
+        ("{user: Your bid?}", "call", "it replaces the spec's `prompt` completely"),
         ("{system: Bid.}", "{order: simultaneous, rounds: 1}", "would be asked without a user message"),
         ("{system: Bid.}", "{order: alternate, rounds: 1}", "would be asked without a user message"),
     ],

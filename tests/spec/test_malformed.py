@@ -76,7 +76,7 @@ CASES: dict[str, tuple[str, str]] = {
     "play-empty": (BASE + "agents: {a: {}, b: {}}\n▶schedule: {}\n", "schedule needs one of order, fn or state"),
     "play-state": (
         BASE + "agents: {a: {}, b: {}}\nschedule: {state: ▶turn}\n",
-        "no `state:` in this spec that could say",
+        "this spec has no `state:` that could select",
     ),
     "play-fn": (BASE + "agents: {a: {}, b: {}}\nschedule: {fn: ▶duel}\n", "expected file.py:function"),
     "play-rounds": (
@@ -116,7 +116,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "seat-program": (
         BASE + "agents: {a: {}, b: {}}\nagent: {▶program: pi}\nschedule: call\n",
-        "each seat that a program plays has its own: `agents.NAME.agent.program`",
+        "each seat with an agent program sets its own: `agents.NAME.agent.program`",
     ),
     "seat-program-recipe": (
         BASE + "agents: {a: {}, b: {agent: {program: ▶codx}}}\nschedule: call\n",
@@ -140,7 +140,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "seat-program-backend": (
         BASE + "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nschedule: call\nsandbox: {backend: none}\n",
-        "a sandbox of none has no network of its own",
+        "backend none has no separate network",
     ),
     "seat-hears": (
         BASE + "agents: {a: {}, b: {▶message_template: x}}\nschedule: call\n",
@@ -157,12 +157,12 @@ CASES: dict[str, tuple[str, str]] = {
     "user-and-seat-program": (
         BASE
         + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nschedule: call\n▶user: {turns: [a]}\n",
-        "a `user` talks to the loop, and the first seat is played by a program",
+        "a `user` needs the built-in loop, but the first seat runs an agent program",
     ),
     "seats-and-steps": (
         f"{BASE}agents: {{a: {{}}, b: {{}}}}\nschedule: call\nuser: {{turns: [a]}}\n"
         "rewards: {exact_match: {args: {target: a}, ▶per_step: mean}}\n",
-        "steps are graded where one agent plays",
+        "only rollouts of a single agent are graded per step",
     ),
     "seats-and-program": (SEATS + "agent: {▶program: pi}\n", "`agent.program` is for one agent"),
     "seats-and-teacher": (
@@ -176,7 +176,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "paid-gate-factors": (
         SEATS + "rewards: {exact_match: {args: {target: x}, gate: true, seats: ▶{a: 1, b: -1}}}\n",
-        "a gate multiplies the score of each seat as it is",
+        "a gate has no factors per seat",
     ),
     "paid-nobody": (
         SEATS + "rewards: {exact_match: {args: {target: x}, seats: ▶[]}}\n",
@@ -237,7 +237,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "format-without-files": (
         "version: 1\ndataset: {path: ▶json}\nprompt: {user: a}\n",
-        "say which in `data_files`",
+        "name the files in `data_files`",
     ),
     "type-is-a-list": (
         BASE + "agent: {extra_body: {a: 1}}\nservers: {policy: {type: ▶[], base_url: 'http://a', model: m}}\n",

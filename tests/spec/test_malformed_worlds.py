@@ -119,7 +119,7 @@ CASES: dict[str, tuple[str, str]] = {
     "steps of nobody": (HEAD + "rewards: {exact_match: {args: {target: a}, ▶per_step: mean}}\n", "`user: {turns: "),
     "steps in a fresh sandbox": (
         HEAD + "rewards: {exact_match: {args: {target: a}, per_step: mean, sandbox: ▶fresh}}\nuser: {turns: [a]}\n",
-        "behind a step the sandbox is the rollout's own",
+        "a reward per step uses the rollout's sandbox",
     ),
     "the step of no step": (
         HEAD + 'rewards: {exact_match: {args: {target: ▶"{{ step }}"}}}\nuser: {turns: [a]}\n',
@@ -250,10 +250,10 @@ CASES: dict[str, tuple[str, str]] = {
         HEAD + "rewards: {▶state_matches: {}}\nsolution: {turns: [{say: a}]}\n",
         "there is no `state:` in this spec that could match",
     ),
-    "a replay of nothing": (REPLAY + "rewards: {▶state_matches: {}}\n", "it replays the turns of `solution`"),
+    "a replay of nothing": (REPLAY + "rewards: {▶state_matches: {}}\n", "`solution` has no turns for this reward"),
     "a replay of a patch": (
         REPLAY + "rewards: {▶state_matches: {}}\nsolution: {patch: a}\n",
-        "it replays the turns of `solution`",
+        "`solution` has no turns for this reward",
     ),
     "a comparison of what is not there": (
         REPLAY + "rewards: {state_matches: {args: {compare: [item, ▶ovr]}}}\nsolution: {turns: [{say: a}]}\n",
@@ -291,11 +291,11 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "a need of a rubric": (
         JUDGE + "rewards: {llm_judge: {args: {rubric: a, ▶need: all}}}\n",
-        "`need` has no meaning beside `rubric`",
+        "`need` has no effect together with `rubric`",
     ),
     "a scale of assertions": (
         JUDGE + "rewards: {llm_judge: {args: {assertions: [a], ▶scale: [0, 5]}}}\n",
-        "`scale` has no meaning beside `assertions`",
+        "`scale` has no effect together with `assertions`",
     ),
     "a place that is none": (
         JUDGE + "rewards: {llm_judge: {args: {rubric: a, where: ▶all}}}\n",
@@ -347,7 +347,7 @@ CASES: dict[str, tuple[str, str]] = {
     "a reward model that talks": (
         JUDGE.replace("scripted", "openai, base_url: 'http://r', model: m")
         + "rewards: {reward_model: {args: {server: ▶judge}}}\n",
-        "`judge` is no reward model, which is of type vllm-score or vllm-classify or vllm-pooling",
+        "`judge` is not a reward model; expected type vllm-score or vllm-classify or vllm-pooling",
     ),
     "a judge that gives numbers": (
         RATED_ + "rewards: {llm_judge: {args: {rubric: a, server: ▶rater}}}\n",

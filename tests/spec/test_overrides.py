@@ -98,7 +98,7 @@ def test_the_image_of_a_row_stays_where_an_option_chooses_what_runs_it(name: str
         (("agent={a: 1",), "--set agent: "),
         (("servers.policy.api_key=hunter2",), "--set servers.policy.api_key: a secret is written"),
         (("sandbox.setup.3=x",), "is a list of 1"),
-        (("atropos.group_size=2",), "--set atropos.group_size: `group_size` has a key of its own"),
+        (("atropos.group_size=2",), "--set atropos.group_size: `group_size` has its own spec key"),
     ],
 )
 def test_set_errors_name_the_option(path: Path, sets: tuple[str, ...], message: str) -> None:
@@ -202,7 +202,7 @@ def flags_page() -> str:
     lines = [
         "# The flags of Atropos, and the keys they stand for",
         "",
-        "`hermes-rl run`, `validate`, `render` and `doctor` accept the flags of Atropos' programs beside `--set`.",
+        "`hermes-rl run`, `validate`, `render` and `doctor` accept the flags of Atropos' programs besides `--set`.",
         "Each stands for one key of the spec; giving a key twice is an error. Where there are two keys, the first is",
         "set in serve, the second in process and evaluate. Values are YAML: `-1`, `[a, b]` and `{a: 1}` work.",
         "",

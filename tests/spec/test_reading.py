@@ -107,13 +107,13 @@ def test_unquoted_text_that_breaks_yaml_gets_a_hint_to_quote_it(text: str, colum
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("d:\n  path: r\n   split: t\n", 3, "`split` begins with 3 spaces, `path` in line 2 with 2"),
-        ("p:\n  user: 'u'\n   system: s\n", 3, "`system` begins with 3 spaces, `user` in line 2 with 2"),
-        ("d:\n  path: r\n eval: {fraction: 0.5}\n", 3, "`eval` begins with 1 space, `path` in line 2 with 2"),
-        (" name: a\nd:\n  path: r\n", 2, "`d` begins with 0 spaces, `name` in line 1 with 1"),
-        ("a:\n  b:\n    c: 1\n    # note\n\n   d: 2\n", 6, "`d` begins with 3 spaces, `c` in line 3 with 4"),
-        ("a:\n  - b: 1\n     c: 2\n", 3, "`c` begins with 5 spaces, `b` in line 2 with 4"),
-        ("a: x\n  Note: think\n", 2, "`Note` begins with 2 spaces, `a` in line 1 with 0"),
+        ("d:\n  path: r\n   split: t\n", 3, "`split` starts after 3 spaces, `path` in line 2 after 2"),
+        ("p:\n  user: 'u'\n   system: s\n", 3, "`system` starts after 3 spaces, `user` in line 2 after 2"),
+        ("d:\n  path: r\n eval: {fraction: 0.5}\n", 3, "`eval` starts after 1 space, `path` in line 2 after 2"),
+        (" name: a\nd:\n  path: r\n", 2, "`d` starts after 0 spaces, `name` in line 1 after 1"),
+        ("a:\n  b:\n    c: 1\n    # note\n\n   d: 2\n", 6, "`d` starts after 3 spaces, `c` in line 3 after 4"),
+        ("a:\n  - b: 1\n     c: 2\n", 3, "`c` starts after 5 spaces, `b` in line 2 after 4"),
+        ("a: x\n  Note: think\n", 2, "`Note` starts after 2 spaces, `a` in line 1 after 0"),
     ],
 )
 def test_wrong_indentation_is_reported_with_both_lines(text: str, line: int, message: str) -> None:

@@ -32,5 +32,5 @@ def test_row_image_must_be_inside_the_directory_named_by_the_template(template: 
     if taken:
         assert image_path(image, template, Path("/spec"), "sandbox.image") == Path("/spec") / image
     else:
-        with pytest.raises(TemplateError, match="begin the template with the folder"):
+        with pytest.raises(TemplateError, match="start the template with the directory"):
             image_path(image, template, Path("/spec"), "sandbox.image")

@@ -1,22 +1,22 @@
-"""The exceptions of hermes-rl, drawn once, the place of a problem in a spec, and the command that adds an extra.
+"""Define the exceptions of hermes-rl, the position of a problem in a spec, and the command that installs an extra.
 
 ::
 
     HermesRLError
     ├── UserError              the user's input is wrong: exit status 2, no traceback
     │   ├── SpecError          one or more problems in a spec, each with its place
-    │   ├── TokenizerUnavailable   (hermes_rl.tokens.tokenizer) callers may go on without tokens
-    │   └── NotYetAvailable    the format names it, this version does not have it yet
-    ├── ContextLengthExceeded  (hermes_rl.servers.base) the policy's doing: the token budget is used up
+    │   ├── TokenizerUnavailable   (hermes_rl.tokens.tokenizer) callers may continue without tokens
+    │   └── NotYetAvailable    the format defines it, but this version does not support it yet
+    ├── ContextLengthExceeded  (hermes_rl.servers.base) caused by the policy: the token budget is used up
     ├── RunError               the run could not be completed: exit status 1
     ├── AgentFault             the agent made a reward fail, which gets the end of its range that lowers the score
     └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.stop_reasons.StopReason`)
         ├── ServerFailure      a model server, after retries
         ├── SandboxFailure     a sandbox could not start, or its backend was lost
-        ├── ToolServerFailure  a server behind a tool was lost
+        ├── ToolServerFailure  the server of a tool was lost
         ├── RewardFailure      a reward raised, returned None, or was not finite
         ├── JudgeFailure       a judge failed or its verdict could not be read
-        └── RowFailure         a row cannot be used, so that another attempt is in vain
+        └── RowFailure         a row cannot be used, so a retry would fail too
 
 A `Failure` stops a rollout, which is then retried; it never becomes a score. A mistake of the policy (a bad tool call,
 an empty reply) is not an exception: it is a `ToolError` or a `StopReason`. Only a reward that cannot continue because
@@ -55,7 +55,7 @@ class Problem:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return True if a library written in Rust has failed. Such an error is no `Exception`, and has no module."""
+    """Return True if a library written in Rust has failed. Such an error is not an `Exception`, and has no module."""
     return type(error).__name__ == "PanicException"
 
 
@@ -80,7 +80,7 @@ class NotYetAvailable(UserError):
 
 
 class RunError(HermesRLError):
-    """A run cannot go on (budget of failures used up, every row failed, disk full). Exit status 1."""
+    """A run cannot continue (budget of failures used up, every row failed, disk full). Exit status 1."""
 
 
 class AgentFault(HermesRLError):
@@ -102,7 +102,7 @@ class KilledByAgentError(AgentFault, OSError):
 
 @cache
 def agent_error(kind: type[OSError]) -> type[OSError]:
-    """Return the class of errors that rewards catch as `kind`, and that are the agent's doing where they do not."""
+    """Return a class of errors that rewards can catch as `kind`. An uncaught one counts as caused by the agent."""
 
     def text(error: OSError) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
@@ -120,9 +120,9 @@ def _agent_error(kind: type[OSError], number: int, problem: str, filename: str |
 
 
 class Failure(HermesRLError):
-    """Infrastructure failed. `stop_reason` is the cause; `detail` is kept in the rollout's record.
+    """An infrastructure failure. `stop_reason` is the cause; `detail` is stored in the rollout's record.
 
-    `result` is the part of the conversation that was played, where the agent loop raised it.
+    `result` is the part of the conversation before the failure, if the agent loop raised it.
     """
 
     stop_reason: StopReason = StopReason.SERVER_FAILURE
@@ -152,7 +152,7 @@ class SandboxFailure(Failure):
 
 
 class ToolServerFailure(Failure):
-    """A server behind a tool (MCP, hermes-agent backend) was lost."""
+    """The server of a tool (MCP, hermes-agent backend) was lost."""
 
     stop_reason = StopReason.TOOL_SERVER_FAILURE
 
@@ -177,7 +177,7 @@ class RowFailure(Failure):
 
 @dataclass(frozen=True)
 class ToolError:
-    """One call that failed by the policy's doing or by the tool's own; the rollout goes on."""
+    """One call that failed because of the policy or of the tool; the rollout continues."""
 
     turn: int
     """Counts from 1."""
@@ -185,9 +185,9 @@ class ToolError:
     arguments: str
     """As the model wrote them; an object is written as JSON."""
     error: str
-    """What happened, for people; may hold more than the model was told."""
+    """Description of the error for the user; may contain more than the message to the model."""
     tool_result: str
-    """What the model was told."""
+    """Message that the model received."""
 
 
 def install_command(extra: str) -> str:

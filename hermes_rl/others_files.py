@@ -63,7 +63,9 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
             descriptor = os.open(names[-1], flags, dir_fd=directory)
         except OSError as error:
             if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _has_link(top, names[:-1])):
-                raise RefusedFileError(f"{path}: is a link, or lies behind one, and links are not followed") from None
+                raise RefusedFileError(
+                    f"{path}: is a link or inside a linked directory; links are not followed"
+                ) from None
             if error.errno == errno.ENXIO:
                 raise RefusedFileError(f"{path}: is a socket or a device, and no file") from None
             raise
@@ -129,7 +131,7 @@ def list_below(directory: Path, top: Path, is_excluded: Callable[[Path], bool] |
     """
     names = directory.relative_to(top).parts if directory.is_relative_to(top) else ("..",)
     if ".." in names or _has_link(top, names):
-        raise RefusedFileError(f"{directory}: is a link, or lies behind one, and links are not followed")
+        raise RefusedFileError(f"{directory}: is a link or inside a linked directory; links are not followed")
     modes, pending, size = dict[Path, int](), [directory], 0
     while pending:
         with os.scandir(pending.pop()) as entries:

@@ -48,7 +48,7 @@ def load_object(ref: str, base: Path | None = None) -> Any:
     """
     place, _, name = ref.rpartition(":")
     if not place or not name:
-        raise UserError(f"{ref!r} is no reference to code; write file.py:name or package.module:name")
+        raise UserError(f"{ref!r} is not a reference to code; expected file.py:name or package.module:name")
     return _attribute(load_module(place, base), name, place)
 
 

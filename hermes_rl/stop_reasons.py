@@ -118,7 +118,7 @@ RULES: Mapping[StopReason, Rule] = {
     StopReason.SERVER_FAILURE: _infrastructure("a model server gave no usable reply in all attempts"),
     StopReason.SANDBOX_FAILURE: _infrastructure("a sandbox could not start, its setup failed, or its backend was lost"),
     StopReason.TOOL_SERVER_FAILURE: _infrastructure(
-        "a server behind a tool was lost, or a proxy responded in its place"
+        "the server of a tool was lost, or a proxy responded instead of it"
     ),
     StopReason.REWARD_FAILURE: _infrastructure("a reward raised, returned None although it counts, or was not finite"),
     StopReason.JUDGE_FAILURE: _infrastructure("a judge failed, or its verdict could not be read"),

@@ -131,8 +131,8 @@ async def settled(name: str, function: Callable[..., Awaitable[T]], *arguments: 
     except asyncio.CancelledError:
         if await ended_within((call,), LEAVING):
             logger.warning(
-                "%s goes on %g s after it was cancelled, and is left to itself: raise CancelledError again where it is "
-                "caught",
+                "abandoned %s, still running %g s after its cancellation: re-raise CancelledError in the code that "
+                "catches it",
                 name,
                 LEAVING,
             )
@@ -254,7 +254,7 @@ SWITCH_INTERVAL = 0.0002
 """Switch interval of threads in seconds during work on a large text; Python's default is 5 ms."""
 _brisk_lock = threading.Lock()
 _brisk: list[float] = []
-"""Python's switch interval before each such work in progress; the first is that of the program."""
+"""Switch intervals of Python from before each such work in progress; the first is the program's setting."""
 
 
 @contextlib.contextmanager
@@ -349,7 +349,7 @@ class CallThrottle:
         """Seconds of computing in the last calls; None before one has ended."""
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Return the result of `function`, like `run_in_thread`; a cancelled caller gives up its turn."""
+        """Return the result of `function`, like `run_in_thread`. A cancelled caller loses its turn."""
         thread = _Clock()
         run = partial(self._timed, function, thread)
         running: asyncio.Future[T] | None = None
@@ -415,11 +415,11 @@ class OverlongError(Exception):
 
 
 _Word = tuple[str, Any]
-"""Message from the thread of a step to that of the loop: `awaits` or `waits` for something, `returned` or `raised`."""
+"""Message from the thread of a step to the loop's thread: `awaits` or `waits` for something, `returned` or `raised`."""
 _here = threading.local()
 """`step`, if this thread runs one."""
 stepping: dict[int, int] = {}
-"""Threads that act for those of event loops at this moment, by the thread of the loop."""
+"""Threads that currently act for event loops, by the thread of the loop."""
 
 
 class _Step:
@@ -495,7 +495,7 @@ def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
 
 @types.coroutine
 def run_interleaved(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
-    """Await `work` on the running loop, where it may also wait for this loop without await (`wait_for_loop`).
+    """Await `work` on the running loop; `work` may also wait for this loop without await (`wait_for_loop`).
 
     After `seconds` it must end when the caller cancels it.
 
@@ -531,8 +531,9 @@ def run_interleaved(work: Coroutine[Any, Any, T], seconds: float, longest: float
 
 
 RARE = (10_000, 5, 200)
-"""Thresholds of the three generations. Scanning a young object takes a microsecond, and those of a turn are freed
-within this number of new ones. A full collection happens every ten million new objects, about ten thousand rollouts.
+"""Thresholds of the three generations. Scanning a young object takes a microsecond, and the objects of a turn are
+freed within this number of new ones. A full collection happens every ten million new objects, about ten thousand
+rollouts.
 """
 
 

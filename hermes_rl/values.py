@@ -84,11 +84,11 @@ def safe_name(text: str) -> str:
 
 
 def url_text(value: str) -> str:
-    """Return an address over HTTP; raise `ValueError` if it cannot be taken apart, which its scheme does not show."""
+    """Return an HTTP address. Raise `ValueError` if it cannot be parsed, even if its scheme is valid."""
     try:
         _ = urlsplit(value).port
     except ValueError as error:
-        raise ValueError(f"this is no address, such as http://localhost:9001/v1: {error}") from None
+        raise ValueError(f"expected an address such as http://localhost:9001/v1: {error}") from None
     return value
 
 

@@ -38,7 +38,7 @@ _ENDINGS = """
     npy npz parquet bin gz bz2 xz ttf woff woff2 mp3 typed example
 """
 ADDED = frozenset(f".{stop_reason}" for stop_reason in _ENDINGS.split())
-"""File extensions that legitimate patches add: source, data, documents, tests of their own."""
+"""File extensions that legitimate patches add: source, data, documents, additional tests."""
 ADDED_NAMES = re.compile(
     r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"
     r"|(GNU)?[Mm]akefile|Dockerfile|Jenkinsfile|Procfile|Gemfile|Rakefile|BUILD|WORKSPACE|CODEOWNERS|py\.typed"
@@ -46,9 +46,9 @@ ADDED_NAMES = re.compile(
 )
 """Files without an extension, and dotfiles, that legitimate patches add."""
 PATHS = re.compile(r"[\w.@+~-]+(?:/[\w.@+~-]*)*|/[\w.@+~/-]*")
-"""Words of a command that may be directories: those of PYTHONPATH, of ``cd``, of options, in a program after ``-c``."""
+"""Words of a command that may be directories: in PYTHONPATH, after ``cd``, in options, in a program after ``-c``."""
 CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Configuration files in which pytest may find module directories; only those of the image count."""
+"""Configuration files in which pytest may find module directories; only the image's files count."""
 PYTHONPATH = re.compile(r"^[ \t]*pythonpath[ \t]*=[ \t]*(\[[^\]]*\]|.*(?:\n[ \t]+.*)*)", re.MULTILINE)
 RUN = re.compile(r"python[\d.]*(?:\s+-\w+)*\s+([\w./-]+\.py)")
 FOLDER_OF_TESTS = re.compile(r"(.*_)?(tests?|testing|hidden)(_.*)?", re.IGNORECASE)
@@ -79,8 +79,8 @@ class Steering:
         self._modules = {_module(path) for path in tests}
         """The tests themselves: a package of the same name takes precedence over a module."""
         self._folders = {""}
-        """Directories in which Python searches modules: that of the command, those that it names, those of tests and
-        above.
+        """Directories in which Python searches for modules: the working directory, directories named in the command,
+        and the directories of tests and their parents.
         """
         self._around = {folder for path in tests for folder in parent_folders(path)}
         self._folders |= self._around - set(packages)

@@ -75,7 +75,7 @@ class GradedReward:
     weighting: Weighting
     args: Mapping[str, Any] = field(default_factory=dict)
     fresh: bool = False
-    """If True, it uses a new sandbox with a copy of the artifacts instead of the rollout's own."""
+    """If True, the reward uses a new sandbox with a copy of the artifacts instead of the rollout's sandbox."""
     seats: tuple[str, ...] | None = None
     """Names of the seats whose score it affects; None: all."""
     shares: Mapping[str, float] | None = None
@@ -83,7 +83,7 @@ class GradedReward:
     steps: str | None = None
     """How its values for the steps of a rollout are combined; None if it grades only the whole rollout."""
     range: tuple[float, float] | None = None
-    """Minimum and maximum value; None: those that the function declares, else 0 and 1."""
+    """Minimum and maximum value; None: the range that the function declares, else 0 and 1."""
 
     def pays(self, seat: str) -> bool:
         """Return True if it counts for the rollouts of a seat; always for a single agent."""

@@ -1,12 +1,14 @@
-"""The end of the tests: modules of the code under test are stubs here, and live in another sandbox.
+"""Isolate tests from the code under test: its modules are stubs here, and run in another sandbox.
 
-`install` is called in each Python that the command of the tests starts, before anything else. What is installed beside
-the tests, and the tests' own files, are imported as ever; every other module is asked of the sandbox with the agent's
-work. Nothing of the other end is trusted: it gives values, stand-ins and exceptions, and is never given a frame, a
-module or a class of the tests, but functions that it may call and objects of the tests by their public names.
+`install` runs in each Python process of the test command, before anything else. Packages installed for the tests, and
+the tests' own files, are imported normally; every other module is requested from the sandbox with the agent's work.
+This side trusts nothing from the other side. It accepts values, stand-ins and exceptions, and never passes a frame, a
+module or a class of the tests; it only passes functions that may be called and objects of the tests, which are usable
+by their public names.
 
-An object of the code that is compared with a plain value of a test is not asked, since it could say yes to everything.
-Honest code may need it (``Money(5) == 5``): the run of the reference solution notes where, and there it is asked.
+A comparison of an object of the code with a plain value of a test does not call the object, since its `__eq__` could
+always return True. Honest code may need that call (``Money(5) == 5``): the run of the reference solution records these
+comparisons, and only they call the object.
 """
 
 # ruff: noqa: PTH100, PTH119, PTH122, PTH123, PTH206  # Python 3.8, and no pathlib before the code runs
@@ -110,7 +112,7 @@ class Asking(Peer):
         source = getattr(sys.modules.get(kind.__module__), "__file__", None)
         of_tests = isinstance(source, str) and os.path.abspath(source) in self.files
         if not of_tests and kind.__module__ not in ("unittest.mock", "io", "functools", "types"):
-            raise TypeError(f"{kind.__name__} cannot be given to code that is apart")
+            raise TypeError(f"{kind.__name__} cannot be passed to isolated code")
 
     def overrides(self, kind: type, name: str) -> bool:
         return super().overrides(kind, name) and name not in ("__repr__", "__str__", "__format__")
@@ -119,7 +121,7 @@ class Asking(Peer):
         this = args[0] if args else None
         name: Any = args[1] if len(args) > 1 else None
         if isinstance(this, (Remote, Meta, Stub)):
-            raise GoneError("it asks for what is its own")
+            raise GoneError("it sent back a reference to one of its objects as an operand")
         if operation == "call" and callable(this):
             return this(*args[1], **args[2])
         if operation == "special" and is_special(name):
@@ -134,10 +136,10 @@ class Asking(Peer):
                 return setattr(this, name, args[2])
             if operation == "method":
                 return getattr(this, name)(*args[2], **args[3])
-        raise AttributeError(f"{name} is not given to code that is apart")
+        raise AttributeError(f"{name} is not accessible to isolated code")
 
     def forgets(self) -> None:
-        raise GoneError("it is not its to forget")
+        raise GoneError("it may not reset the shared objects")
 
     def show(self, output: Any) -> None:
         for stream, text, *more in output:
@@ -172,7 +174,7 @@ class Finder:
         self.own = {part for file in files for part in self.parts(file)}
 
     def parts(self, file: str) -> list[str]:
-        """Return under which names a file of the tests may be imported, and the packages that it lies in."""
+        """Return the names under which a file of the tests may be imported, and the packages that contain it."""
         inner = os.path.relpath(file, self.top).split(os.sep)
         return [os.path.splitext(inner[-1])[0], *inner[:-1]]
 
@@ -201,7 +203,7 @@ class Finder:
         return self.connected().ask("has", name, self.search()) is True
 
     def search(self) -> list[str]:
-        """Return the folders of the path that lie in the working directory, relative to it."""
+        """Return the entries of `sys.path` inside the working directory, relative to it."""
         paths = [os.path.abspath(place) for place in sys.path if isinstance(place, str)]
         inner = [os.path.relpath(place, self.top) for place in paths if (place + os.sep).startswith(self.top + os.sep)]
         return list(dict.fromkeys(inner))
@@ -212,7 +214,7 @@ class Finder:
         except SystemExit:
             raise ImportError(f"{spec.name} ends the process") from None
         if not isinstance(module, Stub):
-            raise ImportError(f"{spec.name} is no module")
+            raise ImportError(f"{spec.name} is not a module")
         return module
 
     def exec_module(self, module: Any) -> None:

@@ -1,14 +1,14 @@
-"""The wire between tests and the code under test in another sandbox: messages, and how values cross.
+"""Define the wire protocol between tests and the code under test in another sandbox: messages, and the encoding of
+values.
 
-`Peer` is one end of it. Plain values cross as copies, and lists, dicts, sets and bytearrays are shared: each message
-brings what has changed in them. Everything else stays where it is, and a stand-in with a number crosses for it, whose
-every use is a message to the other end. `apart` is the end of the tests and trusts nothing that it reads;
-`apart_server` is the end of the code. All three are laid into sandboxes as one source, under whatever
-Python is there (3.8 or later).
+`Peer` is one end of the wire. Plain values are copied; lists, dicts, sets and bytearrays are shared, and each message
+contains their changes. Everything else stays on its side: a numbered stand-in is sent instead, and each use of it is a
+message to the other end. `isolated_import` is the end of the tests and trusts nothing that it reads; `isolated_server`
+is the end of the code. All three are copied into sandboxes as one source, which runs on any Python from 3.8.
 
-A message is four bytes of length and JSON: ``["q", forget, changes, dead, operation, arguments]`` asks, and
-``["v" or "x", changes, value, output]`` answers with a value or an exception. Between the two the other end may ask in
-turn. The end that is asked for something that it does not know closes the wire, after which every call fails.
+A message is four bytes of length and JSON: ``["q", forget, changes, dead, operation, arguments]`` is a request, and
+``["v" or "x", changes, value, output]`` responds with a value or an exception. Between the two, the other end may send
+its own requests. An end that receives an unknown request closes the wire, after which every call fails.
 """
 
 # ruff: noqa: B905, SIM905, UP035  # Python 3.8, and no pathlib before the code runs
@@ -73,7 +73,7 @@ COPIED: dict[str, tuple[type, Callable[[Any], tuple[Any, ...]]]] = {
     "slice": (slice, lambda v: (v.start, v.stop, v.step)),
     "frozenset": (frozenset, lambda v: (list(v),)),
 }
-"""Types whose values are made anew, each with what it is made from."""
+"""Types whose values are recreated on the other side, each with its constructor arguments."""
 BY_TEXT: dict[str, type] = {"datetime": datetime.datetime, "time": datetime.time}
 
 
@@ -90,7 +90,7 @@ class Meta(type):
     def __new__(cls, name: str, bases: Any, body: Any, **keywords: Any) -> Any:
         """Make a stand-in; a class of the tests cannot derive from one."""
         if bases and "_made" not in keywords:
-            raise TypeError(f"{name} derives from a class of the code under test, which is not possible apart")
+            raise TypeError(f"{name} derives from a class of the code under test, which is not possible in isolation")
         return super().__new__(cls, name, bases, body)
 
     def __init__(cls, name: str, bases: Any, body: Any, **_: Any) -> None:
@@ -127,7 +127,7 @@ class Meta(type):
 
 
 class Remote(metaclass=Meta):
-    """What stands for an object of the other end; `_number` is in its own dictionary."""
+    """Stand-in for an object of the other end; `_number` is in its own dictionary."""
 
     def __getattr__(self, name: str) -> Any:
         return type(self)._peer.fetch(self, name)
@@ -152,7 +152,7 @@ class Remote(metaclass=Meta):
         return type(self)._peer.ask("copy", self, True)
 
     def __reduce_ex__(self, _: Any) -> Any:
-        raise TypeError("what is apart is not pickled")
+        raise TypeError("objects of isolated code cannot be pickled")
 
 
 def special(name: str) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ class Stub(types.ModuleType):
 
 
 class Peer:
-    """One end of the wire. What it gives away, and what it does when it is asked, is its own matter."""
+    """One end of the wire. Subclasses define the objects that it passes on, and the requests that it accepts."""
 
     def __init__(self, wire: Any, first: int) -> None:
         self.wire = wire
@@ -253,7 +253,7 @@ class Peer:
                 self.show(output)
                 decoded = self.decode(value)
                 if kind == "x" and not isinstance(decoded, BaseException):
-                    raise GoneError("it raises what is no exception")
+                    raise GoneError("it raised a value that is not an exception")
             except Exception as error:  # noqa: BLE001 - whatever the other end has sent
                 self.end(error)
                 raise GoneError(self.gone) from None
@@ -262,7 +262,7 @@ class Peer:
         return decoded
 
     def end(self, error: BaseException) -> None:
-        """Close the wire for good."""
+        """Close the wire permanently."""
         if self.gone is None:
             self.gone = f"the code under test is gone, or broke the rules: {type(error).__name__}: {error}"[:300]
         self.wire.close()
@@ -294,7 +294,7 @@ class Peer:
         self.send([kind, first + self.changes(), encoded, self.output()])
 
     def forget(self) -> None:
-        """Share nothing any more of what was shared."""
+        """Stop sharing all shared containers."""
         self.shared.clear()
         self.shared_ids.clear()
 
@@ -332,7 +332,7 @@ class Peer:
         return [each for pair in value.items() for each in pair] if type(value) is dict else list(value)
 
     def changes(self) -> list[Any]:
-        """Return what has changed in shared containers since the other end was told."""
+        """Return the changes in shared containers since the last message to the other end."""
         changed = []
         for number, (value, before) in list(self.shared.items()):
             now = self.items(value)
@@ -424,7 +424,7 @@ class Peer:
         return ["object", number, self.encode(kind), carried]
 
     def description(self, kind: type) -> list[Any]:
-        """Return what the other end makes a class from that stands for this one."""
+        """Return the description from which the other end builds its stand-in for this class."""
         has = [name for name in sorted(FREE | BINARY | COMPARISONS) if self.overrides(kind, name)]
         methods = {
             name
@@ -523,7 +523,7 @@ class Peer:
         return self.classes[0]
 
     def known(self, number: int) -> Any:
-        """Return the stand-in of this number; None where there is none."""
+        """Return the stand-in of this number, or None if there is none."""
         self.dead.discard(number)
         return self.classes[number] if number in self.classes else self.theirs.get(number)
 
@@ -572,7 +572,7 @@ class Peer:
         return self.classes[number]
 
     def made_class(self, number: int, names: Any, bases: Any, has: Any, methods: Any, unhashable: bool) -> Any:
-        """Return a class that stands for one of the other end; of built-in bases it has those that are harmless."""
+        """Return a stand-in for a class of the other end; it keeps only harmless built-in bases."""
         above = [self.decode(base) for base in bases]
         inherited = [base for base in above if isinstance(base, Meta)]
         for base in above:
@@ -597,5 +597,5 @@ class Peer:
 
 
 def is_special(name: Any) -> bool:
-    """Whether this is the name of a special method that may be asked for."""
+    """Return True if this is the name of a special method that may be called."""
     return name in FREE or name in BINARY or name in COMPARISONS

@@ -92,7 +92,7 @@ class Relay:
 
 
 def listen(path: str) -> None:
-    """Relay connections of a socket at `path`."""
+    """Accept connections on a socket at `path`, and relay them."""
     relay = Relay(lambda _: None)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

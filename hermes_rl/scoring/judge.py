@@ -212,7 +212,7 @@ class _JudgeSession:
                 except _NoVerdict as none:
                     problem = none
             if not problem.ours:
-                raise AgentFault(f"{problem}; it gives one where a plain text stands in the agent's place")
+                raise AgentFault(f"{problem}; the judge returns a verdict for a plain text instead of the agent's")
         raise JudgeFailure(str(problem)) from problem
 
     async def answers(self, question: str) -> bool:

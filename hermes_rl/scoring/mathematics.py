@@ -65,7 +65,7 @@ def _verified(answer: str, target: str) -> bool:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold = parse(f"${target}$", parsing_timeout=None)
     if not gold:
-        raise RewardFailure(f"math_equal: the target {target!r} is no number or expression")
+        raise RewardFailure(f"math_equal: the target {target!r} is not a number or expression")
     return bool(verify(gold, parse(answer, parsing_timeout=None), timeout_seconds=None))
 
 

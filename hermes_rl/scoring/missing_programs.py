@@ -102,7 +102,7 @@ def _last_word(line: str) -> str:
 
 
 def _chains(command: str) -> list[list[list[str]]]:
-    """Return the words of a command's simple commands, grouped by ``||``."""
+    """Return the simple commands of a command line, each split into arguments, grouped by ``||``."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     chains: list[list[list[str]]] = [[[]]]

@@ -18,7 +18,7 @@ _FIRST_SPACELESS, _LAST_SPACELESS = re.compile(f"[{SPACELESS}]"), re.compile(f"[
 
 
 def words_of(text: str) -> set[str]:
-    """Return the words of a text: runs of letters, digits, `_` and their marks, or single spaceless characters."""
+    """Split a text into words: runs of letters, digits, `_` and their marks, or single spaceless characters."""
     marks = "".join(char for char in set(text) if unicodedata.category(char).startswith("M"))
     return set(re.findall(f"[{SPACELESS}]|(?:{LETTER}{f'[{re.escape(marks)}]*' if marks else ''})+", text))
 

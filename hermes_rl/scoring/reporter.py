@@ -1,19 +1,19 @@
-"""Says which tests have passed, from inside of the process that runs them; `tests_pass` lays it into a sandbox.
+"""Report the tests that have passed, from inside the process that runs them; `tests_pass` copies it into a sandbox.
 
-It is loaded as ``sitecustomize``, so before anything of the code under test, under whatever Python the sandbox has (3.6
-or later). It speaks to the host over a descriptor that it takes for this process alone, so that no program that is
-started later has it; what the host makes of it is `heard`'s matter. There is nothing to be kept secret: a report counts
-because of who says it and when, not because of what it is signed with.
+It is loaded as ``sitecustomize``, so before any of the code under test, on any Python of the sandbox (3.6 or later).
+It sends messages to the host over a file descriptor that only this process has, so that no program started later can
+use it; `runner_report` interprets them on the host. Nothing here is secret: a report counts because of its sender and
+its time, not because of a signature.
 
-Each message is one line, ``<process id> <kind> <fields>`` with tabs between::
+Each message is one line, ``<process id> <kind> <fields>`` with tabs between:
 
-    begin pytest|unittest|script   before anything else of this process
-    tests NAME …               tests that are going to run; `start` and `end` name them by their place among all
-    start NUMBER
-    end NUMBER OUTCOME
-    session STATUS             pytest's own exit status; that of a script which came to an end of its own, or 1
-    interrupted
-    finish CHANGED …           at the interpreter's own end, with the names of what was replaced
+- ``begin pytest|unittest|script``: before anything else of this process
+- ``tests NAME …``: tests that are going to run; `start` and `end` refer to them by index
+- ``start NUMBER``
+- ``end NUMBER OUTCOME``
+- ``session STATUS``: pytest's exit status; for a script, its own exit status after a normal exit, or 1
+- ``interrupted``
+- ``finish CHANGED …``: when the interpreter exits, with the names of replaced functions
 """
 
 # ruff: noqa: BLE001, PTH100, PTH115, PTH119, PTH120, PTH123, S110, SIM105
@@ -31,18 +31,18 @@ from typing import Any, Callable, Sequence  # noqa: UP035  # Python 3.6
 
 RUNNERS = ("pytest", "py.test", "unittest", "nose2", "manage.py", "runtests.py")
 WORDS = slice(1, 12)
-"""Where a command line names what is run, behind options of Python."""
+"""Words of a command line that may name the program, after options of Python."""
 LISTS = ("failures", "errors", "unexpectedSuccesses", "skipped", "expectedFailures")
 FAILED = set(LISTS[:3])
 SKIPPED, SKIPPED_ITSELF = "skipped", "skipped by what it calls"
-"""Of a test that is marked to be skipped, or to fail; of one that has run until something skipped it."""
+"""Outcome of a test that is marked to be skipped or to fail, and of one that something skipped while it ran."""
 MARKS = {"skip", "skipif", "xfail"}
 JUDGES = ("AssertionError", "Exception", "BaseException", "isinstance", "all", "any", "len", "type", "__build_class__")
 """Built-in names that decide over tests. Others, such as `input` and `print`, are replaced by honest ones too."""
 EXITS = ((builtins, "SystemExit"), (builtins, "exit"), (builtins, "quit"), (sys, "exit"))
 """By what a script says that something was wrong."""
 SCRIPT = "script/run.py"
-"""Where, in the folder of this code, the program lies that runs a script."""
+"""Path of the program that runs a script, in the directory of this code."""
 HANDED = "hermes_rl_reporter"
 """Built-in name by which that program is given what it needs, and which it takes away."""
 WATCHED = ("unittest", "_pytest", "pluggy", "_frozen_importlib", "_frozen_importlib_external")
@@ -50,15 +50,15 @@ INSTALLED = ("site-packages", "dist-packages")
 HIGH_FD = 200
 """From here on the descriptor is out of the way of programs that count theirs."""
 NAMES_AT_ONCE = 200
-"""Names in one message, which may not be longer than what a socket takes at once."""
+"""Maximum number of names in one message, which must fit into one write to a socket."""
 
 Say = Callable[..., None]
 
 
 def begin(folder: str, top: str, files: "list[str]", fd: int) -> None:
-    """Report over descriptor `fd` where this process is one that runs tests: by a test runner, or as one of `files`.
+    """Report over descriptor `fd` if this process runs tests: with a test runner, or as one of `files`.
 
-    `folder` is where this code lies, and `top` the working directory, in which the code under test lies.
+    `folder` is the directory of this code, and `top` the working directory, which contains the code under test.
     """
     _next_customization(folder)
     words = _command_line()[WORDS]
@@ -95,15 +95,15 @@ def begin(folder: str, top: str, files: "list[str]", fd: int) -> None:
 
 
 def run_script(space: "dict[str, Any]") -> None:
-    """Run the script that the command line names in `space`, and say where it came to an end of its own.
+    """Run the script that the command line names in `space`, and report whether it exited by itself.
 
-    It did where it ran to its last line, where an exception ended it, and where it has left by `SystemExit` and the
-    code under test had no part in that. The exit status is said too: code may change it as modules are taken down.
+    It did if it reached its last line, if an exception ended it, or if it left by `SystemExit` without involvement of
+    the code under test. The exit status is reported too, because code may change it while modules are unloaded.
     """
     say, watched = vars(builtins).pop(HANDED, (None, None))
     own = os.path.dirname(sys.argv.pop(0))
     path = os.path.abspath(sys.argv[0])
-    if sys.path[0] == own:  # Python may be told not to put it there
+    if sys.path[0] == own:  # options of Python can prevent this entry
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -134,7 +134,7 @@ def run_script(space: "dict[str, Any]") -> None:
 
 
 def _is_ours(fd: int) -> bool:
-    """Whether this descriptor is what the host listens to, and nothing that a script has opened."""
+    """Return True if this descriptor is the host's, and not something that a script has opened."""
     try:
         return stat.S_ISSOCK(os.fstat(fd).st_mode) or "/report-" in os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -154,7 +154,7 @@ def _pass_on(fd: int) -> None:
 
 
 def _taken(fd: int) -> "int | None":
-    """Take the descriptor for this process alone; None where it is not there, or something else."""
+    """Take the descriptor for this process alone; return None if it does not exist or is not the host's."""
     if not _is_ours(fd):
         return None
     try:
@@ -166,7 +166,7 @@ def _taken(fd: int) -> "int | None":
 
 
 def _voice(fd: int) -> Say:
-    """Return what says one message; it asks nobody else's functions, which may be replaced by then."""
+    """Return a function that sends one message. It calls no other function, since any may have been replaced."""
     write, process = os.write, os.getpid
 
     def say(kind: str, *fields: str) -> None:
@@ -181,7 +181,7 @@ def _voice(fd: int) -> Say:
 
 
 class _Tests:
-    """The tests of this process, by their places in what was announced, and the one that runs."""
+    """The tests of this process, by their index in the announcement, and the running one."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
@@ -256,13 +256,13 @@ class _Plugin:
         self.earlier = os.environ.get("PYTEST_PLUGINS")
         self.root = ""
         self.apart = False
-        """Other processes run the tests, such as those of xdist: there is nothing but their reports."""
+        """True if other processes run the tests, such as the workers of xdist; then only their reports exist."""
         self.function = object  # type: type
         self.skips = set()  # type: set[int]
         """Tests that marks let be skipped, or fail as expected, by conditions that hold."""
 
     def pytest_configure(self, config: Any) -> None:
-        # What this process starts is not to look for it, and nobody is to find it by its name.
+        # Child processes must not load it, and no code may find it by its name.
         if self.earlier is None:
             os.environ.pop("PYTEST_PLUGINS", None)
         else:
@@ -343,7 +343,7 @@ class _Plugin:
 
 
 def _is_to_be_skipped(item: Any) -> bool:
-    """Whether a mark of pytest says of a test that it is to be skipped, or to fail, by conditions that hold."""
+    """Return True if a mark of pytest skips a test, or expects it to fail, by conditions that hold."""
     if not {mark.name for mark in item.iter_markers()} & MARKS:
         return False
     skipping = sys.modules["_pytest.skipping"]
@@ -399,7 +399,7 @@ def _wrap_unittest(say: Say, watched: "list[_Watched]") -> None:
 
 
 def _judge(test: Any, result: Any, watched: "list[_Watched]", calls: "list[Any]", tests: _Tests) -> "Callable[[], str]":
-    """Return what says how a test of unittest has ended, by what its result has more of than now."""
+    """Return a function that determines the outcome of a unittest test from the entries added to its result."""
     lists = [name for name in LISTS if isinstance(getattr(result, name, None), list)]
     before = [len(getattr(result, name)) for name in lists]
     marked = _marked(type(test), getattr(test, getattr(test, "_testMethodName", ""), None))
@@ -419,20 +419,20 @@ def _judge(test: Any, result: Any, watched: "list[_Watched]", calls: "list[Any]"
 
 
 def _calls_by(kind: Any, calls: "list[Any]") -> bool:
-    """Whether the tests of this class are called by unittest itself; some libraries have a way of their own."""
+    """Return True if unittest itself calls the tests of this class; some libraries call them differently."""
     from unittest import case
 
     return getattr(kind, "_callTestMethod", None) in calls and kind.run is case.TestCase.run
 
 
 def _marked(*owners: Any) -> bool:
-    """Whether unittest's marks to skip a test, or to let it fail, are on it or on its class."""
+    """Return True if a unittest decorator skips a test or expects its failure, on the test or on its class."""
     marks = ("__unittest_skip__", "__unittest_expecting_failure__")
     return any(getattr(each, mark, False) for each in owners for mark in marks)
 
 
 def _flat(suite: Any) -> "list[Any]":
-    """Return the tests of a suite and of those in it."""
+    """Return the tests of a suite and of its nested suites."""
     try:
         inner = list(suite)
     except TypeError:
@@ -441,9 +441,9 @@ def _flat(suite: Any) -> "list[Any]":
 
 
 def _follow_calls(watched: "list[_Watched]", tests: _Tests) -> "list[Any]":
-    """Hear of each test of a TestCase whether it came to its end, and not from the result, which tests can reach.
+    """Observe the end of each TestCase test directly, without its result object, which tests can modify.
 
-    Returns what the methods of unittest are now that call a test; there are none before Python 3.8.
+    Return the methods of unittest that call a test; empty before Python 3.8.
     """
     from unittest import case
 
@@ -486,7 +486,7 @@ def _kinds(kind: type) -> "list[type]":
 
 
 def _hooks(hook: Any) -> "list[tuple[str, Any]]":
-    """Return the functions behind each hook of pytest, by what they run."""
+    """Return the functions of each pytest hook, identified by their code."""
     functions = []  # type: list[tuple[str, Any]]
     for name, caller in list(vars(hook).items()):
         if hasattr(caller, "get_hookimpls"):
@@ -495,10 +495,10 @@ def _hooks(hook: Any) -> "list[tuple[str, Any]]":
 
 
 class _Watched:
-    """What decides over tests, as it was before the code under test was there."""
+    """Snapshot of the functions that determine test outcomes, taken before the code under test was loaded."""
 
     hooks = None  # type: Any
-    """Of pytest; no functions may come to them but those of installed plug-ins and of conftest.py."""
+    """Functions of pytest's hooks; only installed plug-ins and conftest.py files may add to them."""
     known = frozenset()  # type: Any
 
     def __init__(self, trusted: "Sequence[str]") -> None:
@@ -523,12 +523,12 @@ class _Watched:
             self.before.append((getattr(owner, "__name__", type(owner).__name__), owner, name, _code_of(owner, name)))
 
     def remember_class(self, kind: type) -> None:
-        """Watch all methods of a class of tests, those that it inherits too."""
+        """Watch all methods of a test class, including inherited ones."""
         for name in {name for base in kind.__mro__[:-1] for name, value in list(vars(base).items()) if _runs(value)}:
             self.remember(kind, name)
 
     def changed(self) -> "list[str]":
-        """Names of what was replaced by code that is neither installed nor one of the tests' own files."""
+        """Return the names of functions replaced by code that is neither installed nor in the tests' own files."""
         now = [(where, name, value, _code_of(owner, name)) for where, owner, name, value in self.before]
         names = [
             f"{where}.{name}"
@@ -541,7 +541,7 @@ class _Watched:
         return names + [name for name, code in new if not self._installed(code) and not _of_conftest(code)]
 
     def overrides(self, owner: Any, kind: type) -> "list[str]":
-        """Names of methods of a class that this one object has of its own, from the code under test."""
+        """Return the names of methods that code under test has overridden on this object alone."""
         own = getattr(owner, "__dict__", {})
         return [
             name for name, value in list(own.items())
@@ -549,7 +549,7 @@ class _Watched:
         ]  # fmt: skip
 
     def knows(self, code: CodeType) -> bool:
-        """Whether code is installed, or of the tests' own files, or what Python imports by."""
+        """Return True for code that is installed, in the tests' own files, or part of Python's import system."""
         return code.co_filename.startswith("<frozen ") or self._installed(code)
 
     def _installed(self, value: Any) -> bool:
@@ -567,9 +567,9 @@ def _runs(value: Any) -> bool:
 
 
 def _identity(value: Any) -> Any:
-    """Return what a function runs, which may be replaced while the function stays.
+    """Return the code object of a function, which may be replaced while the function stays the same.
 
-    Nothing is asked of other objects: some answer to every name, and some raise.
+    Attributes of other objects are not read: some return a value for every name, and some raise.
     """
     if isinstance(value, (classmethod, staticmethod, MethodType)):
         value = value.__func__
@@ -577,7 +577,7 @@ def _identity(value: Any) -> Any:
 
 
 def _code_of(owner: Any, name: str) -> Any:
-    """Return what runs under this name: of an object what it has of its own, else what its class has."""
+    """Return the code that a name refers to: the object's own attribute, else its class's."""
     if name == "__code__":
         return getattr(owner, name, None)
     for place in owner.__mro__ if isinstance(owner, type) else (owner, *type(owner).__mro__):

@@ -119,7 +119,7 @@ class RewardFunction:
     limit: float | str | None = None
     """Limit declared with `takes_at_most`, or None."""
     pool: ProcessPool = field(default=POOL, compare=False, repr=False)
-    """Pool of its process, unless it runs in that of a state."""
+    """Pool of its process, unless it runs in the state's process."""
     on_loop: bool = False
     """True if an async reward is awaited on the calling loop, because it uses objects created there."""
     turns: CallThrottle = field(default_factory=CallThrottle, compare=False, repr=False)
@@ -259,7 +259,7 @@ async def call_reward(
     """Run a reward, then `after`; return its value and its wall time in seconds. `fresh`: in a new process.
 
     Raises:
-        Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else becomes a
+        Failure: the reward raised. A `Failure` that it raises (a judge, a sandbox) keeps its cause; others become a
             `RewardFailure` that ends with the location in the reward's code. Its `__cause__` is the original exception,
             or an `EndedError` if it took too long or ended its process.
         AgentFault: the policy caused it (it killed its sandbox, or left data that no reward can read).
@@ -329,7 +329,7 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
         else:
             returned = await reward.turns.call(partial(function, **arguments))
         while inspect.isawaitable(returned):
-            # a loop in debug mode refuses threads that stand in for its own
+            # a loop in debug mode accepts calls only from its own thread
             debugged = asyncio.get_running_loop().get_debug()
             work = _awaited(returned)
             returned = await (work if debugged else run_interleaved(work, seconds, HELD_AT_MOST))

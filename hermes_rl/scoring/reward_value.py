@@ -260,7 +260,7 @@ def _overrides(name: str, overrides: object) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(overrides), allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RewardFailure(f"reward {name!r}: its overrides are no JSON: {error}") from error
+        raise RewardFailure(f"reward {name!r}: its overrides cannot be written as JSON: {error}") from error
 
 
 def _finite(name: str, value: object) -> float:
@@ -284,7 +284,7 @@ def _no_value(name: str, kind: str) -> RewardFailure:
     )
 
 
-# ------------------------------------------------------------- From a reward's values for steps to that of the rollout
+# ------------------------------------------------------ From a reward's values per step to its value for the rollout
 
 
 def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
@@ -340,7 +340,7 @@ def is_below(least: float | Mapping[str, float], values: Mapping[str, RewardValu
 
 @dataclass(frozen=True)
 class Weighting:
-    """How one reward enters the score."""
+    """The weight and role of one reward in the score."""
 
     name: str
     weight: float = 1.0

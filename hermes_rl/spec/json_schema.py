@@ -33,7 +33,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 MOST_PROBLEMS = 20
 """Maximum number of reported problems of a value."""
 LARGEST_EXPANSION = 10_000
-"""Number of parts of a schema, each counted as often as it is referenced, up to which it is not costly."""
+"""Maximum number of parts of an inexpensive schema. A part counts once for each reference to it."""
 SHOWN = 80
 PLACE = 200
 

@@ -162,7 +162,7 @@ def _fits(example: Any, value: Mapping[str, Any]) -> bool:
 
 
 def _values(value: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield what a spec has at a path, for any name in it that is the user's."""
+    """Yield the values of a spec at a path; NAME in the path matches every user-defined name."""
     if isinstance(value, list):
         for each in value:
             yield from _values(each, names)
@@ -212,11 +212,11 @@ def reference_page() -> str:
     lines = [
         "# Every key of a spec",
         "",
-        "This page has every key of a spec with its type and default. It is made from the JSON Schema, which "
-        "`hermes-rl schema` prints; how the sections go together is in [the spec](spec.md).",
+        "This page lists every key of a spec with its type and default. It is generated from the JSON Schema, "
+        "which `hermes-rl schema` prints; [the spec](spec.md) explains how the sections work together.",
         "",
-        "A key with `null` is as good as absent. Where a type is not text, `${VAR}` may stand for the whole value; "
-        "where it is a template, `{{ }}` may. `[]` is each item of a list, and `NAME` a name of your own.",
+        "A key with `null` is the same as an absent key. If a type is not text, `${VAR}` may replace the complete "
+        "value; if it is a template, `{{ }}` may. `[]` means each item of a list, and `NAME` a user-defined name.",
         "",
         "## The top of a spec",
         "",
@@ -254,7 +254,7 @@ def _titles(schema: dict[str, Any]) -> dict[str, str]:
 
 
 def _sections_in(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the sections that a value may be or hold, each with what stands behind the key on the way to it."""
+    """Yield the sections that a value may be or contain, each with the path suffix that leads from the key to it."""
     if (name := _section(value)) is not None:
         yield name, suffix
     for choice in (*value.get("anyOf", ()), *value.get("oneOf", ())):
@@ -281,7 +281,7 @@ def _table(section: dict[str, Any], titles: dict[str, str]) -> list[str]:
 
 
 def _prose(description: str) -> str:
-    """Return a description as Markdown: `<name>` is no tag of HTML."""
+    """Return a description as Markdown, with `<name>` escaped because it is not an HTML tag."""
     return description.replace("``", "`").replace("<", "&lt;")
 
 
@@ -290,7 +290,7 @@ def _default(key: str, value: dict[str, Any], section: dict[str, Any]) -> str:
         return "required"
     default = value.get("default")
     if default in (None, []) or isinstance(default, dict):
-        return ""  # absent, or the defaults of the section's own table
+        return ""  # absent, or the section's table has the defaults
     return _code(default)
 
 
@@ -300,7 +300,7 @@ def _code(value: object) -> str:
 
 
 def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
-    """Yield what a value may be, in words; null and `${VAR}` are left to the page's top."""
+    """Yield descriptions of a value's possible types. The top of the page explains null and `${VAR}`."""
     name = _section(value)
     if name is not None:
         yield f"[{titles[name]}](#{_anchor(titles[name])})"

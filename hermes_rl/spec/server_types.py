@@ -34,7 +34,7 @@ class ServerType:
         dialects: classes of `hermes_rl.servers.base.Dialect`, tried in order until a server supports one. Such a server
             reports the tokens that it sampled, so its policy needs a tokenizer.
         tells_version: True if it reports the version of its weights without `weights_path`.
-        embedded: True if it plays scripts inside this process, so it has no address, and a model's name means nothing.
+        embedded: True if it runs scripts inside this process, so it has no address and ignores the model's name.
         needs: keys that a spec must set.
         rates: True if it is a reward model, which returns only numbers for a conversation.
         parts: types of content parts in its requests. A message with another one is refused.
@@ -119,8 +119,8 @@ def server_type(name: str) -> ServerType:
     published_type = load_published(points[name], "type of server")
     if not isinstance(published_type, ServerType):
         raise UserError(
-            f"the type of server {name!r} ({points[name].value}) is no hermes_rl.spec.server_types.ServerType, but "
-            f"{type(published_type).__name__}"
+            f"the type of server {name!r} ({points[name].value}): expected a hermes_rl.spec.server_types.ServerType, "
+            f"not {type(published_type).__name__}"
         )
     return published_type
 

@@ -60,7 +60,7 @@ def test_stop_reasons_and_toolsets_are_explained() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("serve.max_staleness", ["serve.max_staleness", "type     integer ≥ 0", "default  none", "in versions behind"]),
+        ("serve.max_staleness", ["serve.max_staleness", "type     integer ≥ 0", "default  none", "in weight versions"]),
         (
             "rewards.llm_judge",
             ["llm_judge (a shipped reward)", "rubric: text or template", "what deserves which score."],

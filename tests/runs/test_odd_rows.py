@@ -148,7 +148,7 @@ PLACES: dict[str, dict[str, str]] = {
     "seat": {"prompt": "", "more": SEATS.replace("y}", "'{{ v }}'}").replace("user: x", "user: '{{ v }}'") + "}}"},
 }  # fmt: skip
 """Places of a spec that a row's column `v` is rendered into."""
-ELSEWHERE = ("setup command", "the command '", "the command cannot run", "has no end", "is no number or expression")
+ELSEWHERE = ("setup command", "the command '", "the command cannot run", "has no end", "is not a number or expression")
 """What only the shell of a sandbox can tell, or the library for mathematics."""
 
 

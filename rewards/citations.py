@@ -1,4 +1,4 @@
-"""What the policy cites is what its tools gave it."""
+"""Check that the addresses cited by the policy came from its tools."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def citations(
     calls: Literal["hermes_rl", "program"] = "hermes_rl",
     tools: list[str] | None = None,
 ) -> Score:
-    """The share of the addresses cited in the final answer that its tools gave it; 0 for fewer than `at_least`.
+    """Return the share of the addresses cited in the final response that tools returned; 0 for fewer than `at_least`.
 
-    A tool gave an address that stands in its result, unless that is an error, or the policy had sent the address to a
-    tool before, with or without `https://`: it may come back from there. What the prompt says may be sent. Results of
-    commands and files of the sandbox do not count, since the policy writes these itself. Addresses start with http://
-    or https:// and end at white space, quotes, closing brackets or full-width punctuation; punctuation and marks of
-    Markdown at their end and a final `/` do not count. Equal ones count once.
+    An address counts if a tool result contains it. It does not count if the result is an error, or if the policy had
+    sent the address to a tool before, with or without `https://`, because the tool may have echoed it. Addresses of
+    the prompt may be sent. Command output and sandbox files do not count, since the policy writes them itself.
+    Addresses start with http:// or https:// and end at white space, quotes, closing brackets or full-width
+    punctuation; trailing punctuation, Markdown characters and a final `/` are ignored. Equal ones count once.
 
     Args:
-        at_least: number of different addresses that have to be cited.
-        calls: hermes_rl: only the spec's tools, which were executed here, give addresses; program: an agent program's
-            own tools too, as the program tells it.
-        tools: names of the tools that give addresses. Default: all but those of the sandbox, such as `terminal`.
+        at_least: minimum number of different addresses to cite.
+        calls: hermes_rl: only the spec's tools, which hermes-rl executed, are sources; program: an agent program's
+            own tools too, as the program reports them.
+        tools: names of the tools that are sources. Default: all except the sandbox tools, such as `terminal`.
     """
     cited = addresses(result.final_response)
     prompt = [message for message in result.messages[: result.prompt_length] if not message.get("context")]
@@ -53,7 +53,7 @@ def citations(
 
 
 def _given(calls: Iterable[Any], sources: set[str], prompt: set[str]) -> set[str]:
-    """The addresses that tools gave and the policy had not sent before."""
+    """Return the addresses that tools returned and the policy had not sent before."""
     given: set[str] = set()
     sent = " "
     for call in calls:
@@ -65,12 +65,12 @@ def _given(calls: Iterable[Any], sources: set[str], prompt: set[str]) -> set[str
 
 
 def _words(text: str) -> str:
-    """The letters and digits of a text in words, so that escapes and separators hide no address in it."""
+    """Return the letters and digits of a text as words, so that escapes and separators cannot hide an address."""
     return f" {' '.join(WORD.findall(unquote(text).casefold()))} "
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON, in its order."""
+    """Yield all texts in a JSON value, in order."""
     pending = [value]
     while pending:
         part = pending.pop()
@@ -83,5 +83,5 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def addresses(text: str) -> set[str]:
-    """The different addresses in a text."""
+    """Return the different addresses in a text."""
     return {address.rstrip(".,;:!?*_~|").rstrip("/") for address in URL.findall(text)}

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def command_output(ctx: Any, *, command: SystemText, expected: str, exact: bool = False, timeout: float = 60) -> Score:
-    """1 if `command` ends with exit code 0 and prints `expected`, else 0; running out of time is 0 too.
+    """Return 1 if `command` ends with exit code 0 and prints `expected`, else 0. A timeout is 0 too.
 
-    Standard output and standard error count together.
+    Standard output and standard error are combined.
 
     Args:
         command: run by the sandbox's shell in its working directory.

@@ -10,11 +10,11 @@ from hermes_rl import Score
 def contains_all(
     result: Any, *, values: list[str], where: Literal["all", "final"] = "all", ignore_case: bool = True
 ) -> Score:
-    """1 if each of `values` stands in what the policy said, else 0; 1 for an empty list.
+    """Return 1 if the policy's messages contain each of `values`, else 0; 1 for an empty list.
 
     Args:
-        values: texts to look for, as they are: a number is found within a longer number.
-        where: in all that it said, or in its final answer.
+        values: texts to search for literally: a number is found within a longer number.
+        where: search all messages of the policy, or only its final response.
         ignore_case: compare without regard to case (Unicode case folding).
     """
     said = "\n".join(result.texts) if where == "all" else result.final_response

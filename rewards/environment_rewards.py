@@ -1,4 +1,4 @@
-"""What the world itself gave for turns, where code answers the agent."""
+"""Sum the rewards that the environment itself returned for turns, if code replies to the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hermes_rl.scoring.reward_value import value_range
 
 @value_range(-1000, 1000)
 def environment_rewards(result: Any) -> list[float]:
-    """What the code of `user.state` answered as `reward`, for each turn; its sum is the value."""
+    """Return the `reward` values that the code of `user.state` returned, one per turn; their sum is the value."""
     values = [0.0] * result.turns_used
     for turn, reward in result.environment_rewards:
         values[turn - 1] += reward

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def exact_match(result: Any, *, target: str, ignore_case: bool = False, strip: bool = True) -> bool:
-    """1 if the last thing the policy said is `target`, else 0.
+    """Return 1 if the final response is `target`, else 0.
 
     Args:
         target: the expected text.

@@ -10,9 +10,9 @@ FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
 
 def format_tags(result: Any, *, tags: list[str]) -> bool:
-    """1 if the last thing the policy said is `<tag>…</tag>` for each of `tags` in order and nothing else, else 0.
+    """Return 1 if the final response is `<tag>…</tag>` for each of `tags` in order and nothing else, else 0.
 
-    White space around the tags does not matter; inside is something that can be seen, and none of these tags.
+    White space around the tags is ignored. Each tag must contain visible text, and none of these tags.
 
     Args:
         tags: names, such as [think, answer].
@@ -28,5 +28,5 @@ def format_tags(result: Any, *, tags: list[str]) -> bool:
 
 
 def _shows(text: str) -> bool:
-    """Whether a text has a letter, digit, symbol or punctuation mark; zero-width characters are none."""
+    """Return True if a text has a letter, digit, symbol or punctuation mark; zero-width characters do not count."""
     return any(unicodedata.category(letter)[0] in "LNPS" and letter not in FILLERS for letter in text)

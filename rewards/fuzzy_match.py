@@ -14,15 +14,16 @@ MOST_PAIRS, MOST_PAIRS_OF_WORDS = 3_000_000, 1_000_000
 
 
 def fuzzy_match(result: Any, *, target: str, threshold: float | None = None) -> float:
-    """How alike the final answer and `target` are, from 0 to 1; with `threshold`, 1 from there on, else 0.
+    """Return the similarity of the final response and `target`, from 0 to 1; with `threshold`, 1 from there on, else 0.
 
-    Compared by Unicode case folding, runs of white space as one space, without those at the ends. The measure is
-    Ratcliff and Obershelp's (Python's `difflib`): twice the matching characters over all of both. Of longer texts
-    the first 10,000 characters count; where comparing them takes too long, from some 4,000 on, words are compared.
+    Both are compared by Unicode case folding, with each run of white space as one space, and none at the ends. The
+    measure is Ratcliff and Obershelp's (Python's `difflib`): twice the matching characters over the length of both.
+    Only the first 10,000 characters count; if comparing characters takes too long, from about 4,000 on, words are
+    compared instead.
 
     Args:
         target: the expected text.
-        threshold: likeness that deserves 1.
+        threshold: similarity from which the value is 1.
     """
     said, wanted = normal(result.final_response), normal(target)
     # Which of two equals comes first changes the ratio a little; the target always does.
@@ -45,7 +46,7 @@ class _TooMuchWorkError(Exception):
 
 
 class _Comparison(SequenceMatcher[str]):
-    """Python's comparison, which gives up instead of taking long: each match looks at all pairs of equal parts."""
+    """Python's comparison with a limit on its time: each match compares all pairs of equal parts."""
 
     def __init__(self, wanted: Sequence[str], said: Sequence[str], most: int) -> None:
         super().__init__(None, wanted, said, autojunk=False)
@@ -61,5 +62,5 @@ class _Comparison(SequenceMatcher[str]):
 
 
 def normal(text: str) -> str:
-    """What is compared of a text."""
+    """Return the normalized text that is compared."""
     return " ".join(text.casefold().split())[:LONGEST]

@@ -17,10 +17,10 @@ FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 def json_matches(result: Any, *, schema: JsonSchema | None = None, equals: Any = None) -> Score:
-    """1 if the last thing the policy said is JSON that satisfies `schema` and equals `equals`, as far as given, else 0.
+    """Return 1 if the final response is JSON that satisfies `schema` and equals `equals`, if they are set, else 0.
 
-    The JSON is the last fenced code block where there is one, else the whole answer. Objects compare without regard
-    to the order of their keys, lists with it, 1 equals 1.0 and not true.
+    The JSON is the last fenced code block if there is one, else the complete response. Objects are equal regardless
+    of the order of their keys, lists are not; 1 equals 1.0, but not true.
 
     Args:
         schema: JSON Schema (2020-12).
@@ -47,7 +47,7 @@ def json_matches(result: Any, *, schema: JsonSchema | None = None, equals: Any =
 
 def _no_number(name: str) -> Any:
     """Refuse NaN and infinity, which Python reads although JSON does not have them: they pass any bounds."""
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
@@ -56,7 +56,7 @@ def _finite(digits: str) -> float:
 
 
 def same(value: Any, other: Any) -> bool:
-    """Equality of JSON values, for which a boolean is no number."""
+    """Return True if two JSON values are equal; a boolean never equals a number."""
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
     if isinstance(value, list) and isinstance(other, list):

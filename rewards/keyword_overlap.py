@@ -1,4 +1,4 @@
-"""How many words of a reference the final answer has: cheap, and easily fooled by lists of words."""
+"""Count the reference words in the final response: cheap, and easily fooled by lists of words."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ FUNCTION_WORDS = frozenset(
 )  # fmt: skip
 
 
-@requires("reference | regex_search('\\\\w') is not none", "the reference has no words")
+@requires("reference | regex_search('\\\\w') is not none", "the reference does not contain a word")
 def keyword_overlap(result: Any, *, reference: str) -> float:
-    """The share of the reference's words that stand in the last thing the policy said, from 0 to 1.
+    """Return the share of the reference's words that the final response contains, from 0 to 1.
 
-    Words are runs of letters, digits and `_`, in scripts without spaces single characters, compared by Unicode case
-    folding, each once; English function words do not count, unless the reference has no others.
+    Words are runs of letters, digits and `_`, or single characters in scripts without spaces. They are compared by
+    Unicode case folding, each once. English function words do not count, unless the reference has no others.
 
     Args:
-        reference: the text whose words are wanted; it must have some.
+        reference: the text with the expected words; it must have at least one.
     """
     wanted = words(reference)
     return len(wanted & words(result.final_response)) / len(wanted)
 
 
 def words(text: str) -> set[str]:
-    """The words of a text, without function words where it has others."""
+    """Return the set of words in a text, without function words unless it has no others."""
     every = words_of(text.casefold())
     return every - FUNCTION_WORDS or every

@@ -13,15 +13,15 @@ from hermes_rl.scoring.reward_value import requires, value_range
 def length_penalty(
     result: Any, *, soft_limit: int, hard_limit: int, unit: Literal["tokens", "characters"] = "tokens"
 ) -> Score:
-    """0 up to `soft_limit`, -1 from `hard_limit` on, linear in between.
+    """Return 0 up to `soft_limit`, -1 from `hard_limit` on, and a linear penalty in between.
 
-    What counts is all that the policy wrote in the rollout: completion tokens as the server counted them, thinking
-    included, or characters of its texts. A server that counts no tokens gives no value; use characters then.
+    The length is that of all text the policy wrote in the rollout: completion tokens as the server counted them,
+    reasoning included, or characters. Without token counts from the server there is no value; use characters then.
 
     Args:
-        soft_limit: length that costs nothing.
-        hard_limit: length that costs 1; larger than `soft_limit`.
-        unit: what is counted.
+        soft_limit: maximum length without a penalty.
+        hard_limit: length with the full penalty; larger than `soft_limit`.
+        unit: unit of the length.
     """
     length = result.usage.completion_tokens if unit == "tokens" else sum(map(len, result.texts))
     if unit == "tokens" and not length and result.turns_used and not result.usage.prompt_tokens:

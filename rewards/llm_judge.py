@@ -16,7 +16,7 @@ from hermes_rl.scoring.reward_function import RewardFunction, call_reward, find_
 from hermes_rl.scoring.reward_value import group_only_for, in_runner, interpret, requires
 
 WORDS = 300
-"""Characters of a judge's reason that are kept."""
+"""Maximum characters that are stored of a judge's reason."""
 ASSERTION = "The score is 1 if this assertion holds, and 0 if it does not: {}"
 
 
@@ -40,27 +40,27 @@ async def llm_judge(
     calibrate: str | None = None,
     min_agreement: float = 0.8,
 ) -> list[Score | AgentFault]:
-    """The judge's score for what the policy said, brought from `scale` to 0…1; of several judges the median.
+    """Return the judge's score for the policy's answer, mapped from `scale` to 0…1; the median of several judges.
 
-    A judge that fails, or whose verdict cannot be read after repair, fails the rollout; an answer that talks it out of
-    a verdict gets the low end of the range. An answer that is too long for it is cut in the middle, with a mark. With a
-    `fallback` the group is judged as a whole: all of it is scored by that reward instead, and each reason says so.
+    A judge that fails, or whose verdict cannot be parsed after repair, fails the rollout. An answer that prevents a
+    verdict gets the low end of the range. An answer that is too long for the judge is cut in the middle, at a marker.
+    With a `fallback`, a failure affects the group: that reward scores all its members, and each reason names it.
 
-    Each of `assertions` is judged by itself, in the place of a rubric, and the score is made of how many hold; the
-    metrics `assertion_1`, `assertion_2`, … say which. Without any the score is 1.
+    With `assertions` instead of a rubric, each one is judged separately, and the score depends on the number that
+    hold; the metrics `assertion_1`, `assertion_2`, … are the results. Without any the score is 1.
 
     Args:
-        rubric: what deserves which score.
-        assertions: what has to be true.
-        need: `all` assertions for a score of 1, else 0; or the `share` that holds is the score.
-        where: the last thing that the policy said is judged, or all that was said and called, without system messages.
-        server: the role that judges, or several of them.
-        question: what the answer is about, where the judge is to know.
-        reference: what is right, where the judge is to know.
-        scale: the lowest and the highest score that a judge may give by a rubric.
-        fallback: a reward that takes over for the whole group; it gets `question` and `reference` if it takes them.
+        rubric: description of the answers that deserve each score.
+        assertions: statements that must be true.
+        need: `all` assertions must hold for a score of 1, else 0; or the score is the `share` that holds.
+        where: judge the final response, or all messages and tool calls without system messages.
+        server: the server role of the judge, or several roles.
+        question: the question, if the judge should know it.
+        reference: the right answer, if the judge should know it.
+        scale: the lowest and the highest score in the rubric.
+        fallback: a reward that scores the complete group instead, with `question` and `reference` if it takes them.
         calibrate: file of labelled cases; a judge that agrees with fewer than `min_agreement` of them is refused.
-        min_agreement: share of the cases.
+        min_agreement: minimum share of the cases.
     """
     judges = [_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
     rubrics = [rubric] if rubric is not None else [ASSERTION.format(each) for each in assertions or ()]
@@ -92,7 +92,7 @@ Said = list[tuple[str, str]]
 
 
 def _spoken(result: Any) -> Said:
-    """Return what was said and called in a conversation; what an agent program has made up is the program's."""
+    """Return the messages and calls of a conversation; texts that an agent program made up count as the program's."""
     spoken = []
     for message in result.messages:
         calls = [call.get("function") for call in message.get("tool_calls") or ()]
@@ -104,8 +104,8 @@ def _spoken(result: Any) -> Said:
 
 
 def _together(scores: list[Score], need: str) -> Score:
-    """Return the score of all assertions from that of each."""
-    holds = [float(score.value or 0.0) > 0.5 for score in scores]  # half of the judges are no majority
+    """Return the score of all assertions, combined from the score of each."""
+    holds = [float(score.value or 0.0) > 0.5 for score in scores]  # half of the judges is not a majority
     metrics: dict[str, float] = {f"assertion_{number}": held for number, held in enumerate(holds, 1)}
     for name in {name for score in scores for name in score.metrics}:
         metrics[name] = sum(score.metrics.get(name, 0.0) for score in scores)
@@ -118,7 +118,7 @@ def _together(scores: list[Score], need: str) -> Score:
 
 
 class _Task:
-    """What is judged by: the same for every answer of a group."""
+    """The grading task: rubric, question and reference, the same for every answer of a group."""
 
     def __init__(self, rubric: str, question: str | None, reference: str | None, scale: tuple[float, float]) -> None:
         self.low, self.high = scale
@@ -141,7 +141,7 @@ class _Task:
         return Score(statistics.median(scores), reason=reason, metrics=bill.counts)
 
     def scorer(self, judge: JudgeRole) -> Any:
-        """The judge's score for a labelled case."""
+        """Return a function that gives the judge's score for a labelled case."""
 
         async def score(case: Mapping[str, Any]) -> float:
             own = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
@@ -175,7 +175,7 @@ class _Task:
         return (score - self.low) / (self.high - self.low), str(found.get("reason", ""))
 
     def _scripted(self, answer: str) -> tuple[float, str]:
-        """A scripted judge has no model: whether the reference stands in the answer, or any answer at all."""
+        """Score without a model: check that the answer contains the reference, or any text at all."""
         wanted = (self.reference or "").casefold().strip()
         return float(wanted in answer.casefold() and bool(answer.strip())), "scripted judge: is the reference in it?"
 

@@ -31,23 +31,22 @@ async def llm_pairwise(
     question: str | None = None,
     reference: str | None = None,
 ) -> list[Score]:
-    """The share of comparisons that an answer wins against the others of its group, from 0 to 1; a tie is half a win.
+    """Return the share of comparisons that each answer wins within its group, from 0 to 1; a tie is half a win.
 
-    Each pair is judged twice, in both orders; two verdicts that contradict each other are a tie. An answer that talks
-    the judge out of a verdict loses. A `reference` takes part as one more opponent, without a score of its own; a group
-    of one needs it.
+    Each pair is judged twice, in both orders; two contradicting verdicts are a tie. An answer that prevents a verdict
+    loses. A `reference` takes part as one more opponent without a score; a group of one needs it.
 
     Args:
-        rubric: what makes an answer better.
-        server: the role that judges.
-        question: what the answers are about, where the judge is to know.
+        rubric: description of a better answer.
+        server: the server role of the judge.
+        question: the question, if the judge should know it.
         reference: an answer to compare with.
     """
     if server not in roles:
         raise UserError(f"llm_pairwise: the spec has no servers.{server}; there are {', '.join(sorted(roles))}")
     answers = [result.final_response for result in group] + ([] if reference is None else [reference])
     if len(answers) < 2:
-        raise ValueError("llm_pairwise: a group of one has nobody to be compared with; give a reference")
+        raise ValueError("llm_pairwise: a group of one rollout has no opponent; set `reference`")
     contest = _Contest(roles[server], rubric, question)
     pairs = list(combinations(range(len(answers)), 2))
     points = await asyncio.gather(*(contest.points(answers[i], answers[j]) for i, j in pairs))
@@ -68,7 +67,7 @@ class _Contest:
         self.bill = JudgeUsage()
 
     async def points(self, one: str, other: str) -> float:
-        """Of `one` against `other`: 1, 0.5 or 0."""
+        """Return the points of `one` against `other`: 1, 0.5 or 0."""
         if one == other:
             return 0.5
         try:
@@ -80,7 +79,7 @@ class _Contest:
         return both if both in (0.0, 1.0) else 0.5
 
     async def _talks_it_out(self, answer: str) -> bool:
-        """Whether the judge gives no verdict on this answer beside a plain one."""
+        """Return True if the judge returns no verdict on this answer, compared with a plain one."""
         try:
             await self._better(answer, PLAIN)
         except AgentFault:
@@ -96,7 +95,7 @@ class _Contest:
         )
 
     async def _better(self, first: str, second: str) -> float:
-        if self.judge.scripted:  # without a model: more words of the question, then more words
+        if self.judge.scripted:  # without a model: first the overlap with the question decides, then the length
             return POINTS["first"] if self._rank(first) > self._rank(second) else POINTS["second"]
 
         def question(shown: Shown) -> str:

@@ -9,12 +9,12 @@ from hermes_rl.scoring.mathematics import compile_patterns, equal
 from hermes_rl.scoring.reward_value import requires, takes_at_most
 
 
-@requires("target | regex_search('[^\\\\s\\'$%]') is not none", "the target is no number or expression")
+@requires("target | regex_search('[^\\\\s\\'$%]') is not none", "the target is not a number or expression")
 @takes_at_most("timeout", imports=("math_verify",), prepare=compile_patterns)
 def math_equal(result: Any, *, target: str, timeout: float = 10.0) -> Score:
-    """1 if the answer equals `target` as an expression (``0.5`` = ``1/2`` = ``\\frac{1}{2}``), else 0.
+    """Return 1 if the answer equals `target` as an expression (``0.5`` = ``1/2`` = ``\\frac{1}{2}``), else 0.
 
-    The answer is the last ``\\boxed{…}`` if there is one, else what the last line ``#### …`` begins with, as in GSM8K,
+    The answer is the last ``\\boxed{…}`` if there is one, else the start of the last line ``#### …``, as in GSM8K,
     else the last number or expression that math-verify finds.
 
     Args:

@@ -12,7 +12,7 @@ from hermes_rl.scoring.reward_value import requires
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import Letter
 
-# Whatever is repeated is taken whole (`*+`): no text makes a search go back, so it takes as long as it is long.
+# Repetitions are possessive (`*+`): a search never backtracks, so its time is linear in the text.
 BOXED = re.compile(r"\\boxed\{\s*+(?:\\text\{\s*+)?+\(?+([A-Za-z])\)?+\s*+\}?\s*+\}")
 ANNOUNCED = re.compile(
     r"\b(?:answer|choice|option)\b\s*+(?:(?<=\s)(?:is|would be)\s*+)?+:?+\s*+\**+\s*+\(?+([A-Z])(?![\w'])",
@@ -27,23 +27,22 @@ IN_BRACKETS = re.compile(r"\(([A-Z])\)")
     "target is {{ target }}, and there are {{ choices | length }} choices",
 )
 def multiple_choice(result: Any, *, target: Letter, choices: list[str] | None = None) -> Score:
-    """1 if the final answer names the letter `target`, else 0; a letter that cannot be told is wrong.
+    """Return 1 if the final response names the letter `target`, else 0; an ambiguous response is wrong.
 
-    The first of these that is found decides, the last place where it stands: `\\boxed{B}`; "answer is B", "option: (B)"
-    and the like; an answer that is nothing but the letter; "(B)"; the text of exactly one of `choices`. Letters
-    compare without regard to case.
+    The first of these forms that is found decides, at its last occurrence: `\\boxed{B}`; "answer is B", "option: (B)"
+    and similar; a response that is only the letter; "(B)"; the text of exactly one of `choices`. Case is ignored.
 
     Args:
         target: the letter of the right choice, A for the first.
-        choices: the texts of the choices in order, for answers that name one by its text.
+        choices: the texts of the choices in order, for responses that name a choice by its text.
     """
     letter = chosen(result.final_response, choices or [])
-    reason = None if letter is not None else "no choice could be told from the answer"
+    reason = None if letter is not None else "the answer names no choice, or several"
     return Score(letter == target.upper(), reason=reason)
 
 
 def chosen(answer: str, choices: list[str]) -> str | None:
-    """The letter that an answer names, upper case."""
+    """Return the letter that an answer names, in upper case."""
     for pattern in (BOXED, ANNOUNCED):
         if found := pattern.findall(answer):
             return str(found[-1]).upper()

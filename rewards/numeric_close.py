@@ -17,15 +17,15 @@ NUMBER = re.compile(rf"(?<!{LETTER})(?<!\.)[-+−]?{DIGITS}(?:[eE][-+]?\d+)?(?!{
 
 
 def numeric_close(result: Any, *, target: Finite, relative: Finite = 1e-6, absolute: Finite = 0.0) -> Score:
-    """1 if the last number of the final answer differs from `target` by the larger of both tolerances at most, else 0.
+    """Return 1 if the last number of the final response is within the larger tolerance of `target`, else 0.
 
-    Numbers are written with digits, perhaps with a sign, thousands separated by `,` or LaTeX's `{,}`, a decimal point,
-    an exponent; units and signs around them do not matter, and `50%` is 50.
+    Numbers are digits with an optional sign, thousands separators `,` or LaTeX's `{,}`, a decimal point and an
+    exponent. Units and symbols around them are ignored, and `50%` is 50.
 
     Args:
         target: the expected number.
         relative: tolerance as a share of the target.
-        absolute: tolerance as it is.
+        absolute: tolerance in units of the target.
     """
     found = NUMBER.findall(result.final_response.replace("{,}", ","))
     if not found:

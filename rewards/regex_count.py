@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def regex_count(
     result: Any, *, pattern: Pattern, at_least: Count = 1, ignore_case: bool = False, distinct: bool = False
 ) -> Score:
-    """Matches of `pattern` (Python `re` syntax) in the last thing the policy said, over `at_least`; 1 at most.
+    """Return the number of matches of `pattern` (Python `re` syntax) in the final response over `at_least`, at most 1.
 
     Args:
         pattern: the regular expression; matches do not overlap.
-        at_least: number of matches that deserves 1.
+        at_least: number of matches for a value of 1.
         ignore_case: match without regard to case.
         distinct: count equal matches once.
     """

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def regex_match(result: Any, *, pattern: Pattern, ignore_case: bool = False, full: bool = False) -> bool:
-    """1 if `pattern` (Python `re` syntax) is found in the last thing the policy said, else 0.
+    """Return 1 if `pattern` (Python `re` syntax) is found in the final response, else 0.
 
     Args:
-        pattern: the regular expression; `.` does not match a line break unless the pattern says `(?s)`.
+        pattern: the regular expression; `.` does not match a line break unless the pattern has `(?s)`.
         ignore_case: match without regard to case.
-        full: the whole answer must match, not a part of it.
+        full: the complete response must match, not only a part of it.
     """
     expression = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     match = expression.fullmatch if full else expression.search

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @value_range(-1, 0)
 def repetition_penalty(result: Any, *, words: Count = 4, most: Finite = 1.0) -> float:
-    """Minus `most` times the share of runs of `words` words that stood there before, from -`most` to 0.
+    """Return minus `most` times the share of repeated runs of `words` words, from -`most` to 0.
 
-    Taken over all that the policy said. Words are separated by white space and compared by Unicode case folding. A text
-    of fewer words costs nothing.
+    All messages of the policy count. Words are separated by white space and compared by Unicode case folding. A text
+    with fewer words has no penalty.
 
     Args:
         words: length of a run.
-        most: what a text that repeats itself without end costs; above 1 the reward needs a `range` of [-most, 0].
+        most: penalty of an endlessly repeated text; above 1 the reward needs a `range` of [-most, 0].
     """
     said = "\n".join(result.texts).casefold().split()
     runs = [tuple(said[i : i + words]) for i in range(len(said) - words + 1)]

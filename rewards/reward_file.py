@@ -1,4 +1,4 @@
-"""What a command writes as the reward, into a file of numbers."""
+"""Read the reward from a file of numbers that a command writes."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def reward_file(
     name: str = "reward",
     timeout: float = 600.0,
 ) -> Score:
-    """The number that `command` writes into `folder`: into reward.json, names with a number each, or into reward.txt.
+    """Return the number that `command` writes into `folder`: into reward.json, as named numbers, or into reward.txt.
 
-    What is in the folder before is set aside first, and comes back afterwards. Of several names in reward.json the one
-    called `name` is the value, or else their mean; all are metrics. A number outside of the reward's `range` is not a
-    value, and counts as its low end. Without a number the command runs in a sandbox that the agent never saw: if it
-    cannot run there either, the reward fails, else the value is the low end.
+    Existing content of the directory is moved away first and restored afterwards. If reward.json has several numbers,
+    the value is the one called `name`, or else their mean; all are metrics. A number outside the reward's `range` is
+    invalid, and counts as its low end. If there is no number, the command runs again in a sandbox that the agent never
+    used: if it cannot run there either, the reward fails, else the value is the low end.
 
     Args:
-        command: a shell command, run in the working directory when `files` are in place.
-        files: laid down before, removed after: a list of {to, content | from, mode}.
-        folder: where the command writes; empty when it starts.
+        command: a shell command, run in the working directory after `files` are copied.
+        files: files that exist only while the command runs: a list of {to, content | from, mode}.
+        folder: output directory of the command; empty when it starts.
         env: environment variables of the command.
-        name: which number of reward.json is the value.
+        name: name of the number in reward.json that is the value.
         timeout: seconds; a command that takes longer scores the low end of the range.
     """
     answer, numbers, problem = _run(ctx, command, files or [], folder, env or {}, timeout)
@@ -92,7 +92,7 @@ def _numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
         try:
             written = read_json(read["content"])
         except ValueError:
-            return None, f"{JSON} is no JSON"
+            return None, f"{JSON} is not valid JSON"
         if not isinstance(written, dict) or not written or not all(map(is_number, written.values())):
             return None, f"{JSON} has to hold names with a finite number each"
         if len(written) > MOST_NAMES or any(len(name) > LONGEST_NAME for name in written):
@@ -104,14 +104,14 @@ def _numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
     try:
         number = float(read["content"])
     except ValueError:
-        return None, f"{TEXT} is no number"
-    return ({"reward": number}, "") if is_number(number) else (None, f"{TEXT} is no finite number")
+        return None, f"{TEXT} is not a number"
+    return ({"reward": number}, "") if is_number(number) else (None, f"{TEXT} is not a finite number")
 
 
 def _require_it_can_run(
     ctx: Any, command: str, files: list[dict[str, Any]], folder: str, env: dict[str, str], timeout: float
 ) -> None:
-    """Raise `RewardFailure` where the command cannot run in a sandbox in which nothing of the agent is."""
+    """Raise `RewardFailure` if the command cannot run in a sandbox that has nothing from the agent."""
     said = repr((command, [sorted((key, repr(value)) for key, value in file.items()) for file in files], env, folder))
     key = f"reward_file {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
     lacks = ctx.recall(key)  # it is the same for all rollouts of a row

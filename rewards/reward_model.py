@@ -1,4 +1,4 @@
-"""A reward model says what the answer is worth."""
+"""Score the answer with a reward model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ async def reward_model(
     where: Literal["final", "conversation"] = "final",
     index: int | None = None,
 ) -> Score:
-    """The number that a reward model gives for the prompt and what the policy said to it.
+    """Return the number that a reward model gives for the prompt and the policy's response.
 
-    A server that fails, fails the rollout. An answer that it refuses while it takes another one, such as one that is
-    longer than its context, gets the low end of the reward's `range`: set this to the numbers that the model gives.
+    A server failure fails the rollout. An answer that the server refuses although it accepts another one, such as one
+    longer than its context, gets the low end of the reward's `range`: set this to the range of the model's numbers.
 
     Args:
-        server: the role, of type vllm-score, vllm-classify or vllm-pooling.
-        where: the prompt with the last thing that the policy said is rated, or the whole conversation.
-        index: which of its numbers counts, from 0, where it gives several.
+        server: the server role, of type vllm-score, vllm-classify or vllm-pooling.
+        where: rate the prompt with the final response, or the complete conversation.
+        index: index of the number that counts, from 0, if the model returns several.
     """
     if server not in roles:
         raise UserError(f"reward_model: the spec has no servers.{server}; there are {', '.join(sorted(roles))}")

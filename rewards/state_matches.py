@@ -25,17 +25,17 @@ async def state_matches(
     sources: dict[str, Sources] | None = None,
     close: str | None = None,
 ) -> Score:
-    """1 if the state is as it is when the calls of the gold turns are made on a fresh state of the row, else 0.
+    """Return 1 if the state equals a fresh state of the row after the calls of the gold turns, else 0.
 
-    Calls of tools that are not the state's are left out, and so is what gold says. A gold call that raises changes what
-    it has changed by then, as it would in play; the metric `failed` counts them.
+    Only calls of the state's tools are made; messages of gold are ignored. A gold call that raises keeps the
+    changes it made until then, as during a rollout; the metric `failed` counts such calls.
 
     Args:
-        compare: attributes of the state, or methods without arguments, whose values have to be equal; default: all
-            attributes without an underscore in front. The metrics have each.
-        gold: turns with `tools` and `user_tools`; default: those of the spec's solution.
-        sources: the spec's tools of the state by who calls them, `tools` or `user_tools`; filled in by the run.
-        close: the method that gives back what a state holds; filled in by the run.
+        compare: attributes of the state, or methods without arguments, whose values must be equal; default: all
+            attributes without a leading underscore. The metrics contain each result.
+        gold: turns with `tools` and `user_tools`; default: the turns of the spec's solution.
+        sources: the spec's tools of the state by caller, `tools` or `user_tools`; filled in by the run.
+        close: the method that releases the resources of a state; filled in by the run.
     """
     fresh = type(state)(item)
     try:
@@ -61,7 +61,7 @@ async def state_matches(
 
 
 async def _made(tool: Tool | None, args: dict[str, Any], state: object) -> bool:
-    """Make a call of gold; returns False where it fails, which gold may do."""
+    """Make a gold call; return False if it raises, which gold may do."""
     if tool is None:
         return True
     try:

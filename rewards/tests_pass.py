@@ -47,7 +47,7 @@ TIMED_OUT = 124
 SUSPECT = ("not found", "No module named ", "No such file or directory")
 """What an image that lacks a program may let a command print."""
 DELETED = re.compile(r"^ delete (?:mode \d{6} )?(.*)$", re.MULTILINE)
-"""What ``git apply --summary`` says of a file that a patch takes away."""
+"""Line of ``git apply --summary`` for a file that a patch deletes."""
 FIND = """
 import sys
 from importlib.machinery import PathFinder
@@ -72,31 +72,31 @@ def tests_pass(
     apart: bool = False,
     timeout: float = 180.0,
 ) -> Score:
-    """1 if `command` exits with 0 in the reward's sandbox and its tests have passed, else 0.
+    """Return 1 if `command` exits with 0 in the reward's sandbox and its tests have passed, else 0.
 
-    Which tests is `expected`, or else those in the files that the command runs with pytest or unittest.
-    A command that cannot run because the image lacks what it needs is a failure of the reward and no score. Whether the
-    image lacks it is asked of a new sandbox in which nothing of the rollout is, so that no solution can bring it about.
+    The tests are `expected`, or else all in the files that the command runs with pytest or unittest. A command that
+    cannot run because the image lacks a requirement is a failure of the reward and gives no score. This is checked in a
+    new sandbox without any file of the rollout, so that no solution can cause such a failure.
 
     Args:
         command: a shell command, run in the working directory.
-        files: laid down before, removed after: a list of {to, content | from, mode} with `to` relative to the working
-            directory, and `from` a file or folder below the spec's.
-        expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that have to pass, each of
-            that name, whatever the command's exit status says about others. Default: all that the sources of `files`
-            show, where the command names pytest or unittest; then the exit status counts too. ``[]``: it alone.
-        apply: name of an artifact, a patch as `git diff` writes it, to apply first.
-        trust: patterns of files of the artifacts that count although they steer how tests run, such as
-            ``pyproject.toml``, or are of no kind that patches add; without it these stay as they are in the image.
-        needs: programs and Python modules that the image has to bring; default: whatever the command does not find in
-            a new sandbox. ``[]``: nothing, where the agent is to install or to make it.
-        reference: a right solution: a patch, files as `files`, or turns as the spec's `solution` has them;
-            ``solution``: the spec's own. What it skips may be skipped, and nothing else.
-        canaries: put copies of the tests whose expected values are changed among them, which score 0 where they pass
-            and the `reference` fails them. Default: where there is a reference. Without one they are run behind the
-            others, and the metric `canaries` says how many have passed.
-        apart: run the tests in a sandbox of their own, which has nothing of the agent, and the code in the reward's.
-            For tests that call functions of Python; what the `reference` needs of it is found out by its own run.
+        files: files that exist only while the command runs: a list of {to, content | from, mode} with `to` relative to
+            the working directory, and `from` a file or directory inside the spec's.
+        expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that must pass, all of
+            that name, whatever the exit status of the command. Default: all tests in the sources of `files`, if the
+            command names pytest or unittest; then the exit status counts too. ``[]``: only the exit status counts.
+        apply: name of an artifact, a patch in the format of `git diff`, to apply first.
+        trust: patterns of artifact files to accept although they affect how tests run, such as ``pyproject.toml``, or
+            are of an unusual kind for patches; other such files stay unchanged from the image.
+        needs: programs and Python modules that the image must provide; default: whatever the command does not find in
+            a new sandbox. ``[]``: nothing, if the agent must install or create them.
+        reference: a correct solution: a patch, files in the form of `files`, or turns in the form of the spec's
+            `solution`; ``solution``: the spec's own. Only tests that it skips may be skipped.
+        canaries: add copies of the tests with changed expected values, and score 0 if the solution passes any that
+            the `reference` fails. Default: true if there is a reference. Without one, the copies run after the other
+            tests, and the metric `canaries` is the number that passed.
+        apart: run the tests in a separate sandbox without any file of the agent, and the code in the reward's sandbox.
+            For tests that call Python functions; a run of the `reference` finds the accesses that it needs.
         timeout: seconds; a command that takes longer scores 0.
     """
     sources = _sources(files or [])
@@ -138,7 +138,7 @@ def tests_pass(
 
 @dataclass(frozen=True)
 class _Tests:
-    """What is run to judge, and what has to pass of it."""
+    """The test command, and the tests that must pass."""
 
     command: str
     files: list[dict[str, Any]]
@@ -149,17 +149,18 @@ class _Tests:
 
     @property
     def names(self) -> list[str] | None:
-        """Tests that have to pass; empty where the command chooses them, None where it runs none that can be heard."""
+        """Tests that must pass; empty if the command selects them, None if it runs none that can report."""
         return collected(self.command, self.sources) if self.expected is None else self.expected or None
 
     @property
     def can_be_heard(self) -> bool:
-        """Whether the command names a runner of tests, or Python with one of the files."""
+        """True if the command names a test runner, or Python with one of the files."""
         scripts = any(_is_one_of(self.sources, path) for _, path in SCRIPT.findall(self.command))
         return self.names is not None or (self.expected is None and scripts)
 
     def planted(self) -> Planted | None:
-        """Return the sources with canaries among the tests; None where a failing test would change what else is run."""
+        """Return the sources with canaries among the tests, or None if a failing test would change the selection of
+        others."""
         in_files = collected(last_command(self.command) or "", self.sources)
         if not in_files or not self.names:
             return None
@@ -171,15 +172,15 @@ class _Tests:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the reference solution has shown of the tests of a row."""
+    """Results of the reference solution on the tests of a row."""
 
     skips: set[str] | None = None
-    """Tests that it skips; None where there is no reference, or it does not pass."""
+    """Tests that it skips; None if there is no reference, or it does not pass."""
     planted: Planted | None = None
     counted: frozenset[str] = frozenset()
     """Canaries that it fails."""
     places: tuple[str, ...] = ()
-    """Where it needs that its objects are asked for operators with plain values, with `apart`."""
+    """Comparisons of its objects with plain values that must call the object's operator, with `apart`."""
     seconds: float = 0.0
     """How long its tests took, with `apart`."""
 
@@ -210,7 +211,8 @@ def _by_reference(ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]]
 def _played(
     ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]], planted: Planted | None
 ) -> dict[str, Any] | None:
-    """Return which tests the reference skips and which canaries it fails; None where it does not pass the tests."""
+    """Return the tests that the reference skips and the canaries that it fails, or None if it does not pass the
+    tests."""
     places, seconds = list[str](), 0.0
     with ctx.pristine_sandbox() as clean:
         problem = _lay_reference(clean, reference)
@@ -246,7 +248,7 @@ def _lay_reference(clean: Any, reference: str | list[dict[str, Any]]) -> str | N
 
 
 def _divided(heard: RunnerReport, planted: Planted | None) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
-    """Return the outcomes of the tests, by their own names, and those of the canaries."""
+    """Return the outcomes of the tests, by their original names, and the outcomes of the canaries."""
     if planted is None:
         return heard.outcomes, {}
     own, copies = list[tuple[str, str]](), dict[str, set[str]]()
@@ -262,12 +264,12 @@ def _divided(heard: RunnerReport, planted: Planted | None) -> tuple[list[tuple[s
 
 
 def _alike(outcomes: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return outcomes in which it does not matter by what a test was skipped: the reference says which may be."""
+    """Return outcomes without the cause of skips: the reference determines the tests that may be skipped."""
     return [(name, reporter.SKIPPED if said == reporter.SKIPPED_ITSELF else said) for name, said in outcomes]
 
 
 def _sung(ctx: Any, tests: _Tests) -> dict[str, float]:
-    """Run the tests again with canaries among them; how many pass, of which nobody knows whether they should."""
+    """Run the tests again with canaries among them; return the number that pass, whose right value is unknown."""
     planted = tests.planted()
     if planted is None or _lay(ctx, tests.files, planted) is not None:
         return {}
@@ -280,14 +282,14 @@ def _passed_copies(heard: RunnerReport, planted: Planted) -> dict[str, float]:
     return {"canaries": float(sum(outcomes == {"passed"} for outcomes in copies.values()))}
 
 
-# ------------------------------------------------------------------ tests in a sandbox of their own
+# ------------------------------------------------------------------ tests in a separate sandbox
 
 APART = "hermes_rl_apart"
 """The module that has the tests' end of the wire."""
 REFERENCE_TIMES, REFERENCE_SECONDS = 4.0, 60.0
 """How much longer than `timeout` the reference may take, as each call is a message, and how long at least."""
 SLOWER = 3.0
-"""How much longer than the reference a solution may take, where that is more than `timeout`."""
+"""Maximum time of a solution relative to the reference, if that exceeds `timeout`."""
 
 
 def _scored_apart(ctx: Any, tests: _Tests, known: _Known, needs: list[str] | None, *, sing: bool) -> Score:
@@ -295,7 +297,7 @@ def _scored_apart(ctx: Any, tests: _Tests, known: _Known, needs: list[str] | Non
     limit = max(tests.timeout, SLOWER * known.seconds)
     answer, heard, problem, _ = _run_apart(ctx, tests, known.planted, known.places, limit)
     if problem is not None:
-        raise RewardFailure(f"tests_pass: {problem}")  # nothing of the agent is where the tests are put in place
+        raise RewardFailure(f"tests_pass: {problem}")  # the agent has no access to the sandbox of the tests
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {limit:g} s")
     marked = set() if tests.expected else may_skip(tests.sources)
@@ -352,7 +354,7 @@ def _run_apart(
 
 
 def _source(*modules: Any) -> str:
-    """Return modules of ours as one source, which needs nothing but Python."""
+    """Return modules of hermes-rl as one source that needs only Python."""
     return "from __future__ import annotations\n" + "\n\n".join(map(_without_ours, modules))
 
 
@@ -369,7 +371,7 @@ def _without_ours(module: Any) -> str:
 
 
 def _sources(files: list[dict[str, Any]]) -> dict[str, str]:
-    """The files one by one, by path, with their text."""
+    """Return the text of each file, by path."""
     found = {}
     for file in files:
         if "from" not in file:
@@ -387,9 +389,9 @@ def _sources(files: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
-    """Return a test that is no longer what was put in place: a shell reads its script while it runs.
+    """Return the path of a test that has changed since it was copied: a shell reads its script while it runs.
 
-    Data beside the tests may be written by them; what is run may not.
+    Tests may write data files, but not change programs.
     """
     for path, source in sources.items():
         run = path.endswith(PROGRAMS) or posixpath.basename(path) in command
@@ -413,7 +415,7 @@ def _configured(ctx: Any) -> str:
 
 
 def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> str | None:
-    """Leave out what steers of the artifacts that lie there, and of the patch `apply`; what went wrong, if anything."""
+    """Remove files of artifacts and of the patch `apply` that control how tests run; return an error, if any."""
     laid: dict[str, bool] = ctx.restored_files()
     known = {steering.shadows(path) for path, replaced in laid.items() if replaced}
     out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (known | {None})]
@@ -422,16 +424,16 @@ def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> 
         new = [path for path, replaced in laid.items() if not replaced and path not in out]
         ctx.withdraw(_in_front(ctx, steering, new, command))
     except OSError as error:
-        return f"a file that steers tests cannot be left out: {error}"
+        return f"a file that controls how tests run cannot be removed: {error}"
     problem = _apply(ctx, apply, steering, command, out) if apply is not None else None
     for path in steering.packages(out):
         if "error" in ctx.read_file(path):
-            ctx.write_file(path, "")  # what imports by the names of packages goes on as before
+            ctx.write_file(path, "")  # imports by the names of packages still work
     return problem
 
 
 def _in_front(ctx: Any, steering: Steering, paths: Sequence[str], command: str) -> list[str]:
-    """Return those of these new files that Python would import instead of what the image has installed."""
+    """Return the new files that Python would import instead of modules installed in the image."""
     modules = steering.modules(paths)
     if not modules:
         return []
@@ -440,7 +442,7 @@ def _in_front(ctx: Any, steering: Steering, paths: Sequence[str], command: str) 
     key = f"installed {python} {sha256(names.encode()).hexdigest()}"
     installed: list[str] | None = ctx.recall(key)
     if installed is None:
-        listing = f"/tmp/list-{secrets.token_hex(16)}"  # as arguments so many names may be more than a program takes
+        listing = f"/tmp/list-{secrets.token_hex(16)}"  # a command line may be too short for all names
         ctx.write_file(listing, names)
         answer = ctx.terminal("cd / && " + shlex.join([python, "-c", FIND, listing]))
         within = ctx.resolve(".").rstrip("/") + "/"
@@ -455,7 +457,7 @@ def _in_front(ctx: Any, steering: Steering, paths: Sequence[str], command: str) 
 
 
 def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]) -> str | None:
-    """Apply a patch, but for the files that steer, which are added to `out`; what went wrong, if anything."""
+    """Apply a patch without the files that control how tests run, which are added to `out`; return an error, if any."""
     try:
         patch = ctx.artifact(name)
     except OSError as error:
@@ -476,7 +478,7 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
     there = _there(ctx, changed + _modules_of(steering, changed)) if listable else None
     if there is None:
         return f"artifact {name} changes more files than can be listed, or files whose names cannot"
-    # What the spec lays into every sandbox is in a fresh one already; the agent's patch may have it as something new.
+    # A fresh sandbox has the spec's files already; the agent's patch may contain them as new files.
     provided = sorted(created(text) & set(ctx.spec_files()))
     # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
     known = {line.removesuffix(".py") for line in there}
@@ -493,7 +495,7 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
         return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
     if b"120000" in patch:
         for link in sorted((_there(ctx, changed, test="-h") or set()) - links):
-            ctx.terminal(shlex.join(["rm", "-f", "--", link]))  # it may lead to what would be left out
+            ctx.terminal(shlex.join(["rm", "-f", "--", link]))  # it may point to a file that would be removed
     return None
 
 
@@ -503,7 +505,7 @@ def _modules_of(steering: Steering, paths: Sequence[str]) -> list[str]:
 
 
 def _there(ctx: Any, paths: Sequence[str], test: str = "-e") -> set[str] | None:
-    """Return which of these paths are in the sandbox; None where that cannot be said."""
+    """Return the paths that exist in the sandbox, or None if that cannot be determined."""
     if any("\n" in path for path in paths):
         return None
     listing = f"/tmp/list-{secrets.token_hex(16)}"
@@ -515,19 +517,17 @@ def _there(ctx: Any, paths: Sequence[str], test: str = "-e") -> set[str] | None:
 
 
 def _lacks_git(ctx: Any) -> bool:
-    with (
-        ctx.pristine_sandbox() as clean
-    ):  # a git that the agent has put in front of the image's own may end with 127 too
+    with ctx.pristine_sandbox() as clean:  # a git of the agent that shadows the image's may end with 127 too
         return clean.terminal("command -v git")["exit_code"] != 0  # type: ignore[no-any-return]
 
 
 def _literal(path: str) -> str:
-    """A pattern of git that matches this path alone."""
+    """Return a git pattern that matches only this path."""
     return re.sub(r"([\\*?\[\]])", r"\\\1", path)
 
 
 def _lay(ctx: Any, files: Sequence[dict[str, Any]], planted: Planted | None = None) -> str | None:
-    """Put the files in place, with canaries among the tests where there are some; what went wrong, if anything."""
+    """Copy the files, with canaries among the tests if there are any; return an error, if any."""
     for file in files:
         try:
             answer = (
@@ -537,7 +537,7 @@ def _lay(ctx: Any, files: Sequence[dict[str, Any]], planted: Planted | None = No
             )
         except OSError as error:
             if "from" in file and not Path(file["from"]).exists():
-                raise UserError(f"tests_pass: {file['from']}, which is to be laid down, is not there") from error
+                raise UserError(f"tests_pass: {file['from']} does not exist") from error
             return f"the tests cannot be put in place: {error}"
         if "error" in answer:
             return f"the tests cannot be put in place: {answer['error']}"
@@ -568,7 +568,7 @@ class _Watch:
         )
 
     def run(self, command: str, timeout: float, **apart: Any) -> tuple[dict[str, Any], RunnerReport]:
-        """Run the command, with what makes Python load the reporter also where it sets `PYTHONPATH` itself."""
+        """Run the command; Python loads the reporter even if the command sets `PYTHONPATH` itself."""
         command = PYTHONPATH.sub(rf"PYTHONPATH=\1{self._folder}:", command)
         if RUNNERS.search(command) is None:
             run = f"{self._folder}/{reporter.SCRIPT} "
@@ -583,20 +583,20 @@ class _Watch:
         return answer, parse_report(answer["heard"])
 
     def pytest_report(self) -> dict[str, Any]:
-        """What pytest itself has written, for a Python that did not load the reporter."""
+        """Return pytest's own report, for a Python that did not load the reporter."""
         return self._ctx.read_file(self._report)  # type: ignore[no-any-return]
 
 
 def _is_one_of(files: Iterable[str], path: str) -> bool:
-    """Whether a command may mean one of these files by this path; the process itself knows."""
+    """Return True if a command may mean one of these files by this path; the process itself knows for certain."""
     return posixpath.basename(path) in map(posixpath.basename, files)
 
 
 def _alone_in_process(call: str) -> str:
     """Return a program that makes this call of the reporter.
 
-    The reporter has built-in names of its own there, and is no module, so that nothing that the code under test
-    replaces is used.
+    The reporter has its own built-in names there, and is not a module, so that it uses nothing that the code under
+    test replaces.
     """
     source = f"{inspect.getsource(reporter)}\n\n{call}\n"
     own = "{'__builtins__': dict(vars(__import__('builtins'))), '__name__': 'reporter'}"
@@ -657,7 +657,7 @@ def _not_there(clean: Any, chains: Sequence[Sequence[str]]) -> str | None:
 
 
 def _judged(tests: _Tests, answer: dict[str, Any], heard: RunnerReport, known: _Known, skips: set[str]) -> Score:
-    """Return the score by the exit status, where it says anything, and by what was reported."""
+    """Return the score by the exit status, if it is conclusive, and by the reports."""
     status, planted = answer["exit_code"], known.planted
     # A canary that fails makes the runner of the tests end with 1.
     if status >= NOT_EXECUTED or (status > (1 if planted and heard.spoke else 0) and not tests.expected):
@@ -680,7 +680,7 @@ def _judged(tests: _Tests, answer: dict[str, Any], heard: RunnerReport, known: _
 
 
 OTHERS = (reporter.SKIPPED, reporter.SKIPPED_ITSELF)
-"""Outcomes of tests that nobody has asked for which do not let a command fail."""
+"""Outcomes of unexpected tests that do not make a command fail."""
 
 
 def _with_canaries(score: Score, both: set[str], copies: dict[str, set[str]], counted: frozenset[str]) -> Score:
@@ -727,7 +727,7 @@ def _function(test: str) -> str:
 
 
 def _by_pytest(report: dict[str, Any], expected: list[str], answer: dict[str, Any]) -> Score:
-    """What the report in XML says, which pytest writes at its end."""
+    """Return the score from the XML report that pytest writes at its end."""
     if "error" in report:
         return _failed(answer) if answer["exit_code"] else Score(0.0, reason="the command wrote no pytest report")
     try:
@@ -743,7 +743,8 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def _called(case: ElementTree.Element) -> list[str]:
-    """What a test may be called of class ``a.test_b.Class``: the report does not say where the file's name ends."""
+    """Return the possible ids of a test of class ``a.test_b.Class``: the report does not mark the end of the file
+    name."""
     parts = case.get("classname", "").split(".")
     splits = [("/".join(parts[:n]) + ".py", parts[n:]) for n in range(1, len(parts) + 1)]
     return ["::".join([file, *classes, case.get("name", "")]) for file, classes in splits]

@@ -10,13 +10,13 @@ from hermes_rl.scoring.reward_value import requires
 
 @requires("worst > best", "worst ({{ worst }}) must be larger than best ({{ best }})")
 def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
-    """1 up to `best` tokens, 0 from `worst` tokens on, linear in between.
+    """Return 1 up to `best` tokens, 0 from `worst` tokens on, and a linear value in between.
 
-    What counts are the completion tokens of all turns, as the server counted them; one that counts none gives no value.
+    The completion tokens of all turns count, as reported by the server; without counts there is no value.
 
     Args:
-        best: number of tokens that deserves 1.
-        worst: number of tokens that deserves 0; larger than `best`.
+        best: maximum number of tokens for a value of 1.
+        worst: number of tokens for a value of 0; larger than `best`.
     """
     used = result.usage.completion_tokens
     if not used and result.turns_used and not result.usage.prompt_tokens:

@@ -19,18 +19,18 @@ def tool_calls_match(
     allow_extra: bool = False,
     executed_by: Literal["hermes_rl", "program"] = "hermes_rl",
 ) -> Score:
-    """1 if each of `calls` was made once, and nothing else, else 0. An empty list asks for no call at all.
+    """Return 1 if the policy made each of `calls` once, and no other, else 0. An empty list expects no call.
 
-    A call fits if it has the name, and each argument that is given here with an equal value (1 equals 1.0, texts
-    without regard to white space at both ends); arguments that are not given here may be anything. Calls that ended
-    in a tool error count as others.
+    A call matches if it has the name, and each argument that is listed here with an equal value (1 equals 1.0, white
+    space at both ends of texts is ignored). Other arguments may have any value. Calls that ended in a tool error count
+    as other calls.
 
     Args:
         calls: the expected calls, `{name, args}` each; `args` may be called `arguments`, and may be JSON text.
-        in_order: they have to be made in this order.
-        allow_extra: other calls do no harm.
-        executed_by: hermes_rl: calls of the spec's tools, which were executed here; program: those of an agent
-            program's own tools too, as the program tells them.
+        in_order: the calls must be made in this order.
+        allow_extra: other calls are allowed.
+        executed_by: hermes_rl: calls of the spec's tools, which hermes-rl executed; program: also calls of an agent
+            program's own tools, as the program reports them.
     """
     made = [call for call in result.tool_calls if executed_by == "program" or call.executed_by == executed_by]
     places = _places(calls, made, in_order=in_order)
@@ -44,7 +44,7 @@ def tool_calls_match(
 
 
 def _places(calls: Sequence[Mapping[str, Any]], made: Sequence[Any], *, in_order: bool) -> list[int | None]:
-    """For each expected call the number of the first one made that fits and is not taken."""
+    """Return, for each expected call, the index of the first unused matching call."""
     places: list[int | None] = []
     for call in calls:
         after = max((place for place in places if place is not None), default=-1) if in_order else -1

@@ -16,15 +16,15 @@ def tool_usage(
     at_least: int = 1,
     calls: Literal["hermes_rl", "program"] = "hermes_rl",
 ) -> Score:
-    """1 if every given condition holds, else 0. Calls that ended in a tool error do not count.
+    """Return 1 if every condition that is set holds, else 0. Calls that ended in a tool error do not count.
 
     Args:
         any_of: these tools together were called `at_least` times; without any list, all tools together.
         all_of: each of these was called `at_least` times.
         none_of: none of these was called.
-        at_least: number of calls.
-        calls: hermes_rl: those of the spec's tools, which were executed here; program: those of an agent program's own
-            tools too, as the program tells them.
+        at_least: minimum number of calls.
+        calls: hermes_rl: calls of the spec's tools, which hermes-rl executed; program: also calls of an agent program's
+            own tools, as the program reports them.
     """
     made = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
     called = [call.name for call in made if call.error is None]

@@ -63,7 +63,11 @@ def test_stop_reasons_and_toolsets_are_explained() -> None:
         ("serve.max_staleness", ["serve.max_staleness", "type     integer ≥ 0", "default  none", "in weight versions"]),
         (
             "rewards.llm_judge",
-            ["llm_judge (a shipped reward)", "rubric: text or template", "what deserves which score."],
+            [
+                "llm_judge (a shipped reward)",
+                "rubric: text or template",
+                "description of the answers that deserve each score.",
+            ],
         ),
         ("rewards.llm_judge.args.where", ["`final` or `conversation`", "default  final"]),
         ("rewards.mine.weight", ["rewards.mine.weight", "type     number"]),

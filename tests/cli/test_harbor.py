@@ -229,7 +229,7 @@ async def test_the_prompt_says_where_skills_are(tmp_path: Path) -> None:
     [
         ("set -e; grep -q 42 answer.txt; echo 1 > /logs/verifier/reward.txt", "has written no reward.json"),
         ("cat answer.txt > /logs/verifier/reward.txt", "has written no reward.json"),
-        ("echo nan > /logs/verifier/reward.txt", "is no finite number"),
+        ("echo nan > /logs/verifier/reward.txt", "is not a finite number"),
         ("echo '{\"reward\": 1e999}' > /logs/verifier/reward.json", "a finite number each"),
         ("echo '{}' > /logs/verifier/reward.json", "a finite number each"),
         ("echo 1e99 > /logs/verifier/reward.txt", "which is not from 0 to 1"),

@@ -190,7 +190,7 @@ async def test_arguments_of_another_shape_are_the_users_mistake(name: str, args:
 
 
 async def test_an_argument_that_says_nothing_fails_the_reward() -> None:
-    with pytest.raises(UserError, match="the reference has no words"):
+    with pytest.raises(UserError, match="the reference does not contain a word"):
         await value("keyword_overlap", said("x"), reference="!")
 
 

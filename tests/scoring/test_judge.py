@@ -429,7 +429,7 @@ async def test_one_answer_is_compared_with_the_reference() -> None:
     assert await values("llm_pairwise", "good", roles=roles, rubric=RUBRIC, reference="bad") == [1]
     from hermes_rl.errors import RewardFailure
 
-    with pytest.raises(RewardFailure, match="nobody to be compared with"):
+    with pytest.raises(RewardFailure, match="a group of one rollout has no opponent"):
         await values("llm_pairwise", "good", roles=roles, rubric=RUBRIC)
 
 

@@ -24,30 +24,28 @@ Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parser
 
 Starter = Literal["tools", "swe", "game", "judge", "user", "mcp"]
 
-RowOption = Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")]
+RowOption = Annotated[str, typer.Option(help="A row's key, or its index in the dataset, from 0.")]
 SplitOption = Annotated[
-    Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
+    Literal["train", "eval"] | None, typer.Option(help="Rows to use; default: train, if there are any.")
 ]
 RayOption = Annotated[
     str | None,
-    typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
+    typer.Option(metavar="[HOST:PORT]", help="Run on a Ray cluster; without an address, start one here."),
 ]
 EnvFileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="KEY=VALUE lines, added to the environment.")]
-TrustOption = Annotated[bool, typer.Option("--trust", help="Run code of the repository that SPEC names, unasked.")]
-DemoOption = Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, retries.")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="Run the repository's code without asking.")]
+DemoOption = Annotated[bool, typer.Option("--demo", help="Run without model, network and containers.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Print log messages: failed calls, retries.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
-NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")]
+NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Print long output without a pager.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5.")
 ]
-SetAsRunOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")]
-TokenOption = Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")]
-ListenOption = Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")]
+SetAsRunOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Same as for `run`.")]
+TokenOption = Annotated[str | None, typer.Option(help="Variable that holds the token for requests.")]
+ListenOption = Annotated[str, typer.Option(help="HOST:PORT; port 0 selects a free port.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-SPECS = (
-    "A path of a spec or its folder, the name of a shipped spec, a repository: owner/name@REV, or tasks: harbor:FOLDER."
-)
+SPECS = "A spec's path or directory, a shipped spec's name, a repository: owner/name@REV, or tasks: harbor:DIRECTORY."
 
 
 class Interruptible(TyperGroup):
@@ -131,32 +129,30 @@ def run(
     sets: SetOption = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option("--weight", metavar="NAME=NUMBER", help="Its share, where several specs are served."),
+        typer.Option("--weight", metavar="NAME=NUMBER", help="Share of a spec, if several are served."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Directory of the run; of several specs, the folder of theirs.")
+        Path | None, typer.Option(metavar="PATH", help="Run directory; with several specs, the parent of theirs.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; keep an earlier one.")] = False,
     demo: DemoOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     verbose: VerboseOption = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes that play, for each spec; as `workers`.")
+        int | None, typer.Option(metavar="N", help="Worker processes per spec; overrides `workers`.")
     ] = None,
     ray: RayOption = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run and write nothing.")] = False,
     sample: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="With --dry-run: play so many rows into a temporary folder, and measure."
-        ),
+        typer.Option(metavar="N", min=0, help="With --dry-run: run N rows in a temporary directory, and measure."),
     ] = 0,
     prices: Annotated[
         Path | None, typer.Option(metavar="PATH", help="With --dry-run: JSON, $ for a million tokens by model.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For a set: print set.json instead of the table.")] = False,
 ) -> None:
     """Run rollouts: serve a trainer, write files or evaluate."""
     from hermes_rl.cli.options import Options, split_flags
@@ -187,11 +183,11 @@ def run(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def validate(
     specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_shipped)],
-    deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also run the solution and check the rewards.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="N|all", help="Rows to check, and with --deep to play; a generator is run, too."),
+        typer.Option(metavar="N|all", help="Rows to check, and with --deep to run; also runs a generator."),
     ] = None,
     as_json: JsonOption = False,
     sets: SetAsRunOption = None,
@@ -360,7 +356,7 @@ def grade(
 
 @app.command()
 def report(run_directory: RunArgument) -> None:
-    """Write the report.html of a run anew, one page to send."""
+    """Write the report.html of a run again."""
     from hermes_rl.analysis.report import write_report
 
     echo(str(write_report(run_directory, partial(echo, err=True))))
@@ -491,13 +487,15 @@ def play(
 def show(
     run_directory: RunArgument,
     rollout: Annotated[
-        str | None, typer.Argument(metavar="ID", help="A rollout: its id, how it begins, or its number.")
+        str | None, typer.Argument(metavar="ID", help="A rollout: its id, a prefix of it, or its index.")
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="List those that do not pass, the worst first.")] = False,
-    stop_reason: Annotated[str | None, typer.Option(help="List those that stopped for it.")] = None,
-    tool: Annotated[str | None, typer.Option(help="List those that called it; with ID, only its calls.")] = None,
-    prompt: Annotated[bool, typer.Option("--prompt", help="With ID: exactly what the model got.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="With ID: the tokens that are trained on.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="List only rollouts that do not pass, worst first.")] = False,
+    stop_reason: Annotated[str | None, typer.Option(help="List only rollouts with this stop reason.")] = None,
+    tool: Annotated[
+        str | None, typer.Option(help="List only rollouts that called it; with ID, only its calls.")
+    ] = None,
+    prompt: Annotated[bool, typer.Option("--prompt", help="With ID: the exact prompt of the model.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="With ID: the tokens to train on.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Long texts too.")] = False,
     sort: Annotated[str, typer.Option(help="number, score, turns, tokens, seconds or errors.")] = "number",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Rollouts that are listed; 0: all.")] = 20,
@@ -536,11 +534,11 @@ def compare(
         str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")
     ] = None,
     seat: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose rollouts, where several agents play; default: the first.")
+        str | None, typer.Option(metavar="NAME", help="Seat to compare, with several agents; default: the first.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also where the runs are graded differently.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare even if the runs are graded differently.")] = False,
     fail_if_worse: Annotated[
-        bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
+        bool, typer.Option("--fail-if-worse", help="Exit with 1 if the 95 % interval of B - A is below 0.")
     ] = False,
     margin: Annotated[
         float,
@@ -580,14 +578,14 @@ def serve_http(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Directory of the record; of several specs, the folder of theirs."),
+        typer.Option(metavar="PATH", help="Record directory; with several specs, the parent of theirs."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier record.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new record; keep an earlier one.")] = False,
     idle: Annotated[
         float, typer.Option(metavar="NUMBER", min=0.1, help="Seconds without a step after which a session ends.")
     ] = 900.0,
     drain: Annotated[
-        float, typer.Option(metavar="NUMBER", min=0.0, help="Seconds for what was begun, after SIGTERM.")
+        float, typer.Option(metavar="NUMBER", min=0.0, help="Seconds to finish started rollouts after SIGTERM.")
     ] = 30.0,
     sets: SetOption = None,
     demo: DemoOption = False,
@@ -595,7 +593,7 @@ def serve_http(
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes that play, for each spec; as `serve.workers`.")
+        int | None, typer.Option(metavar="N", help="Worker processes per spec; overrides `serve.workers`.")
     ] = None,
     ray: RayOption = None,
 ) -> None:

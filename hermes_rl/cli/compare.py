@@ -42,9 +42,9 @@ def compare_paths(request: CompareRequest) -> int:
     if len(request.runs) < 2:
         raise UserError("compare needs two runs: hermes-rl compare A B, each a run directory")
     if request.margin and not request.fail_if_worse:
-        raise UserError("--margin says how much worse --fail-if-worse lets pass; give both")
+        raise UserError("--margin sets the tolerance of --fail-if-worse; pass both")
     if request.margin < 0:
-        raise UserError("--margin is 0 or more: how much worse B may be")
+        raise UserError("--margin must be 0 or more; it is the tolerated decrease of B")
     first, *others = [_read(path) for path in request.runs]
     comparisons = [
         (compare_runs(first, other, request.success, request.families, request.seat), other) for other in others
@@ -52,9 +52,9 @@ def compare_paths(request: CompareRequest) -> int:
     refused = [comparison for comparison, _ in comparisons if comparison.refusals]
     if refused and not request.anyway:
         raise UserError(
-            f"{refused[0].a} (A) and {refused[0].b} (B) are graded differently, so their scores do not mean the same:\n"
+            f"{refused[0].a} (A) and {refused[0].b} (B) are graded differently, so their scores are not comparable:\n"
             + "\n".join(f"  {text}" for text in refused[0].refusals)
-            + "\n`hermes-rl regrade RUN --set …` grades a run anew without playing; --force compares them all the same"
+            + "\n`hermes-rl regrade RUN --set …` grades a run again without new rollouts; --force compares them anyway"
         )
     if request.as_json:
         echo(json.dumps([comparison.record() for comparison, _ in comparisons], indent=2, ensure_ascii=False))

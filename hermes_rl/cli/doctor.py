@@ -81,7 +81,7 @@ def examine_security() -> list[Check]:
     """Run a short version of the attacks in the default sandbox, for `hermes-rl doctor --security`."""
     from hermes_rl.sandbox.escape_probes import trials
 
-    remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
+    remedy = "do not run untrusted agents here; docs/security.md lists the requirements of each part of the sandbox"
     trial_results = asyncio.run(trials())
     return [
         Check(f"attack on {trial.name}", trial.held, trial.detail, None if trial.held else remedy)
@@ -157,7 +157,7 @@ def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
 def _tokens(spec: Spec) -> list[Check]:
     """Check that the spec's tokenizer renders its conversations to token-exact sequences."""
     if not spec.servers["policy"][0].kind.exact:
-        return [Check("tokens", True, "a chat server does not say what it sampled: serve needs allow_inexact")]
+        return [Check("tokens", True, "a chat server does not return sampled tokens: serve needs allow_inexact")]
     try:
         return [Check("tokens", True, describe_forecast(forecast_of(spec), spec))]
     except UserError as error:
@@ -184,7 +184,7 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
         finally:
             await examined.close()
     if sampling and not any(server.kind.token_level for server in servers):
-        detail = "no server of the policy says how probable each token was that it sampled"
+        detail = "no server of the policy returns the log-probabilities of sampled tokens"
         checks.append(Check("sampling", False, detail, "a server of type vllm or sglang does", needed=False))
     return checks
 

@@ -68,7 +68,7 @@ class Draft:
     # ------------------------------------------------------------------ reading
 
     def enter(self, function: Function) -> None:
-        """Know the constants of the module, and the defaults and the assignments of a function."""
+        """Collect the constants of the module, and the defaults and assignments of a function."""
         given = [*function.args.posonlyargs, *function.args.args]
         pairs = [*zip(given[len(given) - len(function.args.defaults) :], function.args.defaults, strict=True)]
         pairs += [
@@ -187,12 +187,12 @@ class Draft:
         self.spec.setdefault("tools", []).append({"python": f"{self.name}_code.py:{name}"})
 
     def stub(self, name: str, node: ast.AST, columns: Sequence[str]) -> dict[str, Any]:
-        """Return a reward whose function is to be written anew, with the old code as a comment."""
+        """Return a reward with an empty function, and the old code as a comment."""
         old = textwrap.indent(textwrap.dedent(self.segment(node)), "    # ", lambda line: True)
         old = "\n".join(line.rstrip() for line in old.splitlines())
         parameters = ", ".join(["result", *(["*", *columns] if columns else [])])
-        self._code[name] = f'def {name}({parameters}):\n{old}\n    raise NotImplementedError("write {name} anew")'
-        self.leave(f"rewards.{name}: write the function anew; result.final_response is the last reply", node)
+        self._code[name] = f'def {name}({parameters}):\n{old}\n    raise NotImplementedError("implement {name}")'
+        self.leave(f"rewards.{name}: rewrite the function; result.final_response is the last reply", node)
         args = {"args": {column: f"{{{{ {column} }}}}" for column in columns}} if columns else {}
         return {"fn": f"{self.name}_code.py:{name}", **args}
 
@@ -406,7 +406,7 @@ def _reward_function(draft: Draft, node: ast.expr, weight: float) -> None:
         names = [tag for tag in tags if isinstance(tag, str) and tag not in ("think", "reasoning")]
         if names:
             draft.add_reward("format_tags", {"args": {"tags": names}}, weight)
-        draft.leave("format_tags accepts nothing besides the tags, and reasoning is no part of a reply", node)
+        draft.leave("format_tags accepts nothing besides the tags, and a reply does not contain the reasoning", node)
     else:
         draft.leave(f"the reward {shown(node)}", node)
 
@@ -433,7 +433,7 @@ def from_inspect(draft: Draft) -> None:
         raise UserError(f"{draft.file} has no function with @task that returns a Task")
     for other in tasks:
         if other is not entry:
-            draft.leave(f"the task {other.name}: each task is a spec of its own", other)
+            draft.leave(f"the task {other.name}: write a separate spec for each task", other)
     draft.enter(entry)
     _, arguments = found
     _samples(draft, arguments.pop("dataset", None))

@@ -16,7 +16,7 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
     """Yield the lines that describe the plan of a run."""
     agent = plan.spec.agent_for(plan.mode)
     yield from plan.notes
-    yield f"{plan.spec.name} {plan.mode}, a dry run: it plays and writes nothing"
+    yield f"{plan.spec.name} {plan.mode}, a dry run: it runs and writes nothing"
     yield f"run directory: {plan.directory}" + ("" if plan.exists else " (new)")
     rows = "rows without end" if plan.rows is None else pluralize(plan.rows, "row")
     if plan.groups is None:
@@ -26,9 +26,9 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
         yield f"{rows}; {pluralize(plan.groups, 'group')} of {plan.size}: {all_of_them}"
     yield from _earlier(plan)
     if plan.play == 0:
-        yield "nothing is left to play"
+        yield "no rollouts are left to run"
     elif plan.play is not None:
-        yield f"to play: {pluralize(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
+        yield f"to run: {pluralize(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
     yield f"tokenizer: {plan.tokenizer}"
     for prompt in plan.prompts:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
@@ -41,16 +41,16 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
 
 def _earlier(plan: DryRun) -> Iterator[str]:
     if plan.new:
-        yield f"{plan.new}: all rollouts are played anew; what is there stays"
+        yield f"{plan.new}: starting a new run; the earlier run remains"
     if not plan.exists:
         return
-    yield f"kept of what is there: {pluralize(plan.kept, 'rollout')}"
+    yield f"reused from the earlier run: {pluralize(plan.kept, 'rollout')}"
     if plan.again:
-        yield f"played again, because infrastructure failed: {pluralize(plan.again, 'rollout')}"
+        yield f"to retry, because infrastructure failed: {pluralize(plan.again, 'rollout')}"
     if plan.rejudged:
-        yield f"judged anew: what is there, by {', '.join(plan.rejudged)}, which changed"
+        yield f"to grade again, because rewards changed: {', '.join(plan.rejudged)}"
     elif plan.rescored:
-        yield "scored anew: what is there, because weights, `score` or `on_stop` changed"
+        yield "to score again, because weights, `score` or `on_stop` changed"
 
 
 def _too_long(plan: DryRun) -> Iterator[str]:
@@ -83,26 +83,26 @@ def _takes(plan: DryRun) -> Iterator[str]:
         f"{'call' if measured.turns == 1 else 'calls'}, {_tokens(policy)}, {measured.seconds:.3g} s"
     )
     if measured.played is None and plan.mode == "serve":
-        yield "WARNING: each group that was measured is uniform or left out, and a trainer gets none of these"
+        yield "WARNING: each measured group is uniform or excluded, so a trainer receives none of them"
     if not plan.play:
         return
     if measured.played is None:
-        yield "none of them is one that the run would keep, so how many are played for those is not known"
+        yield "the run would keep none of them, so the number of rollouts to run is unknown"
         return
     if measured.played > 1:
-        yield f"for each that the run keeps {measured.played:.3g} are played: others fail, or are left out"
-    yield f"to play takes about {_use(policy, plan.played)}"
+        yield f"the run executes {measured.played:.3g} for each that it keeps: others fail, or are excluded"
+    yield f"the rollouts use about {_use(policy, plan.played)}"
     yield f"disk: about {measured.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
     for role, usage in measured.roles.items():
         if role != "policy":
             yield f"{role}: about {_use(usage, plan.played)}"
     known = {role: cost for role, cost in plan.costs.items() if cost is not None}
     if "policy" not in known:
-        yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
+        yield "cost: unknown; set servers.policy.prices or pass --prices FILE"
         return
     yield f"cost: about {dollars_by_role(known)}"
     for role in plan.costs.keys() - known.keys():
-        yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"
+        yield f"cost: excludes the {role}, whose prices are unknown; set servers.{role}.prices"
 
 
 def _use(usage: MeasuredRole, rollouts: float) -> str:

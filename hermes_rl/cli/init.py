@@ -25,7 +25,9 @@ def start(name: str, kind: str, parent: Path) -> list[str]:
         UserError: the name is invalid, or the directory exists or cannot be written.
     """
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} is no name: use small letters, digits, - and _, at most 60, such as my-environment")
+        raise UserError(
+            f"{name!r} is not a valid name: use small letters, digits, - and _, at most 60, such as my-environment"
+        )
     folder = parent / name
 
     def fill(partial: Path) -> None:

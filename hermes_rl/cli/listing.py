@@ -73,9 +73,9 @@ def _renderers() -> dict[str, str]:
     from hermes_rl.tokens.families import family_names
 
     return {
-        "auto": "the family of the model where it is known, else template",
+        "auto": "the family of the model if it is known, else template",
         "template": "the tokenizer's own chat template, of any model",
-        **dict.fromkeys(family_names(), "written by hand for this family of models"),
+        **dict.fromkeys(family_names(), "a renderer for this family of models"),
     }
 
 

@@ -220,7 +220,7 @@ class LivePanel(Progress):
         bound = "as many as fit" if status.concurrency is None else f"of {status.concurrency}"
         text = Text(f"in flight {status.in_flight} ({bound}): {', '.join(parts) or 'nothing'}")
         if status.paused:
-            text.append("  paused: p goes on", style="bold yellow")
+            text.append("  paused: press p to resume", style="bold yellow")
         return text
 
     def _scores(self) -> Iterator[RenderableType]:
@@ -278,7 +278,7 @@ class LivePanel(Progress):
             for _, watched in self._watched:
                 self._steer(key, watched)
             if key == "f":
-                self.note("finishing early: nothing new begins, what is in flight is played to its end")
+                self.note("finishing early: rollouts in flight complete, no new ones start")
         for part, watched in self._watched:
             part._status = watched.status()
 

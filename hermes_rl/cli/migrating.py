@@ -1,4 +1,4 @@
-"""`hermes-rl migrate`: write the new names of keys into specs; all else in the files stays as it is."""
+"""`hermes-rl migrate`: replace old names of keys in specs, and leave the rest of the files unchanged."""
 
 from __future__ import annotations
 

@@ -210,7 +210,9 @@ def _wrong(served: Sequence[NamedSpec], launches: Sequence[RunOptions], out: Pat
             require_exact(require_runnable(named.spec, launch).spec)
             RunDirectory.choose(named.spec, "serve", launch.out, fresh=launch.fresh)
     if out is not None and RunDirectory(out).has_rollouts:
-        text = "a run lies there; with several specs it is the folder of their run directories: choose another"
+        text = (
+            "this is a run directory; with several specs, --out is the parent of their run directories: choose another"
+        )
         problems.append(Problem(f"--out {out}", None, None, text))
     return problems + _conflicts(served)
 

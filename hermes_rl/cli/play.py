@@ -34,7 +34,7 @@ from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.values import read_json
 
-HELP = """You are the model. A line is your answer, which ends the rollout unless a simulated user goes on.
+HELP = """You are the model. A line is your reply, which ends the rollout unless a simulated user continues.
   /NAME {"argument": …}   call a tool; several of these lines, then an empty one, call several at once
   /tools                  see the tools        Ctrl-D  end"""
 LONGEST = 4_000
@@ -201,7 +201,7 @@ def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
     try:
         read = read_json(arguments or "{}")
     except ValueError as error:
-        return f"the arguments are no JSON: {error}"
+        return f"the arguments are not valid JSON: {error}"
     return None if isinstance(read, dict) else 'the arguments are an object, as in {"path": "a.txt"}'
 
 
@@ -213,7 +213,7 @@ async def _shell(runtime: ToolRuntime) -> None:
         echo(f"there is no sandbox to look into: {failure}", err=True)
         return
     echo(
-        "the sandbox as the agent has left it; each line is a command of its own, and what you change the rewards see. "
+        "the agent's sandbox; each line runs as a separate command, and the rewards see your changes. "
         "Ctrl-D or exit ends",
         err=True,
     )

@@ -71,7 +71,7 @@ async def _rendered(spec: Spec, request: RenderRequest) -> Rendered:
     row, split = await chosen_row(spec, request.row, request.split, partial(echo, err=True))
     async with CompiledSpec(spec, placeholders(spec, request.options.environ())) as compiled:
         if spec.user is not None and spec.user.speaks_first:
-            echo("the simulated user speaks first: its words come behind these messages", err=True)
+            echo("the simulated user speaks first: its message follows these messages", err=True)
         return await render_row(compiled, row, split, with_text=request.tokens)
 
 

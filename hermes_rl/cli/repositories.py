@@ -48,7 +48,7 @@ def at_hand(source: str, *, trust: bool) -> str:
     spec = spec_of(fetch)
     if address.revision is None:
         echo(
-            f"{source}: no revision is named; this is what it has now. To play the same later: {fetch.address}",
+            f"{source}: no revision is named, so the current one is used. To use it again: {fetch.address}",
             err=True,
         )
     elif address.commit is None:
@@ -104,15 +104,15 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     if rest := files[SHOWN:]:
         code = sum(path.suffix in _READ for path in rest)
         yield f"  and {pluralize(len(rest), 'more file')}, {code} of them code or YAML"
-    yield f"  all of it lies in {fetch.folder}"
-    yield "Its code runs on this machine with your rights, and its spec says which servers get which of your keys."
+    yield f"  its directory: {fetch.folder}"
+    yield "Its code runs on this machine with your rights; its spec sends your API keys to the servers that it names."
 
 
 def _ask(what: str) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
-            f"{what} has not been agreed to on this machine, and there is no terminal to ask on: add --trust "
-            "where you trust what is listed above"
+            f"{what} has not been confirmed on this machine, and there is no terminal to ask: add --trust "
+            "if you trust the files listed above"
         )
     if not typer.confirm("Do you trust it?", err=True):
-        raise UserError(f"{what} was not agreed to, and nothing of it has run")
+        raise UserError(f"{what} was not confirmed; none of its code has run")

@@ -60,7 +60,7 @@ def regrade_run(path: Path, options: Options) -> int:
 # -------------------------------------------------------------------------------- running
 
 T = TypeVar("T")
-DEMO = "demo: a scripted policy plays; no model, network or container is used"
+DEMO = "demo: a scripted policy runs; no model, network or container is used"
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
         raise UserError(f"one mode is expected, and there are {len(named)}: {', '.join(named)}")
     if named and last != named[0]:
         others = " ".join(shlex.quote(word) for word in words if word != named[0])
-        raise UserError(f"{named[0]} stands behind all specs: hermes-rl run {others} {named[0]}")
+        raise UserError(f"{named[0]} must follow all specs: hermes-rl run {others} {named[0]}")
     if named and specs:
         return specs, named[0]
     if named:
         raise UserError(f"no spec is named: {usage}")
     if close := did_you_mean(last, modes):
-        raise UserError(f"{last!r} is no mode{close} {usage}")
-    raise UserError(f"no mode is named, and the last word says it: {usage}")
+        raise UserError(f"{last!r} is not a mode{close} {usage}")
+    raise UserError(f"the last argument must be the mode: {usage}")
 
 
 def run_spec(request: RunRequest) -> int:
@@ -193,7 +193,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
                 raise KeyboardInterrupt
             if stop_reason:
                 restore_terminal()
-                sys.stderr.write("interrupted again; what is complete is kept\n")
+                sys.stderr.write("interrupted again; complete results are saved\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
             stop_reason = True
@@ -228,11 +228,11 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         "ones trained on"
         if summary.sampled
         else "",
-        f"{summary.uniform} uniform groups left out" if summary.uniform else "",
+        f"{summary.uniform} uniform groups dropped" if summary.uniform else "",
         summary.retried,
         f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
-        f"groups left out by `on_stop`: {_counts(summary.dropped)}" if summary.dropped else "",
-        f"set aside: {pluralize(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
+        f"groups excluded by `on_stop`: {_counts(summary.dropped)}" if summary.dropped else "",
+        f"quarantined: {pluralize(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
         if summary.quarantined
         else "",
         summary.lost,
@@ -324,7 +324,7 @@ def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a message with the stop reason of most rollouts and advice, or "" if that stop reason is not a problem.
 
     Args:
-        endings: the entry of run.json.
+        stop_reasons: the entry of run.json.
     """
     counts = Counter(
         {StopReason(name): entry["count"] for name, entry in stop_reasons.items() if name in set(StopReason)}
@@ -346,8 +346,8 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 AFTERWARDS = {
-    "process": "what is complete is kept, and the same command goes on from there",
-    "serve": "what was sent is kept with the trainer; the same command serves again",
-    "evaluate": "what is complete is kept, and the same command goes on from there",
+    "process": "complete results are saved; the same command resumes the run",
+    "serve": "the trainer keeps all groups that it received; the same command serves again",
+    "evaluate": "complete results are saved; the same command resumes the run",
 }
 _MODES: dict[str, Callable[[Spec, RunOptions], int]] = {"process": _process, "evaluate": _evaluate, "serve": _serve}

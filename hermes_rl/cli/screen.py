@@ -114,7 +114,7 @@ def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
     for role, used in usage.items():
         if used.unpriced:
             calls = pluralize(used.unpriced, "call")
-            yield f"cost: without {calls} of the {role}, not known; servers.{role}.prices says what tokens cost"
+            yield f"cost: excludes {calls} of the {role}, whose prices are unknown; set servers.{role}.prices"
 
 
 def _paged(text: str) -> bool:

@@ -85,7 +85,7 @@ def run_set(request: RunRequest) -> int:
                     _play(run, f"run {number} of {len(runs)}: {run.combination.label}", request, environ)
         except KeyboardInterrupt:
             _write(spec_set, folder, runs)
-            echo("interrupted; what is complete is kept, and the same command goes on from there", err=True)
+            echo("interrupted; complete results are saved, and the same command resumes the set", err=True)
             return INTERRUPTED
         result = _write(spec_set, folder, runs)
     if request.as_json:
@@ -144,8 +144,8 @@ def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str])
         problems.append(combination.mark.problem(text))
     if spec.dataset.eval is None:
         text = (
-            "dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`; a set may "
-            "say so, `set: {dataset.eval: only}`"
+            "dataset.eval is missing: select the rows for evaluation, such as {fraction: 0.1} or `only`; a set may "
+            "do so too, with `set: {dataset.eval: only}`"
         )
         problems.append(Problem(combination.source, None, None, text))
     if spec.atropos.get("data_dir_to_save_evals"):
@@ -186,7 +186,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
     finally:
         progress.end()
     if evaluation is None:
-        progress.note(f"{title}: complete, nothing is left to play")
+        progress.note(f"{title}: complete, no rollouts are left to run")
         run.problem = None
         return
     early = None if evaluation.stopped is None else f"ended early: {evaluation.stopped}"
@@ -215,7 +215,7 @@ def _parts(result: SetTable) -> Iterator[RenderableType]:
     yield safe("below a mean: its 95 % interval, and pass@1", DIM)
     if any(player.rank is not None for player in result.players) and len(result.players) > 1:
         yield safe("rank: in brackets the ranks that it may have, beyond chance (95 %, rows paired)", DIM)
-        yield safe("behind: mean difference to the first; * beyond chance: its interval does not hold 0", DIM)
+        yield safe("last column: mean difference to the first; * significant: its interval does not contain 0", DIM)
 
 
 def _tables(result: SetTable) -> Iterator[Table]:

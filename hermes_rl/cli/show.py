@@ -83,7 +83,7 @@ def show_run(request: ShowRequest) -> int:
     matches = record.matching(request.rollout)
     if len(matches) == 1:
         return _show_rollout(record, matches[0], request)
-    several = f"{len(matches)} rollouts begin with {request.rollout!r}"
+    several = f"{len(matches)} rollouts start with {request.rollout!r}"
     if request.as_json:
         more = ", …" if len(matches) > 5 else ""
         raise UserError(f"{several}: {', '.join(match.id for match in matches[:5])}{more}")
@@ -126,11 +126,11 @@ def _head(summary: RunSummary) -> RenderableType:
         f"{count} {what}"
         for count, what in (
             (summary.rollouts - summary.graded - summary.excluded - summary.waiting, "could not be graded"),
-            (summary.excluded, "left out by `on_stop`"),
+            (summary.excluded, "excluded by `on_stop`"),
             (summary.waiting, "wait for their group"),
-            (sum(summary.again.values()), "played again"),
-            (summary.unreadable, "of the lines cannot be read"),
-            (summary.unasked, "beyond those that were asked for last, which count for nothing"),
+            (sum(summary.again.values()), "retried"),
+            (summary.unreadable, "records cannot be read"),
+            (summary.unasked, "beyond the latest requested number, which do not count"),
         )
         if count
     ]
@@ -464,7 +464,7 @@ def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     half = most // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters are left out (--full shows them) …\n{text[-half:]}"
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters are omitted (--full shows them) …\n{text[-half:]}"
 
 
 # ------------------------------------------------------------------------------- Input of the model, and its tokens

@@ -71,7 +71,7 @@ def validate_specs(
     sets = [spec for spec in specs if is_set(spec)]
     if sets and (deep or rows is not None):
         option = "--deep" if deep else "--rows"
-        raise UserError(f"{option} is about specs; {sets[0]} is a set: name the specs that it plays")
+        raise UserError(f"{option} needs specs; {sets[0]} is a set: name its specs")
     verdicts = [
         _validate_set(spec, overrides, environ) if spec in sets else validate_one(spec, overrides, environ, rows)
         for spec in specs
@@ -240,7 +240,7 @@ def _print(verdict: Verdict) -> None:
     if verdict.rows is not None:
         echo(json.dumps(verdict.rows, ensure_ascii=False))
     if verdict.kept is not None:
-        echo(f"note: what was played is in {verdict.kept}", err=True)
+        echo(f"note: the rollouts are saved in {verdict.kept}", err=True)
     for program in verdict.programs:
         echo(f"note: {program}", err=True)
     if verdict.tokens is not None:

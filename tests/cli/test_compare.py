@@ -168,8 +168,8 @@ def test_what_has_no_score_bounds_the_difference(tmp_path: Path, capsys: pytest.
         (["{a}"], "compare needs two runs"),
         (["{a}", "{a}/nothing"], "there is no run at"),
         (["{a}", "{empty}"], "has no rollout yet"),
-        (["{a}", "{a}", "--margin", "0.1"], "give both"),
-        (["{a}", "{a}", "--fail-if-worse", "--margin=-1"], "--margin is 0 or more"),
+        (["{a}", "{a}", "--margin", "0.1"], "pass both"),
+        (["{a}", "{a}", "--fail-if-worse", "--margin=-1"], "--margin must be 0 or more"),
     ],
 )
 def test_compare_reports_invalid_arguments(

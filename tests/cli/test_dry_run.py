@@ -41,7 +41,7 @@ def test_dry_run_of_a_new_run_counts_all_rollouts_and_writes_nothing(
     out = foretold(capsys, *SMALL)
     assert "run directory: run (new)" in out
     assert "3 rows; 2 groups of 4: 8 rollouts" in out
-    assert "to play: 8 rollouts, at most 64 model calls" in out
+    assert "to run: 8 rollouts, at most 64 model calls" in out
     assert "prompt of row 20223e46752dc1ce: 2077 tokens: Create the file `greeting.txt`" in out
     assert "--sample 5 measures" in out
     assert tree(tmp_path) == {}
@@ -54,7 +54,7 @@ def test_groups_that_a_trainer_cannot_use_are_foretold(capsys: pytest.CaptureFix
     assert re.search(r"WARNING: a prompt has 2\d{3} tokens already, and .* is 1000: .* not sent", out)
     same = ("--set", "rewards={length_penalty: {args: {soft_limit: 100000, hard_limit: 100001}, range: [-1, 0]}}")
     sampled = foretold(capsys, *serve, *same, "--sample", "1", "--set", "serve.group_size=2")
-    assert "WARNING: each group that was measured is uniform or left out, and a trainer gets none of these" in sampled
+    assert "WARNING: each measured group is uniform or excluded, so a trainer receives none of them" in sampled
 
 
 def test_dry_run_reports_an_unavailable_tokenizer_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,13 +67,13 @@ def test_what_it_foretells_is_what_the_run_does(tmp_path: Path, capsys: pytest.C
     run = tmp_path / "run"
     assert status(["run", "terminal-files", *SMALL, "--quiet"]) == 0
     before = tree(tmp_path)
-    assert "nothing is left to play" in foretold(capsys, *SMALL)
+    assert "no rollouts are left to run" in foretold(capsys, *SMALL)
     more = ("process", "--set", "process.groups=3", "--out", "run")
     out = foretold(capsys, *more, "--set", "rewards.concise.args.best=1")
-    assert "kept of what is there: 8 rollouts" in out
-    assert "judged anew: what is there, by concise, which changed" in out
-    assert "to play: 4 rollouts" in out
-    assert "scored anew" in foretold(capsys, *more, "--set", "rewards.concise.weight=0.5")
+    assert "reused from the earlier run: 8 rollouts" in out
+    assert "to grade again, because rewards changed: concise" in out
+    assert "to run: 4 rollouts" in out
+    assert "to score again" in foretold(capsys, *more, "--set", "rewards.concise.weight=0.5")
     assert tree(tmp_path) == before
     assert status(["run", "terminal-files", *more, "--quiet", "--set", "rewards.concise.args.best=1"]) == 0
     assert recorded(run) == 8 + 4
@@ -96,7 +96,7 @@ def test_another_spec_is_said_to_be_another_run(capsys: pytest.CaptureFixture[st
     assert status(["run", "terminal-files", "process", "--set", "process.groups=1", "--quiet"]) == 0
     out = foretold(capsys, "process", "--set", "process.groups=1", "--set", "agent.max_turns=3")
     assert "agent changed since outputs/terminal-files/process-scripted-" in out
-    assert "to play: 4 rollouts, at most 12 model calls" in out
+    assert "to run: 4 rollouts, at most 12 model calls" in out
 
 
 def test_dry_run_counts_retries_of_infrastructure_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +105,8 @@ def test_dry_run_counts_retries_of_infrastructure_failures(tmp_path: Path, capsy
     lines[0] |= {"state": "failed", "score": None, "stop_reason": "sandbox_failure", "error": "lost"}
     (tmp_path / "run" / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = foretold(capsys, "evaluate", "--out", "run")
-    assert "played again, because infrastructure failed: 1 rollout" in out
-    assert "to play: 1 rollout," in out
+    assert "to retry, because infrastructure failed: 1 rollout" in out
+    assert "to run: 1 rollout," in out
 
 
 def test_a_sample_measures_and_prices_make_a_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,5 +67,5 @@ def test_no_file_is_written_over(tmp_path: Path) -> None:
 def test_a_name_is_a_name(name: str, tmp_path: Path) -> None:
     done = hermes("init", "--", name, cwd=tmp_path)
     assert done.returncode == 2
-    assert "is no name" in done.stderr
+    assert "is not a valid name" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -127,7 +127,7 @@ def test_a_run_is_watched_paused_and_finished_early(start: Callable[..., Termina
     assert "sleepy · process" in shown
     terminal.until(lambda text: "of 2)" in text and re.search(r"one +1\.000", text) and "Ctrl-C stop" in text)
     terminal.press("p")
-    terminal.until(lambda text: "paused: p goes on" in text)
+    terminal.until(lambda text: "paused: press p to resume" in text)
     terminal.until(lambda text: "in flight 0 (of 2): nothing" in text)
     terminal.press("p+")
     terminal.until(lambda text: "of 3)" in text)
@@ -150,7 +150,7 @@ def test_an_interrupt_gives_the_terminal_back(start: Callable[..., Terminal]) ->
     terminal.until(lambda text: "in flight 2" in text)
     terminal.press("\x03")
     assert terminal.end() == 130
-    assert "interrupted; what is complete is kept" in terminal.text
+    assert "interrupted; complete results are saved" in terminal.text
     assert termios.tcgetattr(terminal.screen)[3] == before
 
 

@@ -211,7 +211,7 @@ def test_a_shell_completes_commands_specs_and_modes(words: str, offered: list[st
 def test_help_fits_on_a_page_and_says_no_types(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "--fresh               Start over" in said
+    assert "--fresh               Start a new run" in said
     assert "--set KEY=VALUE" in said and "<bool>" not in said and len(said.splitlines()) < 45
     assert status(["--help"]) == 0
     assert "..." not in capsys.readouterr().out.split("Commands:")[1]

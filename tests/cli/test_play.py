@@ -56,7 +56,7 @@ def test_person_acts_as_the_model_when_the_spec_has_no_policy(tmp_path: Path) ->
     assert "You are the model." in done.stderr
     assert "/write_file  {path: string, content: string" in done.stdout
     assert "there is no tool 'nothing'; there are: " in done.stderr
-    assert "the arguments are no JSON" in done.stderr and "the arguments are an object" in done.stderr
+    assert "the arguments are not valid JSON" in done.stderr and "the arguments are an object" in done.stderr
     assert done.stdout.count("── tool ──") == 2
     assert "score 1; ended as finished" in done.stdout
 

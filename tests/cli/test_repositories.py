@@ -72,8 +72,8 @@ def test_repository_needs_trust_for_each_content(
     assert f"v1 is the commit {first}" in said
     assert "rewards.py: 2 lines" in said
     assert "adding.yaml: 5 lines" in said
-    assert "no terminal to ask on: add --trust" in said
-    with pytest.raises(UserError, match="has not been agreed to"):
+    assert "no terminal to ask: add --trust" in said
+    with pytest.raises(UserError, match="has not been confirmed"):
         load_spec(f"{address}@v1")
     assert status(["run", f"{address}@v1", "process", "--demo", "--quiet", "--out", "out", "--trust"]) == 0
     recorded = json.loads(Path("out/run.json").read_text())
@@ -83,7 +83,7 @@ def test_repository_needs_trust_for_each_content(
     assert f"sha256 {digest}" in capsys.readouterr().err
     for command in (["validate"], ["render"], ["play", "--demo"], ["doctor"]):
         status([command[0], f"{address}@v1", *command[1:]])
-        assert "has not been agreed to" not in capsys.readouterr().err
+        assert "has not been confirmed" not in capsys.readouterr().err
     assert load_spec(f"{address}@v1").repository == recorded["repository"]
     commit(origin, {"rewards.py": REWARDS + "# more\n"})
     git(origin, "tag", "-f", "v1")
@@ -97,7 +97,7 @@ def test_without_a_revision_the_commit_is_said_and_how_to_pin_it(
 ) -> None:
     first = git(origin, "rev-parse", "HEAD")
     assert status(["validate", f"git+file://{origin}", "--trust"]) == 0
-    assert f"To play the same later: git+file://{origin}@{first}" in capsys.readouterr().err
+    assert f"To use it again: git+file://{origin}@{first}" in capsys.readouterr().err
     origin.rename(origin.with_name("gone"))
     assert status(["validate", f"git+file://{origin}@{first}"]) == 0
     assert status(["validate", f"git+file://{origin}"]) == 2
@@ -181,7 +181,7 @@ def test_set_runs_a_trusted_repository(origin: Path, here: Path, capsys: pytest.
     (here / "mine" / "rewards.py").write_text(REWARDS)
     assert status(["validate", "set.yaml"]) == 2
     assert f"set.yaml:1:26: git+file://{origin}@" in (said := capsys.readouterr().err)
-    assert "has not been agreed to" in said
+    assert "has not been confirmed" in said
     assert status(["validate", f"git+file://{origin}@v1", "--trust"]) == 0
     assert status(["run", "set.yaml", "evaluate", "--quiet"]) == 0
     assert {path.parent.name for path in Path("outputs/all").glob("*/m")} == {"adding", "own"}

@@ -143,7 +143,7 @@ def test_ctrl_c_saves_complete_groups_and_the_same_command_resumes(tmp_path: Pat
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     _, said = process.said()
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     assert "Traceback" not in said
     written = len(lines(groups))
     assert 2 <= written < 400

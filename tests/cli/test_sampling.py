@@ -49,7 +49,7 @@ def test_a_policy_that_says_no_probabilities_is_a_note(tmp_path: Path, capsys: p
     spec = tmp_path / "spec.yaml"
     spec.write_text(no_policy(tmp_path).read_text() + "servers: {policy: {type: scripted}}\n")
     assert status(["doctor", str(spec), "--sampling"]) == 0
-    assert "note  sampling: no server of the policy says how probable" in capsys.readouterr().out
+    assert "note  sampling: no server of the policy returns the log-probabilities" in capsys.readouterr().out
 
 
 def test_without_a_spec_there_is_nothing_to_draw_from(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def test_repeated_set_runs_nothing_and_prints_the_same_table(folder: Path, capsy
     assert status(["run", "small.yaml", "evaluate", "--quiet"]) == 0
     again = capsys.readouterr()
     assert again.out == first
-    assert again.err.count("complete, nothing is left to play") == 4
+    assert again.err.count("complete, no rollouts are left to run") == 4
     assert played(folder / "outputs/small/sums/bad") == ids
     assert status(["run", "small.yaml", "evaluate", "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((folder / "outputs/small/set.json").read_text())
@@ -182,7 +182,7 @@ def test_models_may_be_served_one_after_the_other(folder: Path, capsys: Out, mon
         monkeypatch.setenv("TWO", address)
         assert status(command) == 0
     said = capsys.readouterr()
-    assert "run 1 of 2: sums × one: complete, nothing is left to play" in said.err
+    assert "run 1 of 2: sums × one: complete, no rollouts are left to run" in said.err
     assert said.out.splitlines()[0].split() == ["rank", "model", "behind", "sums", "tokens", "s/rollout", "cost"]
     assert said.out.count("6.00 $") == 2
     found = json.loads((folder / "outputs/small/set.json").read_text())
@@ -205,7 +205,7 @@ def test_set_resumes_the_remaining_rollouts_after_a_kill(folder: Path) -> None:
     assert not (folder / "outputs/small/sums").exists()
     done = hermes("run", "small.yaml", "evaluate", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "run 1 of 6: long × bad: complete, nothing is left to play" in done.stderr
+    assert "run 1 of 6: long × bad: complete, no rollouts are left to run" in done.stderr
     assert "run 2 of 6: long × good, in outputs/small/long/good" in done.stderr
     assert played(folder / "outputs/small/long/bad") == ids
     assert second.read_text().startswith("".join(cut))
@@ -223,7 +223,7 @@ def test_ctrl_c_stops_the_set_and_keeps_complete_results(folder: Path) -> None:
     assert process.wait(30) == 130
     out, said = process.said()
     assert out == ""
-    assert "interrupted; what is complete is kept, and the same command goes on from there" in said
+    assert "interrupted; complete results are saved, and the same command resumes the set" in said
     assert "Traceback" not in said
     assert not (folder / "outputs/small/few/good").exists()
     found = json.loads((folder / "outputs/small/set.json").read_text())
@@ -332,7 +332,7 @@ def test_invalid_set_is_reported_with_every_location(folder: Path, capsys: Out, 
         (["run", "small.yaml", "process"], "small.yaml is a set, which is evaluated"),
         (["run", "small.yaml", "serve"], "hermes-rl run small.yaml evaluate"),
         (["run", "sums.yaml", "evaluate", "--json"], "--json is about sets"),
-        (["validate", "--deep", "small.yaml"], "--deep is about specs"),
+        (["validate", "--deep", "small.yaml"], "--deep needs specs"),
         (["render", "small.yaml"], "small.yaml is a set of specs"),
     ],
 )
@@ -358,8 +358,8 @@ def test_dry_run_of_a_valid_set_runs_nothing(folder: Path, capsys: Out) -> None:
     assert capsys.readouterr().out == "small.yaml: valid\n"
     assert status(["run", "small.yaml", "evaluate", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert said.count("to play: 12 rollouts") == 2
-    assert said.count("to play: 8 rollouts") == 2
+    assert said.count("to run: 12 rollouts") == 2
+    assert said.count("to run: 8 rollouts") == 2
     assert not (folder / "outputs").exists()
 
 

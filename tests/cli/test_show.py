@@ -97,7 +97,7 @@ def test_rollout_is_found_by_a_prefix_of_its_id(run: str, capsys: pytest.Capture
     assert "#3 of 8" in shown(capsys, run, "#3")
     assert "#7 of 8" in shown(capsys, run, "d:0-0")
     out = shown(capsys, run, "d")
-    assert "2 rollouts begin with 'd'" in out
+    assert "2 rollouts start with 'd'" in out
     assert status(["show", run, "nothing"]) == 2
     assert "a number from 1 to 8" in capsys.readouterr().err
 
@@ -126,7 +126,7 @@ def test_a_long_list_is_cut(run: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_long_texts_are_cut_unless_all_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", [recorded("a", text="begin " + "x" * 9_000 + " end")], grading=GRADING)
     out = shown(capsys, str(folder), "1")
-    assert "7010 characters are left out (--full shows them)" in out
+    assert "7010 characters are omitted (--full shows them)" in out
     assert " end" in out
     assert "x" * 9_000 in shown(capsys, str(folder), "1", "--full")
 
@@ -152,7 +152,7 @@ def test_show_lists_retried_attempts_separately(tmp_path: Path, capsys: pytest.C
     lines = [recorded("a", score=None), recorded("a", attempt=1)]
     folder = str(write_run(tmp_path / "run", lines, grading=GRADING))
     out = shown(capsys, folder)
-    assert "1 rollout of 1 row in 1 group; 1 played again" in out
+    assert "1 rollout of 1 row in 1 group; 1 retried" in out
     assert "could not be graded" not in out
     assert "attempt 0: #1 sandbox_failure" in shown(capsys, folder, "2")
 

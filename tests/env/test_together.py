@@ -275,8 +275,8 @@ def test_specs_with_the_same_name_are_refused_with_a_hint(folder: Path, capsys: 
         ([SPECS[0], "serve", "--weight", "long=2"], "--weight is about several specs"),
         ([*SPECS, "serves"], "did you mean `serve`?"),
         (["serve"], "no spec is named: hermes-rl run SPEC serve"),
-        (list(SPECS), "no mode is named, and the last word says it: hermes-rl run SPEC serve|process|evaluate"),
-        ([SPECS[0], "serve", SPECS[1]], f"serve stands behind all specs: hermes-rl run {SPECS[0]} {SPECS[1]} serve"),
+        (list(SPECS), "the last argument must be the mode: hermes-rl run SPEC serve|process|evaluate"),
+        ([SPECS[0], "serve", SPECS[1]], f"serve must follow all specs: hermes-rl run {SPECS[0]} {SPECS[1]} serve"),
         ([SPECS[0], "serve", "process"], "one mode is expected, and there are 2: serve, process"),
         ([*SPECS, "serve", "--set", "atropos.data_path_to_save_groups=all.jsonl"], "would both write"),
         ([*SPECS, "serve"], "start one with `run-api`"),
@@ -303,7 +303,7 @@ def test_specs_of_different_trainers_are_refused(folder: Path, capsys: pytest.Ca
 def test_out_of_several_specs_must_not_be_a_run_directory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "there").mkdir()
     (folder / "there" / "rollouts.jsonl").write_text("{}\n")
-    assert "--out there: a run lies there" in refused(capsys, *SPECS, "serve", "--out", "there")
+    assert "--out there: this is a run directory" in refused(capsys, *SPECS, "serve", "--out", "there")
 
 
 def test_a_dry_run_says_it_of_each(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

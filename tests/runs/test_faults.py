@@ -137,7 +137,7 @@ def test_signals_stop_the_run_with_130_and_the_same_command_resumes_it(
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert "what is complete is kept" in said
+    assert "complete results are saved" in said
     written = len(lines(folder / "disk" / "run" / "groups.jsonl"))
     write(folder, groups=written + 3, pause=0.2)
     done = hermes(*RUN, cwd=folder)

@@ -42,7 +42,7 @@ def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, options: tup
 
 def test_demo_is_reported(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), "--demo") as service:
-        assert "demo: a scripted policy plays" in service.said
+        assert "demo: a scripted policy runs" in service.said
 
 
 def test_an_address_and_a_record_belong_to_one_service(tmp_path: Path) -> None:

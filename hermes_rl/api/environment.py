@@ -449,8 +449,7 @@ class Env(OfThisProcess, RenamedAttributes):
                 if played.dropped is None:
                     await encoder.encode_group(played)
 
-            runner.prepare = prepare
-            return await runner.start(row, group, n, keep_lost=self._keeps_lost)
+            return await runner.start(row, group, n, keep_lost=self._keeps_lost, prepare=prepare)
 
         return await self._owned(work())
 
@@ -507,19 +506,20 @@ class Env(OfThisProcess, RenamedAttributes):
                 "look at the `weights` of each rollout's examples"
             )
 
+        _require_whole("retries", retries, 0)
         if max_staleness is not None:
             _require_whole("max_staleness", max_staleness, 0)
         mark, role = self._batch(batch), self._role(policy)
         # Invalid arguments are reported now, and not with the first group.
         world = self._compiled if policy is None else self._compiled.with_policy(role)
-        self._elsewhere(policy, world.options(split, sampling))
+        options = world.options(split, sampling)
+        self._elsewhere(policy, options)
 
         budgets: list[RunBudget] = []
 
         async def run(again: Sequence[Row] | None, number: int) -> Run:
             if not budgets:
                 budgets.append(budget_of(self.spec, "serve", self._meter))
-            runner = await self._runner(policy, n, split, sampling, retries, "", concurrency)
             plan = Plan(
                 size=n,
                 split=split,
@@ -528,20 +528,25 @@ class Env(OfThisProcess, RenamedAttributes):
                 drop_uniform=drop_uniform,
                 prefer_differing=self.spec.dataset.row_selection == "skip_uniform",
                 concurrency=concurrency,
+                retries=retries,
                 mark=mark + "+" * number,
             )
-            return Run(
-                runner.environment,
+            self._use(policy)
+            started = Run(
+                world,
                 again or (self.rows(split) if rows is None else self._named_rows(rows)),
                 plan,
-                store=self._store,
                 encoder=await self._encoder(policy),
+                store=await self._opened_store(n),
                 budget=budgets[0],
                 progress=_Logged(quiet=True),
                 policy=role,
-                runner=runner,
-                workers=self._elsewhere(policy, runner.options),
+                options=options,
+                exclusive=lambda group: self._member(group, None),
+                workers=self._elsewhere(policy, options),
             )
+            self._runners.add(started.runner)
+            return started
 
         stream = Groups(
             run,
@@ -606,23 +611,18 @@ class Env(OfThisProcess, RenamedAttributes):
         sampling: Settings | None,
         retries: int,
         mark: str,
-        concurrency: int | None = None,
     ) -> RolloutRunner:
         _require_whole("retries", retries, 0)
         role = self._role(policy)
         world = self._compiled if policy is None else self._compiled.with_policy(role)
         options = world.options(split, sampling)
-        if policy is not None and not policy.captured and policy not in self._policies:
-            self._policies.add(policy)
-            policy.enter()
-        encoder = await self._encoder(policy)
+        self._use(policy)
         runner = RolloutRunner(
             world,
             split=split,
-            concurrency=concurrency,
             options=options,
+            encoder=await self._encoder(policy),
             store=await self._opened_store(size),
-            encoder=encoder,
             retries=retries,
             mark=mark,
             exclusive=lambda group: self._member(group + mark, None),
@@ -630,6 +630,12 @@ class Env(OfThisProcess, RenamedAttributes):
         )
         self._runners.add(runner)
         return runner
+
+    def _use(self, policy: Policy | None) -> None:
+        """Register the first use of a policy, whose connections close with the environment."""
+        if policy is not None and not policy.captured and policy not in self._policies:
+            self._policies.add(policy)
+            policy.enter()
 
     def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> PolicyWorkers | None:
         """Return the workers for this policy, or None if this process runs rollouts."""

@@ -109,9 +109,10 @@ class RolloutRunner:
         options: limits and sampling of a rollout; default: the environment's options for the split.
         store: storage of rollouts.
         encoder: sets the tokens of a graded rollout before it is recorded.
-        prepare: processes a finished group before it is returned, while other groups run.
         on_played: called after every rollout, including failed attempts, before another starts.
-        replays: number of retries after infrastructure failures.
+        refusals: number of groups that must fail with a `UserError`, while none was graded, before it is raised.
+        same_refusals: the same, for groups with identical error messages.
+        retries: number of retries after infrastructure failures.
         mark: distinguishes its rollouts from others of the same groups; see `RolloutKey`.
         exclusive: held while a group with that id runs, so that a concurrent request for the same group waits and uses
             its records.
@@ -128,8 +129,9 @@ class RolloutRunner:
         options: LoopOptions | None = None,
         store: RolloutLog | None = None,
         encoder: TokenEncoder | None = None,
-        prepare: Callable[[Group], Awaitable[None]] | None = None,
         on_played: Callable[[Rollout], None] = _ignore,
+        refusals: int = 1,
+        same_refusals: int = 1,
         retries: int = RETRIES,
         mark: str = "",
         exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
@@ -140,7 +142,8 @@ class RolloutRunner:
         self.slots = Limiter(concurrency or sys.maxsize, fixed=True)
         self.policy = policy if policy is not None else environment.policy
         self.store: RolloutLog = store if store is not None else NullRolloutLog()
-        self.encoder, self.prepare, self.on_played = encoder, prepare, on_played
+        self.encoder, self._on_played = encoder, on_played
+        self._refusals, self._same_refusals = refusals, same_refusals
         self.retries, self.mark, self.exclusive = retries, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
         # Checked once: checking a protocol takes longer than the overhead of a seat.
@@ -150,10 +153,6 @@ class RolloutRunner:
         """Number of members of started groups that have not ended."""
         self.replayed = 0
         """Number of retried rollouts after infrastructure failures."""
-        self.refusals = 1
-        """Number of groups that must fail with a `UserError`, while none was graded, before it is raised."""
-        self.same_refusals = 1
-        """The same, for groups with identical error messages."""
         self._refused: dict[str, set[str]] = {}
         """Error message without the row's key → groups that failed with it."""
         self._graded = False
@@ -179,8 +178,9 @@ class RolloutRunner:
         whole: bool = True,
         keep_lost: bool = False,
         on_change: Callable[[], None] | None = None,
+        prepare: Callable[[Group], Awaitable[None]] | None = None,
     ) -> asyncio.Task[Group]:
-        """Start a group; `on_change` is called after every member.
+        """Start a group; `on_change` is called after every member, `prepare` processes the group before it is returned.
 
         With `whole`, the first member that fails permanently stops the others and the group is dropped. Without it,
         every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members get the
@@ -188,14 +188,20 @@ class RolloutRunner:
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
         playing = asyncio.create_task(
-            self._play_group(Group(group, row, [], epoch), leaving, whole, keep_lost=whole and keep_lost)
+            self._play_group(Group(group, row, [], epoch), leaving, prepare, whole, keep_lost=whole and keep_lost)
         )
         for leave in leaving:  # a task that is cancelled before its first step runs no `finally`
             playing.add_done_callback(leave)
         return playing
 
     async def _play_group(
-        self, group: Group, leaving: Sequence[Callable[..., None]], whole: bool, *, keep_lost: bool
+        self,
+        group: Group,
+        leaving: Sequence[Callable[..., None]],
+        prepare: Callable[[Group], Awaitable[None]] | None,
+        whole: bool,
+        *,
+        keep_lost: bool,
     ) -> Group:
         async with self.exclusive(group.id):
             members: list[asyncio.Task[Rollout]] = []
@@ -223,8 +229,8 @@ class RolloutRunner:
                         seat.state = RolloutState.RETRIES_EXHAUSTED
                     restore_derived_fields(self.environment, rollout)
                 self._record(rollout)
-        if self.prepare is not None:
-            await self.prepare(group)
+        if prepare is not None:
+            await prepare(group)
         return group
 
     async def member(
@@ -249,7 +255,7 @@ class RolloutRunner:
                 rollout = await self._attempted(replace(key, attempt=attempt))
             finally:
                 self.slots.release()
-            self.on_played(rollout)
+            self._on_played(rollout)
             last = not rollout.stop_reason.rule.retried or attempt == first + self.retries
             if not last:
                 self.replayed += 1
@@ -358,7 +364,7 @@ class RolloutRunner:
             alike = self._refused.setdefault(str(error).replace(rollout.key.row.key, ""), set())
             alike.add(rollout.key.group)
             refused = len(set().union(*self._refused.values()))
-            if refused >= self.refusals or len(alike) >= self.same_refusals:
+            if refused >= self._refusals or len(alike) >= self._same_refusals:
                 raise error
         log.error("rollout %s: %s", rollout.id, error)
         rollout.worker_died = isinstance(error, WorkerLostError)

@@ -21,11 +21,12 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
@@ -363,7 +364,8 @@ class Run:
         budget: resources that the run may use.
         progress: receives messages for the user.
         policy: another policy than the environment's.
-        runner: another runner than one for this plan.
+        options: limits and sampling of a rollout; None: the environment's options for the split.
+        exclusive: as for `RolloutRunner`.
         workers: other processes that run rollouts; None: this process does.
         beside: the runs that share this process; this one is added to them.
     """
@@ -379,7 +381,8 @@ class Run:
         budget: RunBudget | None = None,
         progress: Progress | None = None,
         policy: ChatServer | None = None,
-        runner: RolloutRunner | None = None,
+        options: LoopOptions | None = None,
+        exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
         workers: Workers | PolicyWorkers | None = None,
         beside: list[Run] | None = None,
     ) -> None:
@@ -399,20 +402,23 @@ class Run:
             self.admission = admission(plan.concurrency, policy or environment.policy)
         else:
             self.admission = workers.admission(plan.concurrency)
-        self.runner = runner or RolloutRunner(
+        # The error itself ends the run, not the number of failed groups.
+        most = max(1, min(self.rows.length or REFUSALS, self.budget.max_failures or REFUSALS))
+        self.runner = RolloutRunner(
             environment,
             split=plan.split,
             concurrency=plan.concurrency,
             policy=policy,
+            options=options,
             store=store,
             encoder=encoder,
+            on_played=self._played,
+            refusals=min(REFUSALS, most),
+            same_refusals=min(SAME_REFUSALS, most),
             retries=plan.retries,
+            exclusive=exclusive,
             elsewhere=workers,
         )
-        # The error itself ends the run, not the number of failed groups.
-        most = max(1, min(self.rows.length or REFUSALS, self.budget.max_failures or REFUSALS))
-        self.runner.refusals, self.runner.same_refusals = min(REFUSALS, most), min(SAME_REFUSALS, most)
-        self.runner.on_played = self._played
         self.on_played: list[Callable[[Rollout], None]] = []
         """Receives every rollout that was run, failed attempts included."""
         self._workers = workers
@@ -458,7 +464,7 @@ class Run:
         demand = demand or UnlimitedDemand()
         running = _RunningGroups(self._changed)
         source = Lookahead(self._following(skip), slow=self.rows.slow, wake=self._changed.set)
-        self.runner.prepare = self._prepare(prepare)
+        prepared = self._prepare(prepare)
         begun = 0
         try:
             with self.budget.meter.heard_by(partial(self._require_budget, asyncio.get_running_loop())):
@@ -467,7 +473,7 @@ class Run:
                     following = await source.take() if self._begins(source, demand, len(running)) else None
                     over = source.exhausted or demand.satisfied or self.budget.spent() is not None
                     if following is not None:
-                        running.add(self._start(*following))
+                        running.add(self._start(*following, prepared))
                         begun += self.plan.size
                         if begun >= BURST:
                             begun = 0
@@ -572,7 +578,9 @@ class Run:
 
     # ------------------------------------------------------------------ running groups
 
-    def _start(self, row: Row, group: str, epoch: int) -> asyncio.Task[Group]:
+    def _start(
+        self, row: Row, group: str, epoch: int, prepare: Callable[[Group], Awaitable[None]]
+    ) -> asyncio.Task[Group]:
         size, environment = self.plan.size, self.environment
         self.begun += 1
         if not isinstance(environment, GroupRunner):
@@ -585,13 +593,13 @@ class Run:
                     whole=self.plan.whole,
                     keep_lost=self.plan.keep_lost,
                     on_change=self._changed.set,
+                    prepare=prepare,
                 )
 
         async def play() -> Group:
             with Meter(asyncio.current_task()).counting():
                 played = await environment.run_group(row, group, epoch, size)
-            assert self.runner.prepare is not None
-            await self.runner.prepare(played)
+            await prepare(played)
             return played
 
         def leave(_: object) -> None:

@@ -506,8 +506,7 @@ class CompiledSpec:
     async def _process(self, row: Row) -> RolloutProcess | None:
         """Start the process of a rollout if the spec needs one."""
         state = self.spec.state if self.spec.state_apart else None
-        tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
-        if state is None and not any(tool.isolate == "process" for tool in tools):
+        if state is None and not any(tool.isolate == "process" for tool in self.spec.all_tools.values()):
             return None
         code = None if state is None else Code.of(state.python)
         python = "" if state is None else state.python
@@ -523,7 +522,7 @@ class CompiledSpec:
     def _codes_of_process(self) -> tuple[Code, ...]:
         """Return all code of the spec that the process of a rollout may load: a sandbox contains no other code."""
         assert self.spec.state is not None
-        tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
+        tools = self.spec.all_tools.values()
         functions = [Code.of(tool.python) for tool in tools if tool.python is not None and tool.isolate == "process"]
         rewards = [code for function, code in self._rewards_apart() if "state" in function.parameters]
         return tuple(dict.fromkeys((BEGIN, Code.of(self.spec.state.python), *functions, *rewards)))
@@ -538,8 +537,7 @@ class CompiledSpec:
     @property
     def _has_state_tools(self) -> bool:
         """True if the agent or its user has tools of the state; otherwise no state is created to list tools."""
-        tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
-        return any(tool.state is not None for tool in tools)
+        return any(tool.state is not None for tool in self.spec.all_tools.values())
 
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:

@@ -16,7 +16,7 @@ from hermes_rl.tools.hermes_toolsets import VARIABLES as OF_TOOLSETS
 def key_names(spec: Spec) -> set[str]:
     """Return the names of the variables with keys and headers of model servers and tool servers."""
     servers = [server for role in spec.servers.values() for server in role]
-    tools = [*spec.tools, *(spec.user.tools if spec.user is not None else ())]
+    tools = spec.all_tools.values()
     headers = [*(server.headers_env for server in servers), *(tool.mcp.headers_env for tool in tools if tool.mcp)]
     keys = {server.api_key_env for server in servers if server.api_key_env is not None}
     return keys.union(*(named.values() for named in headers))

@@ -28,7 +28,7 @@ MODULES = (
 )
 """Modules imported by Python, by pytest of any version and by its plug-ins: a new file of that name would replace them.
 """
-_ENDINGS = """
+_EXTENSIONS = """
     py pyi pyx pxd ipynb c h cc cpp cxx hpp hh m cu rs go java kt scala rb php pl r jl lua swift hs ml ex exs erl
     js mjs cjs jsx ts tsx vue svelte css scss less html htm xml
     sh bash bat ps1 sql graphql proto tmpl tpl jinja jinja2 j2 mako
@@ -37,7 +37,7 @@ _ENDINGS = """
     po pot mo dat data in out expected golden snap diff patch log
     npy npz parquet bin gz bz2 xz ttf woff woff2 mp3 typed example
 """
-ADDED = frozenset(f".{stop_reason}" for stop_reason in _ENDINGS.split())
+ADDED = frozenset(f".{extension}" for extension in _EXTENSIONS.split())
 """File extensions that legitimate patches add: source, data, documents, additional tests."""
 ADDED_NAMES = re.compile(
     r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"

@@ -35,7 +35,7 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.servers.base import ChatRequest
 from hermes_rl.threads import reduce_gc_pauses
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.parsers import load_parser
+from hermes_rl.tokens.parsers.table import load_parser
 from hermes_rl.tokens.rendering import for_template
 from hermes_rl.tokens.transcript import Transcript
 

@@ -26,6 +26,7 @@ from hermes_rl.api.session import ExternalPolicy, Session
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RETRIES, RolloutRunner
@@ -46,7 +47,6 @@ from hermes_rl.servers.usage import Meter
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.new_names import RenamedAttributes, with_renamed_parameters
-from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.stop_reasons import RETRIES_EXHAUSTED
 from hermes_rl.threads import OfThisProcess, end_tasks
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from hermes_rl.cli.listing import listed
 from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.new_names import COMMANDS, KEYS
 from hermes_rl.spec.reference import Key, find_key, key_paths, reward_arguments, reward_example
-from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.stop_reasons import StopReason, stop_reason_named
 from hermes_rl.tools.catalogue import toolsets
 

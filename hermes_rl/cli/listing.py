@@ -64,7 +64,7 @@ def _rewards() -> dict[str, str]:
 
 
 def _parsers() -> dict[str, str]:
-    from hermes_rl.tokens.parsers import PARSERS
+    from hermes_rl.tokens.parsers.table import PARSERS
 
     return {name: f"tool calls of {models}" for name, models in PARSERS.items()}
 

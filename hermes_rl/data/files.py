@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.values import read_json
 
 Record = dict[str, Any]

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 from hermes_rl.data.compose import VARIABLES, ComposeFile, defaulted
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.others_files import RefusedFileError, list_below, open_file, read_file, read_text
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.section import parse_size
-from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.values import is_number
 
 TASK = "task.toml"

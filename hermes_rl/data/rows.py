@@ -21,10 +21,10 @@ from typing import Any, overload
 from uuid import UUID
 
 from hermes_rl.errors import SpecError, UserError
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.section import FrozenDict
-from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.templates import TemplateError, evaluate, render
 from hermes_rl.values import replace_surrogates, write_message
 

@@ -65,8 +65,7 @@ from hermes_rl.scoring.reward_value import Weighting
 from hermes_rl.servers.base import POLICY, ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
-from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
-from hermes_rl.servers.scripted.play import FINISHED
+from hermes_rl.servers.scripted.play import FINISHED, Script, ScriptedTurn, deviate_script, deviations
 from hermes_rl.spec.argument_types import GoldTurn
 from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import (

@@ -26,7 +26,7 @@ from hermes_rl.rollouts.rollout import ONLY_SEAT, Group, Rollout, RolloutKey, Se
 from hermes_rl.runs.renderer_check import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.scoring.grader import GradedReward
-from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedTurn
+from hermes_rl.servers.scripted.play import Script, ScriptedCall, ScriptedTurn
 from hermes_rl.spec.model import Spec
 from hermes_rl.tools.base import DescribedTool, ToolInputError, Toolkit, ToolRuntime
 

@@ -125,7 +125,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
             if server.renderer is None:
                 continue
             from hermes_rl.tokens.families import require_family
-            from hermes_rl.tokens.parsers import load_parser
+            from hermes_rl.tokens.parsers.table import load_parser
 
             renderers = (
                 ("tool_parser", server.renderer.tool_parser, load_parser),

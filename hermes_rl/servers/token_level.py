@@ -28,8 +28,7 @@ from hermes_rl.servers.client import Generation, SampledByFunction, ScoresTokens
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tokens.load import load_renderer
-from hermes_rl.tokens.parsers import Parsed, ParsedCall
-from hermes_rl.tokens.parsers.base import without_reasoning
+from hermes_rl.tokens.parsers.base import Parsed, ParsedCall, without_reasoning
 from hermes_rl.tokens.rendering import (
     Renderer,
     RendererSettings,

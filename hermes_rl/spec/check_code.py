@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hermes_rl.plugins import closest, did_you_mean
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.argument_types import BY_FUNCTION
 from hermes_rl.spec.findings import Findings
@@ -22,7 +23,7 @@ from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, to_plain
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
-from hermes_rl.spec.suggest import choices, closest, did_you_mean
+from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template
 
 # ------------------------------------------------------------------------------------- Tools of the state object

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hermes_rl.plugins import closest as closest
-from hermes_rl.plugins import did_you_mean as did_you_mean
+from hermes_rl.plugins import did_you_mean
 
 _MOST_CHOICES = 24
 

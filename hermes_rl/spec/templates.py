@@ -32,9 +32,9 @@ from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict, is_typeddict
 
 from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.spec.patterns import limited
 from hermes_rl.spec.section import RENDERED, Section, is_template
-from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.template_limits import LimitedEnvironment, limited_rendering
 from hermes_rl.values import read_json
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hermes_rl.errors import Problem
+from hermes_rl.plugins import closest, did_you_mean
 from hermes_rl.spec import nodes
 from hermes_rl.spec.hints import home_of, short_form
 from hermes_rl.spec.model import Spec
@@ -33,7 +34,7 @@ from hermes_rl.spec.nodes import (
 from hermes_rl.spec.origin import is_secret_key, place
 from hermes_rl.spec.rules import broken_rules
 from hermes_rl.spec.section import keys_at
-from hermes_rl.spec.suggest import choices, closest, did_you_mean
+from hermes_rl.spec.suggest import choices
 
 _EXPECTED = {
     "int_type": "an integer",

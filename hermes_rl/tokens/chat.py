@@ -18,8 +18,6 @@ from hermes_rl.tokens.texts import Guard, guarded
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
 from hermes_rl.tokens.transcript import Step, TokenSequence, Transcript, ids
 
-__all__ = ["ChatTokens", "SampledTurn", "TokenSequence", "chat_tokens", "turn_ids"]
-
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:

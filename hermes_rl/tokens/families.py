@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.tokens.hub import without_advice
-from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
-from hermes_rl.tokens.parsers.base import Quotes, made
+from hermes_rl.tokens.parsers.base import Parsed, ParsedCall, Quotes, Status, made, parse_ids
+from hermes_rl.tokens.parsers.table import load_parser
 from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template, parse_in_thread
 from hermes_rl.tokens.texts import Guard, guarded
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals

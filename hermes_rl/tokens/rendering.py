@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 from hermes_rl.errors import UserError
 from hermes_rl.threads import run_exclusively
 from hermes_rl.tokens import probes
-from hermes_rl.tokens.parsers import Parsed, Parser, parse_ids, parser_for
+from hermes_rl.tokens.parsers.base import Parsed, Parser, parse_ids
+from hermes_rl.tokens.parsers.table import parser_for
 from hermes_rl.tokens.texts import Guard, guarded, stand_in
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Branch, RenderedPrompt, Transcript, ids

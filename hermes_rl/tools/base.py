@@ -227,8 +227,6 @@ class ShellState:
 
 # --------------------------------------------------------------------------------------- The interface of a tool
 
-__all__ = ["CALL_TIMEOUT", "Tool", "ToolInputError", "Toolset", "function_schema"]
-
 CALL_TIMEOUT: ContextVar[float | None] = ContextVar("CALL_TIMEOUT", default=None)
 """Seconds that the running call may take, so that a tool can end its work in time and report that."""
 

@@ -77,7 +77,7 @@ async def test_openai_rows_follow_the_published_rules(tmp_path: Path) -> None:
 async def test_sharegpt_rows_are_read_back_as_the_conversation(tmp_path: Path) -> None:
     import datasets
 
-    from hermes_rl.tokens.parsers import load_parser
+    from hermes_rl.tokens.parsers.table import load_parser
 
     run = await processed("sharegpt", tmp_path / "run")
     path = run / "sharegpt.jsonl"

@@ -20,7 +20,7 @@ from hermes_rl.rollouts.rollout import ONLY_SEAT
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.reward_value import RewardValue, Weighting
-from hermes_rl.servers.scripted import Script
+from hermes_rl.servers.scripted.play import Script
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, StopReason
 from tests.thorough import THOROUGH

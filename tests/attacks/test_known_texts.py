@@ -13,7 +13,8 @@ from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_ids, parse_text
+from hermes_rl.tokens.parsers.base import parse_ids, parse_text
+from hermes_rl.tokens.parsers.table import PARSERS, load_parser
 from hermes_rl.tokens.rendering import for_template
 from hermes_rl.tools import editing, execute
 from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, ToolRuntime

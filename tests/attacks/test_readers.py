@@ -38,8 +38,8 @@ from hermes_rl.servers.base import without_thinking
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import reduce_gc_pauses
-from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_text
-from hermes_rl.tokens.parsers.table import unread_call
+from hermes_rl.tokens.parsers.base import parse_text
+from hermes_rl.tokens.parsers.table import PARSERS, load_parser, unread_call
 from hermes_rl.tools import editing
 from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, describe, readable
 from hermes_rl.tools.catalogue import resolve_toolsets

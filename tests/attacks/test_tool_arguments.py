@@ -10,7 +10,7 @@ import pytest
 import hermes_rl
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ONLY_SEAT
-from hermes_rl.servers.scripted import Script
+from hermes_rl.servers.scripted.play import Script
 from hermes_rl.spec.load import parse_spec
 
 CODE = """

@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.runs.deep_answers import BLIND, Answer, Answers, Probe, play, saying
-from hermes_rl.servers.scripted import ScriptedCall, ScriptedTurn
+from hermes_rl.servers.scripted.play import ScriptedCall, ScriptedTurn
 from hermes_rl.spec.load import load_spec
 
 ROWS = 1

@@ -16,7 +16,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import parse_extra_args
-from hermes_rl.tokens.parsers import load_parser
+from hermes_rl.tokens.parsers.table import load_parser
 from hermes_rl.tools.python_tools import python_tool, state_tools
 from tests.cli.test_other_commands import Keeper
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.rollouts.test_provenance import ROW, rollout
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
+from tests.rollouts.test_provenance import ROW, rollout
 
 
 def group(*rollouts: Rollout) -> Group:

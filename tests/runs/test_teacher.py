@@ -22,7 +22,7 @@ from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.renderer_check import require_same_tokenizer
 from hermes_rl.runs.setup import RunOptions
-from hermes_rl.servers.scripted import ScriptedServer
+from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.stop_reasons import StopReason

@@ -20,7 +20,7 @@ from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.reward_value import RewardValue, Weighting
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.scripted import Script
+from hermes_rl.servers.scripted.play import Script
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.user_code.proxies import lives_in_runner

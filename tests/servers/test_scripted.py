@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedServer, ScriptedTurn, deviate_script, deviations
-from hermes_rl.servers.scripted.play import FINISHED, UNSCRIPTED
+from hermes_rl.servers.scripted.play import (
+    FINISHED,
+    UNSCRIPTED,
+    Script,
+    ScriptedCall,
+    ScriptedTurn,
+    deviate_script,
+    deviations,
+)
+from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 

@@ -15,7 +15,7 @@ from hermes_rl.servers.base import Malformed, Sampled, Sampling, ServerConfig, s
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.policy import Policy
-from hermes_rl.servers.scripted import ScriptedServer
+from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.servers.vllm import Completions

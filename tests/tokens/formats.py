@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_rl.tokens.parsers import Status
+from hermes_rl.tokens.parsers.base import Status
 
 Args = dict[str, Any]
 

@@ -10,7 +10,8 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.servers.token_level import assistant_message
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.parsers import PARSERS, Parsed, Status, load_parser, parse_ids, parse_text
+from hermes_rl.tokens.parsers.base import Parsed, Status, parse_ids, parse_text
+from hermes_rl.tokens.parsers.table import PARSERS, load_parser
 from tests.tokens.families import FAMILIES, tokenizer_of
 from tests.tokens.formats import FORMATS, Format
 

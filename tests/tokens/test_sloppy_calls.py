@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.tokens.parsers import Parsed, Status, load_parser, parse_ids, parse_text
-from hermes_rl.tokens.parsers.table import unread_call
+from hermes_rl.tokens.parsers.base import Parsed, Status, parse_ids, parse_text
+from hermes_rl.tokens.parsers.table import load_parser, unread_call
 from tests.thorough import THOROUGH
 from tests.tokens.families import FAMILIES, tokenizer_of
 from tests.tokens.formats import FORMATS

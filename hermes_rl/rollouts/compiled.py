@@ -19,8 +19,6 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import ValidationError
-
 from hermes_rl.agent.program import PORT, AgentFunction, AgentProgram, ProgramOf, context_of, endpoint_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message, text_of
@@ -41,48 +39,28 @@ from hermes_rl.agent.user import AnswersAgent, CodeUser, ScriptedUser, Simulated
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import Code, load_object, place_of
+from hermes_rl.rollouts.agent_options import changed_agent, ending_tools, loop_options, options_of_seat
 from hermes_rl.rollouts.environment import EndingPolicy
-from hermes_rl.rollouts.model_handle import ModelHandle
+from hermes_rl.rollouts.rewards import grader_of
 from hermes_rl.rollouts.rollout import ONLY_SEAT, Rollout, RolloutKey, Seat, update_win_rate
-from hermes_rl.rollouts.sandboxes import (
-    ArtifactSandboxes,
-    Keep,
-    RewardSandboxes,
-    Tooling,
-    laid_files,
-    reward_args,
-    sandbox_config,
-    state_source,
-)
+from hermes_rl.rollouts.sandboxes import ArtifactSandboxes, Keep, RewardSandboxes, Tooling, laid_files, sandbox_config
+from hermes_rl.rollouts.solutions import policy_script, solution_turns, trial_row, user_script
 from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_grading, require_isolation
 from hermes_rl.sandbox.user_code import CONFINED
-from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, Trial
-from hermes_rl.scoring.reward_function import RewardFunction, find_reward
-from hermes_rl.scoring.reward_value import Weighting
-from hermes_rl.servers.base import POLICY, ChatServer, ReasoningOptions, ServerConfig
+from hermes_rl.scoring.grader import GradedSeat
+from hermes_rl.scoring.reward_function import RewardFunction
+from hermes_rl.servers.base import POLICY, ChatServer
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
-from hermes_rl.servers.scripted.play import FINISHED, Script, ScriptedTurn, deviate_script, deviations
-from hermes_rl.spec.argument_types import GoldTurn
+from hermes_rl.servers.scripted.play import FINISHED, Script, ScriptedTurn
 from hermes_rl.spec.findings import locating
-from hermes_rl.spec.model import (
-    NO_TOOLSETS,
-    PROGRAM_VALUES,
-    Agent,
-    Isolate,
-    ProgramSection,
-    Reward,
-    Spec,
-    User,
-    UserWords,
-)
+from hermes_rl.spec.model import NO_TOOLSETS, PROGRAM_VALUES, Isolate, ProgramSection, Spec, User, UserWords
 from hermes_rl.spec.prompts import content_of, messages_of
-from hermes_rl.spec.reward_rules import in_process, unisolated
 from hermes_rl.spec.row_files import placed_files, require_offered
-from hermes_rl.spec.section import EnvText, is_template, to_plain
+from hermes_rl.spec.section import EnvText
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
     TemplateError,
@@ -108,80 +86,11 @@ from hermes_rl.values import deep_copy
 
 log = logging.getLogger(__name__)
 
-# --------------- A spec's `solution` as scripts: the turns of a scripted policy, and the replies of a scripted user
-# This section owns rendering the solution for a row, and selecting the members of a group that deviate.
-
-
-def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int, seat: str = "") -> Script:
-    """Return the turns of a scripted policy for a key, for this seat if there are several.
-
-    `prior` is the number of assistant messages in the prompt.
-    """
-    turns = gold_turns(spec, key.row, seat)
-    if key.index in deviations(key.size, server.error_rate, server.seed, key.group):
-        turns = deviate_script(turns, Random(f"{server.seed}:{key.group}-{key.index}"))
-    return Script(turns, prior)
-
-
-def has_solution(spec: Spec) -> bool:
-    """Return True if the spec describes the actions of a perfect agent."""
-    return spec.solution is not None and (spec.solution.turns is not None or spec.solution.patch is not None)
-
-
-def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]:
-    """Return the policy's turns of the solution for a row; empty if the spec has no solution.
-
-    Args:
-        seat: the seat whose turns are returned if there are several; default: the first.
-    """
-    first = next(iter(spec.agents), "")
-    return tuple(
-        ScriptedTurn.of(turn)
-        for turn in _turns(spec, row)
-        if (turn.get("say") is not None or turn.get("tools")) and turn.get("seat", first) == (seat or first)
-    )
-
 
 def seats_of(spec: Spec) -> tuple[Seat, ...]:
     """Return the seats of a spec's episodes in its order; empty for a single agent."""
     trained = set(spec.trained_seats)
     return tuple(Seat(name, own.server, name in trained, own.baseline) for name, own in spec.agents.items())
-
-
-def user_script(spec: Spec, row: Row, prior: int) -> Script:
-    """Return the script of a scripted user: `user_tools` and `user` of each turn, then the first stop phrase."""
-    stop = [{"user": phrase} for phrase in spec.user.stop[:1]] if spec.user is not None else []
-    script: list[dict[str, Any]] = []
-    for turn in (*_turns(spec, row), *stop):
-        script += [{"tools": turn["user_tools"]}] if turn.get("user_tools") else []
-        script += [{"say": turn["user"]}] if turn.get("user") is not None else []
-    return Script.of(script, prior)
-
-
-def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
-    solution = spec.solution
-    if solution is None or not has_solution(spec):
-        return []
-    turns: Any = solution.turns
-    if turns is None:  # a patch is applied in the terminal
-        patch = render_text(str(solution.patch), row.columns, where="solution.patch", key=row.key)
-        command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
-        return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
-    if not is_template(turns):
-        turns = [turn.model_dump(exclude_none=True) for turn in turns]
-    where = "solution.turns"
-    rendered = render(turns, row.columns, where=where, key=row.key)
-    checked: list[dict[str, Any]] = coerce(rendered, list[GoldTurn], where=where, key=row.key)
-    return checked
-
-
-def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
-    """Return the last message of a solution."""
-    return next((turn.say for turn in reversed(turns) if turn.say), "")
-
-
-def _row_of(item: Mapping[str, Any]) -> Row:
-    return Row("trial", item, 0, "")
 
 
 # --------------------------------------------------- From a spec and a row to the initial messages of a rollout
@@ -290,7 +199,7 @@ class CompiledSpec:
         self._schedule_function = _schedule_function(spec)
         self.won: dict[str, tuple[float, int]] = {}
         """Sum of the first seat's scores against each opponent, and the number of episodes, in this process."""
-        self.grader = _grader(spec, self.roles, self.trial)
+        self.grader = grader_of(spec, self.roles, self.trial)
         require_grading(spec, [each.name for each in self.grader.rewards if each.function.uses_context])
         self.keep: Keep | None = None
         """Stores the artifacts of a rollout by its id and describes them; None if a run stores none."""
@@ -382,7 +291,7 @@ class CompiledSpec:
         """
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
         if sampling:
-            agent = _changed(agent, sampling)
+            agent = changed_agent(agent, sampling)
         # A scripted policy is deterministic and reports log-probabilities; other chat servers may refuse the request
         # for them.
         return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)
@@ -465,10 +374,10 @@ class CompiledSpec:
             item: columns of the row.
             solved: run the solution's tool calls that act on the state or the sandbox, and no others.
         """
-        key = RolloutKey(_row_of(item), "trial", 0, 1)
+        key = RolloutKey(trial_row(item), "trial", 0, 1)
         async with self.runtime(key) as runtime:
             users = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
-            for turn in _turns(self.spec, key.row) if solved else ():
+            for turn in solution_turns(self.spec, key.row) if solved else ():
                 for who, toolkit in (("user_tools", users), ("tools", runtime.toolkit)):
                     for call in turn.get(who) or ():
                         tool = toolkit.get(call["name"])
@@ -723,7 +632,7 @@ class CompiledSpec:
         for seat in seats:
             name, own = seat.name, self.spec.agents[seat.name]
             model = policy if seat.role == POLICY else self.roles[seat.role]
-            bounds = replace(_bounds_of_seat(options, own.agent, self.spec), seed=seeds[name])
+            bounds = replace(options_of_seat(options, own.agent, self.spec), seed=seeds[name])
             if players:
                 bounds = replace(bounds, max_turns_per_answer=None)  # only the first seat responds to the user
             identity, port = seat_id(runtime.task_id, name), PORT + len(players)
@@ -868,30 +777,9 @@ def _played(rollout: Rollout) -> AgentResult:
     return rollout.result
 
 
-def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
-    settings = Agent.model_fields.keys() - {"program"}
-    for name in sampling:
-        if name not in settings:
-            raise UserError(f"sampling: there is no setting {name!r}{choices(name, settings)}")
-    try:
-        changes = Agent.model_validate(dict(sampling))
-    except ValidationError as error:
-        problems = [f"sampling.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-        raise UserError("\n".join(problems)) from error
-    return agent.model_copy(update={name: getattr(changes, name) for name in sampling})
-
-
 def seat_id(rollout: str, seat: str) -> str:
     """Return the id of a seat's requests and sandbox."""
     return f"{rollout}@{seat}"
-
-
-def _bounds_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions:
-    """Return the options of an episode with the settings of a seat's `agent`."""
-    # otherwise the timeout of the spec's agent applies
-    bounds = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)
-    changed = {"seeded" if name == "seed" else name for name in own.model_fields_set - {"program"}}
-    return replace(options, **{name: getattr(bounds, name) for name in changed})
 
 
 def _schedule_function(spec: Spec) -> AgentFunction | None:
@@ -907,35 +795,6 @@ def _schedule_function(spec: Spec) -> AgentFunction | None:
     return function
 
 
-def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
-    """Return the limits of a rollout from the agent's settings."""
-    thinking = agent.reasoning
-    return LoopOptions(
-        max_turns=agent.max_turns,
-        timeout=agent.timeout,
-        task_timeout=agent.task_timeout,
-        deadline=agent.deadline,
-        tool_timeout=spec.tool_timeout,
-        max_tool_errors=agent.max_tool_errors,
-        max_turns_per_answer=spec.user.max_agent_turns if spec.user is not None else None,
-        ending_tools=ending_tools(spec),
-        repair_arguments=agent.repair_arguments,
-        min_trained_share=agent.min_trained_share,
-        max_tokens=agent.max_tokens,
-        max_trajectory_tokens=agent.max_trajectory_tokens,
-        temperature=agent.temperature,
-        top_p=agent.top_p,
-        seeded=agent.seed != "none",
-        reasoning=None if thinking is None else ReasoningOptions(thinking.effort, thinking.max_tokens),
-        extra_body=dict(agent.extra_body) or None,
-    )
-
-
-def ending_tools(spec: Spec) -> frozenset[str]:
-    """Return the names of the tools whose first call without an error ends a rollout."""
-    return frozenset(name for tool in spec.tools for name in tool.ends_rollout)
-
-
 def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
     key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
     return {
@@ -948,54 +807,3 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
         )
         for role, servers in spec.servers.items()
     }
-
-
-def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
-    reward_function = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
-    takes_state, movable = "state" in reward_function.parameters, reward_function.code is not None
-    if (problem := unisolated(spec, name, reward, takes_state=takes_state, movable=movable)) is not None:
-        raise UserError(problem)
-    own_state = takes_state and spec.state is not None and spec.state_apart
-    pool = CONFINED if reward.isolate == "sandbox" and not own_state else POOL
-    code = reward_function.code if in_process(spec, reward, takes_state=takes_state, movable=movable) else None
-    return replace(reward_function, code=code, timeout=reward.timeout, pool=pool)
-
-
-def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
-    """Return the arguments of a reward.
-
-    The `reference` of `tests_pass` may be the spec's own solution, and `state_matches` replays it with the spec's tools
-    of the state.
-    """
-    solution = {} if spec.solution is None else to_plain(spec.solution.model_dump(exclude_none=True))
-    if reward.fn == "tests_pass" and reward.args.get("reference") == "solution" and solution:
-        return {**reward.args, "reference": solution.get("turns") or solution.get("patch")}
-    if reward.fn == "state_matches" and spec.state is not None:
-        tools = {"tools": spec.tools, "user_tools": spec.user.tools if spec.user is not None else ()}
-        sources = {who: [state_source(tool) for tool in own if tool.state] for who, own in tools.items()}
-        return {"gold": solution.get("turns"), "sources": sources, "close": spec.state.close, **reward.args}
-    return reward.args
-
-
-def _grader(spec: Spec, roles: Mapping[str, ModelClient], trial: Trial) -> Grader:
-    return Grader(
-        rewards=tuple(
-            GradedReward(
-                _function(spec, name, reward),
-                Weighting(name, reward.weight, reward.gate),
-                _arguments(spec, reward),
-                fresh=reward.sandbox == "fresh",
-                seats=None if reward.seats is None else tuple(reward.seats),
-                shares=reward.seats if isinstance(reward.seats, Mapping) else None,
-                steps=reward.per_step,
-                range=reward.range,
-            )
-            for name, reward in spec.rewards.items()
-        ),
-        render=partial(reward_args, spec.folder),
-        clamp=spec.score.clamp,
-        combine=spec.score.combine,
-        trial=trial,
-        solution=(lambda item: last_words(gold_turns(spec, _row_of(item)))) if has_solution(spec) else None,
-        roles={name: ModelHandle(role) for name, role in roles.items()},
-    )

@@ -21,8 +21,9 @@ from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
-from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, last_words
+from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ONLY_SEAT, Group, Rollout, RolloutKey, Seat
+from hermes_rl.rollouts.solutions import gold_turns, last_words
 from hermes_rl.runs.renderer_check import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.scoring.grader import GradedReward

@@ -15,8 +15,8 @@ from typing import Any
 
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import gold_turns, has_solution, last_words, user_script
 from hermes_rl.rollouts.rollout import ONLY_SEAT, Group, Rollout, never_asked
+from hermes_rl.rollouts.solutions import gold_turns, has_solution, last_words, user_script
 from hermes_rl.runs.deep_answers import GUESSES, KINDS, Answers, Probe, another_solution
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.shipped import shipped_dir, shipped_rewards

@@ -17,9 +17,9 @@ from typing import Any
 
 from hermes_rl.data.load import RowCount, Split, counted_rows, load_rows
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import has_solution
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.rollouts.sandboxes import keep_artifacts
+from hermes_rl.rollouts.solutions import has_solution
 from hermes_rl.runs.deep_answers import BLIND_SECONDS, KINDS, Probe, play
 from hermes_rl.runs.deep_checks import DeepFinding, DeepFindings, fails, judge, judge_blind, judge_constant
 from hermes_rl.runs.run import Plan, Run

@@ -20,7 +20,7 @@ from typing import Any
 
 from hermes_rl import Env, open_env
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import gold_turns
+from hermes_rl.rollouts.solutions import gold_turns
 from hermes_rl.tools.execute import MOST_CALLS
 from tests.real.port_trajectories import UNKNOWN, Script, played
 

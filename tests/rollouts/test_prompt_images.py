@@ -12,8 +12,8 @@ import pytest
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.compiled import messages_of
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.prompts import messages_of
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

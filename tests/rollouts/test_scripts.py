@@ -8,7 +8,7 @@ import pytest
 
 from hermes_rl import open_env
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import gold_turns
+from hermes_rl.rollouts.solutions import gold_turns
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.stop_reasons import StopReason
 

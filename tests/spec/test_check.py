@@ -10,10 +10,10 @@ import pytest
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.rollouts.compiled import messages_of
 from hermes_rl.rollouts.sandboxes import sandbox_config
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.prompts import messages_of
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.signatures import function
 

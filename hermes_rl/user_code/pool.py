@@ -8,11 +8,11 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import HermesRLError, RewardFailure
 from hermes_rl.plugins import Code, identity
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FREE = max(4, 2 * len(os.sched_getaffinity(0)))
-"""Maximum number of idle processes, and of busy ones above which a call waits briefly for one before another is
-started.
+"""Maximum number of idle processes, and of calls of an event loop at a time above which one waits briefly before it
+gets a further process.
 """
 MOMENT = 0.02
 """Seconds of this wait if calls are long."""
@@ -42,10 +42,11 @@ class ProcessPool:
     def __init__(self) -> None:
         self._warm: Warm | None = None
         self._free: list[Worker] = []
-        self._busy = self._ended = 0
+        self.ended = 0
+        """Number of calls that have ended."""
         self._took = 0.0
         """Mean seconds of a call, in which recent calls have more weight."""
-        self._waiting: deque[_Waiting] = deque()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slots] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     async def call(
@@ -73,39 +74,30 @@ class ProcessPool:
             OvertimeError, EndedError: it timed out, its process ended, or it sent an invalid message.
             NotCarriedError: the arguments cannot be pickled.
         """
-        worker = await self._worker(code)
-        stays, began = False, time.monotonic()
-        try:
-            returned = await worker.call(code, arguments, plain, timeout, read)
-            stays = True
-        except (ForeignError, HermesRLError, NotCarriedError):
-            stays = True
-            raise
-        except EndedError as error:
-            how = await done_in_thread(worker.close)
-            raise type(error)(str(error) or how) from error
-        finally:
-            self._took += (time.monotonic() - began - self._took) / 8
-            self._leave(worker, stays=stays)
+        async with self._slots_here():
+            worker = await self._worker(code)
+            stays, began = False, time.monotonic()
+            try:
+                returned = await worker.call(code, arguments, plain, timeout, read)
+                stays = True
+            except (ForeignError, HermesRLError, NotCarriedError):
+                stays = True
+                raise
+            except EndedError as error:
+                how = await done_in_thread(worker.close)
+                raise type(error)(str(error) or how) from error
+            finally:
+                self._took += (time.monotonic() - began - self._took) / 8
+                self.ended += 1
+                self._leave(worker, stays=stays)
         return returned
 
     async def hold(self, *codes: Code, reused: bool = False) -> OwnProcess:
         """Return a process with this code for exclusive use; the caller closes it. `reused`: it may have been used
         before.
         """
-        worker = None
-        if reused:
-            with self._lock:
-                worker = self._fit(*codes)
-        if worker is None:
-            worker = await acquire_in_thread(partial(self._begin, *codes), Worker.close)
-        return OwnProcess(worker, self._take_back if reused else None)
-
-    def _take_back(self, worker: Worker) -> None:
-        """Put an exclusively used process back into the pool."""
-        with self._lock:
-            self._busy += 1
-        self._pass_on(worker)
+        worker = await self._worker(*codes, fresh=not reused)
+        return OwnProcess(worker, partial(self._leave, stays=True) if reused else None)
 
     def load(self, *codes: Code) -> Warm:
         """Return the warm process after it has loaded this code; blocks during the import."""
@@ -114,7 +106,8 @@ class ProcessPool:
                 self._let_go()
                 self._warm = Warm()
             elif self._warm.listed != listed_variables():  # the old one stays until its last fork has ended
-                self._bury_free()
+                while self._free:
+                    run_detached(partial(_reap, self._free.pop()))
                 self._warm = Warm()
             warm = self._warm
         for code in codes:
@@ -141,61 +134,30 @@ class ProcessPool:
         if warm is not None:
             warm.close()
 
-    def _bury_free(self) -> None:
-        while self._free:
-            run_detached(partial(_reap, self._free.pop()))
-
     def _let_go(self) -> None:
         while self._free:
             self._free.pop().let_go()
 
-    async def _worker(self, code: Code) -> Worker:
-        """Return a process that has this code: a free one, or a new one if none becomes free."""
-        waiting = None
+    def _slots_here(self) -> _Slots:
+        """Return the slots for calls on the running event loop."""
+        loop = asyncio.get_running_loop()
+        slots = self._slots.get(loop)
+        if slots is None:
+            slots = self._slots[loop] = _Slots(self)
+        return slots
+
+    async def _worker(self, *codes: Code, fresh: bool = False) -> Worker:
+        """Return a process that has this code: a free one unless it has to be `fresh`, or a new one."""
         with self._lock:
-            worker = self._fit(code)
-            if worker is None and self._busy >= FREE:
-                waiting = _Waiting(code)
-                self._waiting.append(waiting)
-            else:
-                self._busy += 1
-        if waiting is not None:
-            worker = await self._turn(waiting)
-        try:
-            return worker if worker is not None else await acquire_in_thread(partial(self._begin, code), Worker.close)
-        except BaseException:  # also on cancellation: a slot that is not returned is lost permanently
-            self._pass_on(None)
-            raise
-
-    def _begin(self, *codes: Code) -> Worker:
-        return Worker(self.load(*codes))
-
-    async def _turn(self, waiting: _Waiting) -> Worker | None:
-        """Wait for a released process or slot, or until all are busy with long calls."""
-        waiting.look(self._wait, self._overdue, self._ended)
-        try:
-            return await waiting.turn
-        except asyncio.CancelledError:
-            if not waiting.turn.cancelled():  # the result arrived at the same moment
-                self._pass_on(waiting.turn.result())
-            raise
-        finally:
-            waiting.timer.cancel()
+            worker = None if fresh else self._fit(*codes)
+        if worker is None:
+            worker = await acquire_in_thread(lambda: Worker(self.load(*codes)), Worker.close)
+        return worker
 
     @property
-    def _wait(self) -> float:
+    def patience(self) -> float:
+        """Seconds for which a call waits for the end of another one before it gets a further process."""
         return PATIENCE if self._took < SHORT else MOMENT
-
-    def _overdue(self, waiting: _Waiting, ended: int) -> None:
-        if waiting.turn.done():
-            return
-        with self._lock:
-            late = ended == self._ended
-            self._busy += late
-        if late:
-            waiting.turn.set_result(None)
-        else:
-            waiting.look(self._wait, self._overdue, self._ended)
 
     def _fit(self, *codes: Code) -> Worker | None:
         """Return a free process that has this code, or None; processes without it, or ended ones, are removed."""
@@ -207,61 +169,59 @@ class ProcessPool:
         return None
 
     def _leave(self, worker: Worker, *, stays: bool) -> None:
-        """Release a process after a call."""
-        self._ended += 1
-        stays = stays and self._warm is worker.warm
-        self._pass_on(worker if stays else None)
+        """Keep a process for further calls, or end it."""
+        with self._lock:
+            stays = stays and len(self._free) < FREE and self._warm is worker.warm
+            if stays:
+                self._free.append(worker)
         if not stays:
             worker.end("was given up")
             run_detached(partial(_reap, worker))
 
-    def _pass_on(self, worker: Worker | None) -> None:
-        """Give a process, or a free slot, to the call that has waited longest; later calls cannot overtake it."""
-        with self._lock:
-            while self._waiting:
-                waiting = self._waiting.popleft()
-                if not waiting.turn.done() and waiting.call_soon(partial(self._take, waiting, worker)):
-                    return
-            self._busy -= 1
-            stays = worker is not None and len(self._free) < FREE and self._warm is worker.warm
-            if worker is not None and stays:
-                self._free.append(worker)
-        if worker is not None and not stays:
-            run_detached(partial(_reap, worker))
 
-    def _take(self, waiting: _Waiting, worker: Worker | None) -> None:
-        """Resume a waiting call on its loop, unless it was cancelled or has started another process meanwhile."""
-        if waiting.turn.done():
-            self._pass_on(worker)
-        elif worker is None or worker.fits(waiting.code):
-            waiting.turn.set_result(worker)
+class _Slots:
+    """Slots for the calls of one event loop, as a context manager: `FREE` of them, and further ones for long calls.
+
+    They are given in the order of the calls.
+    """
+
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool, self._semaphore = pool, asyncio.Semaphore(FREE)
+        self._further = self._waiting = 0
+        self._timer: asyncio.TimerHandle | None = None
+        """Set while calls wait."""
+
+    async def __aenter__(self) -> None:
+        if not self._semaphore.locked():
+            await self._semaphore.acquire()
+            return
+        self._waiting += 1
+        if self._timer is None:
+            self._look_later()
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._further and not self._waiting:
+            self._further -= 1
         else:
-            run_detached(partial(_reap, worker))
-            waiting.turn.set_result(None)
+            self._semaphore.release()
 
+    def _look_later(self) -> None:
+        look = partial(self._look, self._pool.ended)
+        self._timer = asyncio.get_running_loop().call_later(self._pool.patience, look)
 
-class _Waiting:
-    """A call that waits for a process, on its own loop."""
-
-    def __init__(self, code: Code) -> None:
-        self.code = code
-        self._loop = asyncio.get_running_loop()
-        self.turn: asyncio.Future[Worker | None] = self._loop.create_future()
-        """The process, or None if there is a slot for a new one."""
-
-    def look(self, wait: float, overdue: Callable[[_Waiting, int], None], ended: int) -> None:
-        """Check after `wait` seconds if any call has ended since."""
-        self.timer = self._loop.call_later(wait, overdue, self, ended)
-
-    def call_soon(self, give: Callable[[], None]) -> bool:
-        """Call `give` on its loop; return False if the loop is closed."""
-        with suppress(RuntimeError):
-            if asyncio.get_running_loop() is self._loop:
-                self._loop.call_soon(give)
-            else:
-                self._loop.call_soon_threadsafe(give)
-            return True
-        return False
+    def _look(self, ended: int) -> None:
+        """Give a slot to each call that waits if none has ended since: all are busy with long ones then."""
+        self._timer = None
+        if not self._waiting:
+            return
+        for _ in range(self._waiting if ended == self._pool.ended else 0):
+            self._further += 1
+            self._semaphore.release()
+        self._look_later()
 
 
 def _reap(worker: Worker) -> None:

@@ -187,6 +187,11 @@ def call(pool: ProcessPool, tmp_path: Path) -> Caller:
 # ------------------------------------------------------------------------------------------------ What a call gives
 
 
+def require_all_slots_free(pool: ProcessPool) -> None:
+    slots = pool._slots_here()
+    assert (slots._semaphore._value, slots._further, slots._waiting) == (code_pool.FREE, 0, 0)
+
+
 def test_call_returns_the_value_of_the_function(call: Caller) -> None:
     assert call("add", a=1, b=2) == 3
     assert call("later", a="x") == ["x"]
@@ -445,9 +450,9 @@ def test_no_message_of_a_process_reaches_another_call_or_moves_code(
             if own:
                 await process.close()
         assert await pool.call(pid, {}, "hermes_rl.plugins:identity", 60) != os.getpid()
+        require_all_slots_free(pool)
 
     asyncio.run(played())
-    assert pool._busy == 0
 
 
 def test_only_the_process_itself_replies_where_a_call_has_forked(call: Caller) -> None:
@@ -488,7 +493,7 @@ async def test_cancelled_call_is_ended(call: Caller, pool: ProcessPool) -> None:
         await task
     await asyncio.to_thread(until_gone, pid)
     assert await pool.call(call.code("add"), {"a": 1, "b": 1}, "hermes_rl.plugins:identity", 60) == 2
-    assert pool._busy == 0
+    require_all_slots_free(pool)
 
 
 def test_what_a_call_has_started_ends_with_its_process(call: Caller, pool: ProcessPool) -> None:
@@ -604,11 +609,10 @@ def test_cancelled_calls_lose_no_pool_slots(call: Caller, pool: ProcessPool) -> 
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(value == 0.002 or isinstance(value, asyncio.CancelledError) for value in ended), ended
+        require_all_slots_free(pool)
 
     with ThreadPoolExecutor(3) as threads:  # a loop each
         list(threads.map(lambda seed: asyncio.run(some(seed)), range(6)))
-    assert pool._busy == 0
-    assert not any(not waiting.turn.done() for waiting in pool._waiting)
     assert call("add", a=1, b=1) == 2
 
 

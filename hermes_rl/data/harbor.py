@@ -16,7 +16,7 @@ import re
 import shlex
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import file_digest, sha256
@@ -308,15 +308,11 @@ class _Task:
     def _row(self) -> dict[str, Any] | None:
         file = self.folder / TASK
         self._parse()
-        for key, why in REFUSED.items():
-            if self._at(key) not in (None, [], ""):
-                self._refuse_key(key, why)
+        self._hold_refused("", REFUSED)
         if self._number("environment.gpus", 0):
             self._refuse_key("environment.gpus", "no sandbox here has a GPU")
         if str(self._at("environment.os") or "linux").lower() != "linux":
             self._refuse_key("environment.os", "sandboxes are Linux")
-        if self._at("verifier.environment_mode") not in (None, "shared"):
-            self._refuse_key("verifier.environment_mode", 'tests run in the agent\'s sandbox alone, as with "shared"')
         self._hold_servers()
         parts = self._parts()
         if not parts:
@@ -443,6 +439,15 @@ class _Task:
                 f"--set agent.timeout={seconds:g}"
             )
 
+    def _hold_refused(self, prefix: str, keys: Iterable[str]) -> None:
+        """Refuse what is not supported of a task, or of a step, with the prefix of its keys."""
+        for key in keys:
+            if self._at(f"{prefix}{key}") not in (None, [], ""):
+                self._refuse_key(f"{prefix}{key}", REFUSED[key])
+        mode = f"{prefix}verifier.environment_mode"
+        if self._at(mode) not in (None, "shared"):
+            self._refuse_key(mode, 'tests run in the agent\'s sandbox alone, as with "shared"')
+
     def _hold_strategy(self) -> None:
         """Refuse steps whose rewards the spec combines in another way than the task."""
         strategy = self._at("multi_step_reward_strategy") or "mean"
@@ -457,12 +462,7 @@ class _Task:
 
     def _hold_step(self, key: str) -> None:
         """Refuse unsupported requests of a step; `key` is the key of its table."""
-        refused = {each: why for each, why in REFUSED.items() if each.startswith(("agent.", "verifier."))}
-        for inner, why in refused.items():
-            if self._at(f"{key}.{inner}") not in (None, [], ""):
-                self._refuse_key(f"{key}.{inner}", why)
-        if self._at(f"{key}.verifier.environment_mode") not in (None, "shared"):
-            self._refuse_key(f"{key}.verifier.environment_mode", "tests run in the agent's sandbox alone")
+        self._hold_refused(f"{key}.", [each for each in REFUSED if each.startswith(("agent.", "verifier."))])
         if self._at(f"{key}.agent.timeout_sec") is not None:
             self.notes.append("`steps.agent.timeout_sec` is of no effect: the agent's time is for all steps together")
 

@@ -224,14 +224,16 @@ class _BuiltLater:
         return core_schema.with_info_plain_validator_function(LazySection(source), serialization=written)
 
 
-def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
-    def parsed(value: Any) -> Any:
+def _of_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return a validator that reads a text; a ValueError says what is wrong with it."""
+
+    def validate(value: Any) -> Any:
         try:
-            return parse(value) if isinstance(value, str) else value
+            return read(value) if isinstance(value, str) else value
         except ValueError as error:
             raise wrong(str(error)) from None
 
-    return BeforeValidator(parsed)
+    return validate
 
 
 def _text(value: Any) -> Any:
@@ -241,18 +243,8 @@ def _text(value: Any) -> Any:
 
 
 def _for_system(value: str) -> str:
-    try:
-        system_bytes(value)
-    except ValueError as error:
-        raise wrong(str(error)) from None
+    system_bytes(value)
     return value
-
-
-def _address(value: str) -> str:
-    try:
-        return url_text(value)
-    except ValueError as error:
-        raise wrong(str(error)) from None
 
 
 def _encodable(value: str) -> str:
@@ -282,11 +274,11 @@ Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
 Free = Annotated[Any, AfterValidator(freeze)]
 FreeMap = Annotated[Mapping[str, Any], AfterValidator(freeze)]
 Pair = Annotated[tuple[float, float], Strict(False)]
-Size = Annotated[int, _parsed(parse_size)]
-Seconds = Annotated[float, _parsed(parse_duration)]
-SystemText = Annotated[str, AfterValidator(_for_system)]
+Size = Annotated[int, BeforeValidator(_of_text(parse_size))]
+Seconds = Annotated[float, BeforeValidator(_of_text(parse_duration))]
+SystemText = Annotated[str, AfterValidator(_of_text(_for_system))]
 EnvText = Annotated[SystemText, BeforeValidator(_text)]
-UrlText = Annotated[str, AfterValidator(_address)]
+UrlText = Annotated[str, AfterValidator(_of_text(url_text))]
 FileText = Annotated[str, AfterValidator(_encodable)]
 PathText = Annotated[SystemText, AfterValidator(_for_path)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

@@ -170,6 +170,7 @@ def test_tests_that_pages_name_exist() -> None:
     named = [
         (page.name, *words)
         for page in (root / "docs").glob("*.md")
+        if page.name != "spec-reference.md"  # its examples are of other projects
         for words in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
     ]
     assert named

@@ -54,7 +54,7 @@ def draft(file: Path, framework: str, parent: Path) -> list[str]:
     Raises:
         UserError: the file cannot be moved, or the directory exists or cannot be written.
     """
-    from hermes_rl.cli.draft import draft_files
+    from hermes_rl.spec.draft import draft_files
 
     name, files, left = draft_files(file, framework)
     folder = parent / name

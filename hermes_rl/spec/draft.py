@@ -45,7 +45,7 @@ _Dumper.add_representer(
 _Dumper.add_representer(RawText, lambda dumper, text: dumper.represent_scalar("!raw", str(text), style='"'))
 
 
-class Draft:
+class SpecDraft:
     """Draft of a spec and its code from one file, and the parts that could not be moved."""
 
     def __init__(self, path: Path) -> None:
@@ -268,7 +268,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (each.asname or each.name for each in node.names if each.name.split(".")[0] in FRAMEWORKS)
 
 
-def _returned(draft: Draft, function: Function) -> ast.expr | None:
+def _returned(draft: SpecDraft, function: Function) -> ast.expr | None:
     """Return the expression that a function returns."""
     returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
     calls = [each for each in map(draft.resolved, returns) if isinstance(each, ast.Call)]
@@ -278,7 +278,7 @@ def _returned(draft: Draft, function: Function) -> ast.expr | None:
 # ------------------------------------------------------------------------------------------------ verifiers
 
 
-def from_verifiers(draft: Draft) -> None:
+def from_verifiers(draft: SpecDraft) -> None:
     """Move a module with `load_environment`."""
     entry = draft.functions.get("load_environment")
     if entry is None:
@@ -308,7 +308,7 @@ def from_verifiers(draft: Draft) -> None:
         draft.leave(f"{kind}: see docs/moving.md", entry)
 
 
-def _called(draft: Draft, method: str, node: ast.Call) -> None:
+def _called(draft: SpecDraft, method: str, node: ast.Call) -> None:
     """Move what a method of a rubric or an environment adds."""
     if method in ("add_reward_func", "add_metric") and node.args:
         weights = [each.value for each in node.keywords if each.arg == "weight"] + node.args[1:2]
@@ -320,7 +320,7 @@ def _called(draft: Draft, method: str, node: ast.Call) -> None:
             draft.leave(f"{shown(node)}: hidden arguments are attributes of a `state`", node)
 
 
-def _tool(draft: Draft, node: ast.expr) -> None:
+def _tool(draft: SpecDraft, node: ast.expr) -> None:
     node = draft.resolved(node)
     function = draft.functions.get(node.id) if isinstance(node, ast.Name) else None
     if function is None:
@@ -329,7 +329,7 @@ def _tool(draft: Draft, node: ast.expr) -> None:
         draft.add_tool(function.name, draft.segment(function))
 
 
-def _environment_class(draft: Draft, own: ast.ClassDef) -> None:
+def _environment_class(draft: SpecDraft, own: ast.ClassDef) -> None:
     hints = {
         "env_response": "user: {state: method} replies",
         "setup_state": "a class of `state:` starts so",
@@ -347,7 +347,7 @@ EXAMPLES = {"gsm8k": {"path": "openai/gsm8k", "name": "main", "split": "train"}}
 """Datasets of `load_example_dataset`."""
 
 
-def _dataset(draft: Draft, node: ast.expr | None) -> None:
+def _dataset(draft: SpecDraft, node: ast.expr | None) -> None:
     node = _NONE if node is None else draft.resolved(node)
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         inner = draft.resolved(node.func.value)
@@ -368,7 +368,7 @@ def _dataset(draft: Draft, node: ast.expr | None) -> None:
         draft.items(path if name == "from_list" else node, {"question": "…", "answer": "…"})
 
 
-def _rubric(draft: Draft, node: ast.expr) -> None:
+def _rubric(draft: SpecDraft, node: ast.expr) -> None:
     name, arguments = draft.call(node, "funcs", "weights") or ("", {})
     if name == "RubricGroup":
         for each in draft.items_of(arguments.get("rubrics", arguments.get("funcs", _NONE))):
@@ -390,7 +390,7 @@ def _rubric(draft: Draft, node: ast.expr) -> None:
         draft.leave(f"rubric={shown(node)}", node)
 
 
-def _reward_function(draft: Draft, node: ast.expr, weight: float) -> None:
+def _reward_function(draft: SpecDraft, node: ast.expr, weight: float) -> None:
     node = draft.resolved(node)
     function = draft.functions.get(node.id) if isinstance(node, ast.Name) else None
     called = draft.call(node)
@@ -411,7 +411,7 @@ def _reward_function(draft: Draft, node: ast.expr, weight: float) -> None:
         draft.leave(f"the reward {shown(node)}", node)
 
 
-def _number(draft: Draft, node: ast.expr) -> float:
+def _number(draft: SpecDraft, node: ast.expr) -> float:
     try:
         return float(draft.value(node))
     except (ValueError, TypeError, RecursionError):
@@ -422,7 +422,7 @@ def _number(draft: Draft, node: ast.expr) -> float:
 # ------------------------------------------------------------------------------------------------ Inspect
 
 
-def from_inspect(draft: Draft) -> None:
+def from_inspect(draft: SpecDraft) -> None:
     """Move the first task of a file."""
     tasks = [each for each in draft.functions.values() if any("task" in shown(mark) for mark in each.decorator_list)]
     entry, found = next(
@@ -457,7 +457,7 @@ def from_inspect(draft: Draft) -> None:
     draft.leave_all(arguments)
 
 
-def _samples(draft: Draft, node: ast.expr | None) -> None:
+def _samples(draft: SpecDraft, node: ast.expr | None) -> None:
     placeholder = {"input": "…", "target": "0"}
     name, arguments = draft.call(node, "samples") or ("", {})
     if name in ("json_dataset", "csv_dataset", "hf_dataset") and "samples" in arguments:
@@ -480,12 +480,12 @@ def _samples(draft: Draft, node: ast.expr | None) -> None:
     draft.section("dataset")["eval"] = "only"
 
 
-def _column(draft: Draft, key: str, column: Any) -> None:
+def _column(draft: SpecDraft, key: str, column: Any) -> None:
     if column != key:
         draft.section("dataset").setdefault("columns", {})[key] = f"{{{{ row[{str(column)!r}] }}}}"
 
 
-def _sample(draft: Draft, node: ast.expr) -> dict[str, Any]:
+def _sample(draft: SpecDraft, node: ast.expr) -> dict[str, Any]:
     name, arguments = draft.call(node, "input", "choices", "target", "id", "metadata") or ("", {})
     if name != "Sample":
         raise ValueError("no Sample")
@@ -497,7 +497,7 @@ CHOICES = (
 )
 
 
-def _solvers(draft: Draft, solver: ast.expr) -> None:
+def _solvers(draft: SpecDraft, solver: ast.expr) -> None:
     generated = False
     node = draft.resolved(solver)
     is_chain = isinstance(node, ast.Call) and (draft.call(node) or ("",))[0] == "chain"
@@ -511,11 +511,11 @@ def _solvers(draft: Draft, solver: ast.expr) -> None:
             _solver(draft, each, name, arguments)
 
 
-def _add_turn(draft: Draft, text: Any) -> None:
+def _add_turn(draft: SpecDraft, text: Any) -> None:
     draft.section("user").setdefault("turns", []).append({"say": raw(str(text))})
 
 
-def _solver(draft: Draft, node: ast.expr, name: str, arguments: Arguments) -> None:
+def _solver(draft: SpecDraft, node: ast.expr, name: str, arguments: Arguments) -> None:
     if name == "system_message":
         draft.take(arguments, "first", draft.text("system"))
     elif name == "prompt_template" and "first" in arguments:
@@ -534,11 +534,11 @@ def _solver(draft: Draft, node: ast.expr, name: str, arguments: Arguments) -> No
         draft.leave(f"the solver {shown(node)}", node)
 
 
-def _set_template(draft: Draft, text: Any) -> None:
+def _set_template(draft: SpecDraft, text: Any) -> None:
     draft.section("prompt")["user"] = str(text).replace("{prompt}", "{{ input }}")
 
 
-def _inspect_tool(draft: Draft, node: ast.expr) -> None:
+def _inspect_tool(draft: SpecDraft, node: ast.expr) -> None:
     name, arguments = draft.call(node) or ("", {})
     sets = {"bash": "terminal", "bash_session": "terminal", "python": "code_execution", "text_editor": "file"}
     factory = draft.functions.get(name)
@@ -559,7 +559,7 @@ def _inspect_tool(draft: Draft, node: ast.expr) -> None:
         draft.leave(f"the tool {shown(node)}", node)
 
 
-def _scorer(draft: Draft, node: ast.expr) -> None:
+def _scorer(draft: SpecDraft, node: ast.expr) -> None:
     name, arguments = draft.call(node, "first") or ("", {})
     target = {"args": {"target": "{{ target }}"}}
     shipped: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -595,7 +595,7 @@ def _scorer(draft: Draft, node: ast.expr) -> None:
     draft.leave_all(arguments)
 
 
-def _epochs(draft: Draft, node: ast.expr) -> None:
+def _epochs(draft: SpecDraft, node: ast.expr) -> None:
     _, arguments = draft.call(node, "epochs", "reducer") or ("", {"epochs": node})
     draft.take(arguments, "epochs", draft.set("evaluate", "rollouts"))
     reducers: list[Any] = []
@@ -605,7 +605,7 @@ def _epochs(draft: Draft, node: ast.expr) -> None:
             draft.leave(f"the reducer {reducer}; the mean, pass@k and pass^k are reported", node)
 
 
-MOVERS: Mapping[str, Callable[[Draft], None]] = {"verifiers": from_verifiers, "inspect": from_inspect}
+MOVERS: Mapping[str, Callable[[SpecDraft], None]] = {"verifiers": from_verifiers, "inspect": from_inspect}
 
 
 def draft_files(path: Path, framework: str) -> tuple[str, dict[str, str], list[str]]:
@@ -614,7 +614,7 @@ def draft_files(path: Path, framework: str) -> tuple[str, dict[str, str], list[s
     Raises:
         UserError: the file cannot be read or parsed, or holds no environment.
     """
-    draft = Draft(path)
+    draft = SpecDraft(path)
     MOVERS[framework](draft)
     if not draft.spec.get("rewards"):
         draft.leave("rewards: a spec needs at least one")

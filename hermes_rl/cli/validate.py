@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
-from hermes_rl.data.check import check_spec
+from hermes_rl.data.check import GENERATOR_UNCHECKED, check_spec
 from hermes_rl.data.load import RowCount
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.runs.at_start import refusals, unset_variables
@@ -223,6 +223,8 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], ro
         verdict.problems = list(own)
         return
     verdict.scores, verdict.findings = report.scores, report.findings
+    # Its first rows have just run.
+    verdict.warnings = [warning for warning in verdict.warnings if warning.message != GENERATOR_UNCHECKED]
     verdict.rows = report.summary if rows is not None else None
     verdict.kept = str(report.kept) if report.kept is not None else None
     for finding in report.findings:

@@ -127,6 +127,10 @@ def _opened(spec: Spec, source: Source, split: str, findings: Findings, notify: 
     return Opened(lambda: iter(tasks.rows), finite=True)
 
 
+GENERATOR_UNCHECKED = "the rows of a generator were not checked"
+"""Warning of a check without `--rows`."""
+
+
 def _undivided(spec: Spec, rows: list[Row]) -> bool:
     """Return True if all rows stay on one side of `eval: {fraction}`, because their contents are equal."""
     rule = spec.dataset.eval
@@ -137,7 +141,7 @@ def _local(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None,
     """Return the source whose rows can be read locally, or None, and its path in the spec; `run` allows a generator."""
     dataset = spec.dataset
     if dataset.generator is not None and not run:
-        findings.warning(("dataset", "generator"), "the rows of a generator were not checked")
+        findings.warning(("dataset", "generator"), GENERATOR_UNCHECKED)
         return None, ()
     if not is_on_hub(dataset):
         return dataset, ("dataset",)

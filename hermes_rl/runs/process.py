@@ -87,6 +87,8 @@ async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, R
             ):
                 launch.progress.note(words)
         for reason, count in most_frequent(opened.encoder.missing_tokens()):
+            if reason == opened.encoder.missing:
+                continue  # the user was notified at the start
             launch.progress.note(f"{count} rollout{' has' if count == 1 else 's have'} no tokens: {reason}")
         return summary, opened.directory
 

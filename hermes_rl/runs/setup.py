@@ -36,7 +36,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.isolation import require_by_hand
-from hermes_rl.sandbox.none import WARNING
+from hermes_rl.sandbox.none import WARNING, warned
 from hermes_rl.servers.exactness import engines, require_address, require_reachable
 from hermes_rl.servers.usage import Meter, Usage
 from hermes_rl.spec.fingerprint import fingerprint
@@ -225,6 +225,7 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None], trainin
         # Never continue without isolation unless the spec requests it.
         if spec.sandbox.backend == "none":
             note(f"WARNING: {WARNING}")
+            warned.set()
         elif spec.sandbox.backend == "bubblewrap":
             require_bubblewrap()
     return compiled

@@ -8,13 +8,13 @@ files and networks.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import posixpath
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,9 +93,14 @@ class NoIsolation(LocalIsolation):
         return Program(argv, python, descriptors.all, descriptors.stderr)
 
 
-@functools.cache
+warned = threading.Event()
+"""Set when the user was warned, here or before a run."""
+
+
 def _warn_once() -> None:
-    log.warning(WARNING)
+    if not warned.is_set():
+        warned.set()
+        log.warning(WARNING)
 
 
 def _clear(mark: str, folder: Path) -> None:

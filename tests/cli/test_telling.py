@@ -135,6 +135,7 @@ async def test_chat_server_without_a_tokenizer_is_warned_about_before_any_call(t
     said = model.heard[0]
     assert "WARNING: the groups will have messages and no tokens" in said and "/no/such/folder" in said
     assert "under `tokenizer` of the server" in said
+    assert "no tokens: " not in stream.getvalue(), "the user is told once, not again at the end"
 
 
 @pytest.mark.parametrize(
@@ -170,3 +171,20 @@ def test_the_library_of_tokenizers_gives_no_advice(tmp_path: Path) -> None:
     code = "from hermes_rl.tokens.families import family_names; family_names()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "PyTorch" not in done.stderr
+
+
+def test_a_warning_is_printed_once(tmp_path: Path) -> None:
+    """The rows of a generator run with --deep, and without isolation the user is warned before the first sandbox."""
+    (tmp_path / "rows.py").write_text("def made(*, seed, split):\n    for n in range(4):\n        yield {'n': n}\n")
+    (tmp_path / "words.yaml").write_text(
+        "dataset: {generator: 'rows.py:made'}\nprompt: {user: '{{ n }}'}\ntoolsets: [terminal]\n"
+        "sandbox: {backend: none}\nservers: {policy: {type: scripted}}\nprocess: {groups: 1, group_size: 1}\n"
+        "rewards: {exact_match: {args: {target: '{{ n }}'}}}\n"
+        "solution: {turns: [{tools: [{name: terminal, args: {command: ls}}]}, {say: '{{ n }}'}]}\n"
+    )
+    shallow, deep = (hermes("validate", "words.yaml", *more, cwd=tmp_path) for more in ((), ("--deep",)))
+    assert "the rows of a generator were not checked" in shallow.stderr
+    assert "gold         1.000" in deep.stdout and "were not checked" not in deep.stderr, deep.stderr
+    done = hermes("run", "words.yaml", "process", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("with your rights") == 1

@@ -73,7 +73,7 @@ def isolation_of(sandbox: Sandbox) -> Bubblewrap:
 
 
 async def test_none_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    none._warn_once.cache_clear()
+    none.warned.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             async with create_sandbox(SandboxConfig(backend="none")):

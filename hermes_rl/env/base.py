@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import sys
 import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -56,10 +57,12 @@ from hermes_rl.scoring.reward_value import RewardValue, interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.spec.model import Mode
 from hermes_rl.stop_reasons import StopReason
+from hermes_rl.terminal_text import escape_controls
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import drawable, resolve_toolsets, sample_distribution, toolkit_of
 from hermes_rl.tools.context import ToolContext
+from hermes_rl.values import is_number
 
 # ------------------ Adapting a hand-written environment's hooks to the `Environment` interface
 
@@ -228,6 +231,8 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         if slurm or testing:
             raise UserError("slurm and testing are not supported: name the servers; a scripted policy plays offline")
         configs = _configs(server_configs)
+        self._evaluated: dict[str, Any] = {}
+        """Metrics of the last evaluation."""
         config = config.model_copy()  # do not change the caller's configuration
         if config.wandb_name is None:
             config.wandb_name = self.name or type(self).__name__  # run-api rejects an environment without a name
@@ -404,6 +409,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         """
         samples = args[5] if len(args) > 5 else kwargs.get("samples")  # the position in BaseEnv's signature
         metrics = {**metrics, **metrics_by_column(samples or (), self.config.eval_by)}
+        self._evaluated = metrics
         folder = self.config.data_dir_to_save_evals
         if folder is not None and hasattr(self, "env_id"):
             self.config.data_dir_to_save_evals = str(Path(folder) / f"step-{self.curr_step}")
@@ -430,6 +436,12 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             self._begin_tracking()
             await call(self.evaluate)
         self.server.require_no_failed_loops()
+        appended = [pair for pair in getattr(self, "eval_metrics", ()) if isinstance(pair, tuple) and len(pair) == 2]
+        numbers = {**dict(appended), **self._evaluated}
+        for name, value in numbers.items():
+            sys.stdout.write(f"{escape_controls(str(name))} {value:.4f}\n" if is_number(value) else "")
+        if not numbers:
+            sys.stderr.write("evaluate() gave no numbers: call self.evaluate_log(metrics) in it\n")
 
     @asynccontextmanager
     async def _set_up(self) -> AsyncIterator[None]:

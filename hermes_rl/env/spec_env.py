@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -258,6 +259,8 @@ class SpecEnv(HermesAgentBaseEnv):
             if outcome.stopped is not None:
                 raise RunError(f"ended early: {outcome.stopped}. Run directory: {directory.path}")
             if isinstance(outcome, Evaluation):
+                for name, value in outcome.metrics.items():
+                    sys.stdout.write(f"{name.removeprefix('eval/')} {value:.4f}\n")
                 outcome.require_reliable()
         launch.progress.note(f"run directory: {directory.path}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -51,6 +52,7 @@ def test_a_compiled_spec_evaluates(tmp_path: Path) -> None:
     done = program(SPEC_ENV, "evaluate", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.rglob("metrics.json"))) == 1
+    assert re.search(r"^mean_reward \d\.\d{4}$", done.stdout, re.MULTILINE), done.stdout
 
 
 async def test_an_environment_by_hand_processes_and_prints_no_key(model: WriterModel, tmp_path: Path) -> None:
@@ -76,6 +78,7 @@ async def test_evaluate_by_hand_writes_no_key_either(model: WriterModel, tmp_pat
     done = await asyncio.to_thread(program, BY_HAND, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
+    assert "eval/mean_reward 1.0000\n" in done.stdout
     written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert all(KEY not in text for text in [done.stdout, done.stderr, *written])
 

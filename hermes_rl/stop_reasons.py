@@ -66,10 +66,21 @@ class Rule(NamedTuple):
     description: str
     caused_by_policy: bool
     retried: bool = False
+    of_program: str = ""
+    """Description for a rollout that an agent program ran, if it differs."""
+
+    @property
+    def events(self) -> str:
+        """Both descriptions."""
+        return "; ".join(filter(None, (self.description, self.of_program)))
+
+    def event(self, *, program: bool) -> str:
+        """Return the description for a rollout of an agent program, or of the built-in loop."""
+        return self.of_program if program and self.of_program else self.description
 
 
-def _policy_caused(description: str) -> Rule:
-    return Rule(description, caused_by_policy=True)
+def _policy_caused(description: str, of_program: str = "") -> Rule:
+    return Rule(description, caused_by_policy=True, of_program=of_program)
 
 
 def _infrastructure(description: str, *, retried: bool = True) -> Rule:
@@ -78,7 +89,7 @@ def _infrastructure(description: str, *, retried: bool = True) -> Rule:
 
 RULES: Mapping[StopReason, Rule] = {
     StopReason.FINISHED: _policy_caused(
-        "it replied without calling a tool; an agent program exited with status 0 after a reply"
+        "it replied without calling a tool", of_program="an agent program exited with status 0 after a reply"
     ),
     StopReason.MAX_TURNS: _policy_caused(
         "`agent.max_turns` model calls were made, including refused and malformed tool calls"
@@ -156,7 +167,5 @@ def table() -> str:
     for stop_reason, rule in RULES.items():
         policy = rule.caused_by_policy
         cause, graded = ("policy", "yes, unless `on_stop` changes it") if policy else ("infrastructure", "never")
-        lines.append(
-            f"| `{stop_reason}` | {rule.description} | {cause} | {graded} | {'yes' if rule.retried else 'no'} |"
-        )
+        lines.append(f"| `{stop_reason}` | {rule.events} | {cause} | {graded} | {'yes' if rule.retried else 'no'} |")
     return "\n".join(lines)

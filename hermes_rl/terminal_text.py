@@ -6,6 +6,7 @@ Controls of writing direction show a line in another order. Both are escaped, as
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,24 @@ class _Escaped:
 
 
 _ESCAPED = _Escaped()
+
+
+def start_of(text: str, most: int) -> str:
+    """Return the start of a text in at most `most` characters, cut between two words if one ends in its second half."""
+    if len(text) <= most:
+        return text
+    start = text[: most - 1]
+    words = re.match(r"(.*\S)\s", start + text[most - 1], re.DOTALL)
+    return (words[1] if words and 2 * len(words[1]) > most else start) + "…"
+
+
+def end_of(text: str, most: int) -> str:
+    """Return the end of a text in at most `most` characters, cut between two words if one starts in its first half."""
+    if len(text) <= most:
+        return text
+    end = text[-(most - 1) :]
+    words = re.search(r"\s(\S.*)", text[-most] + end, re.DOTALL)
+    return "…" + (words[1] if words and 2 * len(words[1]) > most else end)
 
 
 def most_frequent(reasons: Counter[str], most: int = 3) -> Iterator[tuple[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
+from hermes_rl.terminal_text import end_of
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import SystemText
@@ -28,5 +29,5 @@ def command_output(ctx: Any, *, command: SystemText, expected: str, exact: bool 
     if not exact:
         said, wanted = said.strip(), wanted.strip()
     if answer["exit_code"] != 0:
-        return Score(0.0, reason=f"exit code {answer['exit_code']}: {said[-200:]}")
+        return Score(0.0, reason=f"exit code {answer['exit_code']}: {end_of(said, 200)}")
     return Score(said == wanted, reason=None if said == wanted else f"it printed {said[:200]!r}")

@@ -14,6 +14,7 @@ from hermes_rl.errors import AgentFault, JudgeFailure, UserError
 from hermes_rl.scoring.judge import JudgeRole, JudgeUsage, Shown, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward, find_reward
 from hermes_rl.scoring.reward_value import group_only_for, in_runner, interpret, requires
+from hermes_rl.terminal_text import start_of
 
 WORDS = 300
 """Maximum characters that are stored of a judge's reason."""
@@ -73,7 +74,9 @@ async def llm_judge(
         faults = [score for score in scores if isinstance(score, AgentFault)]
         if faults and (rubric is not None or need == "all"):
             return faults[0]  # and no 0, which raises the score if the weight is negative
-        told = [score if isinstance(score, Score) else Score(0.0, reason=str(score)[:WORDS]) for score in scores]
+        told = [
+            score if isinstance(score, Score) else Score(0.0, reason=start_of(str(score), WORDS)) for score in scores
+        ]
         return told[0] if rubric is not None else _together(told, need)
 
     try:
@@ -137,7 +140,7 @@ class _Task:
         except AgentFault as fault:
             return fault
         scores = [score for score, _ in given]
-        reason = " | ".join(reason for _, reason in given)[:WORDS]
+        reason = start_of(" | ".join(reason for _, reason in given), WORDS)
         return Score(statistics.median(scores), reason=reason, metrics=bill.counts)
 
     def scorer(self, judge: JudgeRole) -> Any:
@@ -194,4 +197,4 @@ async def _fallen_back(
     reward.require_fitting(taken)
     returned, seconds = await call_reward(reward, {**reward.wanted({"result": result}), **taken})
     value = interpret(reward.name, returned, seconds).value
-    return Score(value, reason=f"fallback {reward.name}: {failure.detail}"[:WORDS], metrics={"fallback": 1.0})
+    return Score(value, reason=start_of(f"fallback {reward.name}: {failure.detail}", WORDS), metrics={"fallback": 1.0})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_rl import Score
 from hermes_rl.errors import AgentFault, RewardFailure
 from hermes_rl.scoring.reward_value import value_range
+from hermes_rl.terminal_text import end_of
 from hermes_rl.values import is_number, read_json
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def reward_file(
     if value is None or (value <= 0 and LACKING.search(answer["output"])):
         _require_it_can_run(ctx, command, files or [], folder, env or {}, timeout)
     if numbers is None or value is None:
-        said = answer["output"].strip()[-SHOWN:]
+        said = end_of(answer["output"].strip(), SHOWN)
         raise AgentFault(f"{problem} (exit status {answer['exit_code']}): {said}")
     return Score(value, metrics=numbers if set(numbers) != {name} else {})
 
@@ -120,7 +121,7 @@ def _require_it_can_run(
             answer, numbers, _ = _run(clean, command, files, folder, env, timeout)
             clean.restore()
         cannot = numbers is None and answer["exit_code"] in NOT_EXECUTED
-        lacks = answer["output"].strip()[-SHOWN:] if cannot or LACKING.search(answer["output"]) else ""
+        lacks = end_of(answer["output"].strip(), SHOWN) if cannot or LACKING.search(answer["output"]) else ""
         if cannot and not lacks:
             lacks = f"exit status {answer['exit_code']}"
         if not answer.get("timed_out"):

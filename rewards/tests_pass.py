@@ -34,6 +34,7 @@ from hermes_rl.scoring.control_files import (
 from hermes_rl.scoring.missing_programs import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
 from hermes_rl.scoring.runner_report import RunnerReport, parse_report
 from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
+from hermes_rl.terminal_text import end_of
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import PlacedFile, ReferencePart, SystemText
@@ -492,7 +493,7 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
     links = (_there(ctx, changed, test="-h") or set()) if b"120000" in patch else set()
     answer = ctx.terminal(shlex.join(["git", "apply", "--whitespace=nowarn", *excluded, path]))
     if "error" in written or answer["exit_code"] != 0:
-        return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
+        return f"artifact {name} cannot be applied: {written.get('error') or end_of(answer['output'].strip(), 400)}"
     if b"120000" in patch:
         for link in sorted((_there(ctx, changed, test="-h") or set()) - links):
             ctx.terminal(shlex.join(["rm", "-f", "--", link]))  # it may point to a file that would be removed
@@ -641,7 +642,7 @@ def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -
             if lacks is None and answer["exit_code"] == NOT_FOUND:
                 lacks = _not_there(clean, programs(tests.command) if needs is None else [[name] for name in needs])
         clean.restore()
-    output = answer["output"].strip()[-400:]
+    output = end_of(answer["output"].strip(), 400)
     return {"lacks": lacks, "speaks": heard.spoke, "status": answer["exit_code"], "output": output}
 
 
@@ -702,7 +703,7 @@ def _with_canaries(score: Score, both: set[str], copies: dict[str, set[str]], co
 
 
 def _failed(answer: dict[str, Any]) -> Score:
-    return Score(0.0, reason=f"exit status {answer['exit_code']}: {answer['output'][-400:]}")
+    return Score(0.0, reason=f"exit status {answer['exit_code']}: {end_of(answer['output'].strip(), 400)}")
 
 
 def _compared(names: list[str], outcomes: list[tuple[str, str]], problem: str | None, skips: set[str]) -> Score:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.runs.progress import Progress
-from hermes_rl.terminal_text import escape_controls
+from hermes_rl.terminal_text import end_of, escape_controls, start_of
 from tests.commands import hermes
 
 HOSTILE = {
@@ -97,3 +97,24 @@ def test_a_long_text_takes_memory_by_its_length_alone() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 12_000_000
+
+
+@given(st.text(alphabet="ab \n", max_size=60), st.integers(8, 40))
+def test_cut_texts_start_and_end_with_whole_words(text: str, most: int) -> None:
+    start, end = start_of(text, most), end_of(text, most)
+    if len(text) <= most:
+        assert start == end == text
+        return
+    assert len(start) <= most and len(end) <= most
+    assert start[-1] == end[0] == "…"
+    assert text.startswith(start[:-1]) and text.endswith(end[1:])
+    words = text[: most - 1].split()
+    if len(words) > 1 and 2 * len(text[: most - 1].rstrip().rpartition(words[-1])[0].rstrip()) > most:
+        assert text[len(start) - 1].isspace(), "it is cut within a word"
+
+
+def test_reasons_start_with_a_whole_word() -> None:
+    output = "E   assert parsed(level) == ([level:], package, level)\n" * 3
+    assert end_of(output, 60) == "…E   assert parsed(level) == ([level:], package, level)\n"
+    assert start_of("The answer names no source for the second claim", 30) == "The answer names no source…"
+    assert end_of("x" * 50, 20) == "…" + "x" * 19

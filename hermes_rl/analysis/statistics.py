@@ -167,7 +167,7 @@ def _meaning(stop_reason: str) -> dict[str, Any]:
     if known is None:
         return {"what": "", "caused_by_policy": False}
     rule = known.rule
-    return {"what": rule.description.replace("`", ""), "caused_by_policy": rule.caused_by_policy}
+    return {"what": rule.events.replace("`", ""), "caused_by_policy": rule.caused_by_policy}
 
 
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:

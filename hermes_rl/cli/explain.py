@@ -100,7 +100,7 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
         more, example = f"An infrastructure failure: never graded; {again}.", []
     yield [
         f"{reason} (a stop reason)",
-        *_wrapped(rule.description.rstrip(".") + ".", "  "),
+        *_wrapped(rule.events.rstrip(".") + ".", "  "),
         *_wrapped(more, "  "),
         *example,
     ]

@@ -19,7 +19,21 @@ from rich.console import RenderableType
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options, with_policy
 from hermes_rl.cli.run import run_interruptible
-from hermes_rl.cli.screen import BAD, DIM, GOOD, heading, indented, safe, show, table
+from hermes_rl.cli.screen import (
+    BAD,
+    DIM,
+    GOOD,
+    arguments_text,
+    call_parts,
+    heading,
+    indented,
+    pairs_table,
+    reasoning_parts,
+    result_parts,
+    safe,
+    show,
+    table,
+)  # fmt: skip
 from hermes_rl.data.load import Split
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.compiled import CompiledSpec
@@ -30,6 +44,7 @@ from hermes_rl.runs.setup import require_machine
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
 from hermes_rl.servers.exactness import require_address, require_reachable
 from hermes_rl.spec.model import Spec
+from hermes_rl.terminal_text import start_of
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.values import read_json
@@ -113,14 +128,17 @@ class _Shown:
 
     def __init__(self, policy: ChatServer) -> None:
         self._policy, self._seen, self._turn = policy, 0, 0
+        self._called: dict[str, str] = {}
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         self.show_new(request.messages)
         reply = await self._policy.chat(request)
         self._turn += 1
         self._seen += 1
+        for call in reply.message.get("tool_calls") or ():
+            self._called[str(call.get("id"))] = call["function"]["name"]
         if not isinstance(self._policy, Person):
-            show(_message(reply.message, self._turn))
+            show(_message(reply.message, self._turn, self._called))
         return reply
 
     async def close(self) -> None:
@@ -129,7 +147,7 @@ class _Shown:
     def show_new(self, messages: Sequence[Message]) -> None:
         """Show the messages that were not shown yet."""
         for message in messages[self._seen :]:
-            show(_message(message, self._turn))
+            show(_message(message, self._turn, self._called))
         self._seen = max(self._seen, len(messages))
 
 
@@ -224,23 +242,25 @@ async def _shell(runtime: ToolRuntime) -> None:
             show([safe(f"status {done.exit_code}{', out of time' if done.timed_out else ''}", DIM)])
 
 
-def _message(message: Message, turn: int) -> Iterator[RenderableType]:
-    """Yield a message for a person to read."""
-    role = str(message.get("role"))
+def _message(message: Message, turn: int, called: Mapping[str, str]) -> Iterator[RenderableType]:
+    """Yield a message for a person to read, as `show` does; `called` has the name of each call by its id."""
+    role, content = str(message.get("role")), message.get("content")
+    text = _cut(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)) if content else ""
+    if role == "tool" and message.get("tool_call_id") in called:
+        yield from result_parts(called[message["tool_call_id"]], text)
+        return
     yield heading(f"assistant, turn {turn}" if role == "assistant" else role)
     if thought := message.get("reasoning_content") or message.get("reasoning"):
-        yield safe(_cut(thought), DIM)
-    content = message.get("content")
-    if content:
-        yield safe(_cut(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)))
+        yield from reasoning_parts(_cut(thought))
+    if text:
+        yield safe(text)
     for call in message.get("tool_calls") or ():
-        yield safe(f"→ {call['function']['name']}", GOOD)
-        yield indented(safe(_cut(str(call["function"]["arguments"]))))
+        yield from call_parts(call["function"]["name"], _cut(arguments_text(call["function"]["arguments"])))
 
 
 def _cut(text: object) -> str:
     whole = str(text)
-    return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]}… ({len(whole)} characters)"
+    return whole if len(whole) <= LONGEST else f"{start_of(whole, LONGEST)} ({len(whole)} characters)"
 
 
 def _ended(rollout: Rollout) -> Iterator[RenderableType]:
@@ -249,10 +269,12 @@ def _ended(rollout: Rollout) -> Iterator[RenderableType]:
     for name, value in rollout.rewards.items():
         shown.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
     yield shown
-    score = "no score" if rollout.score is None else f"score {rollout.score:.4g}"
-    yield safe(
-        f"{score}; ended as {rollout.stop_reason}: {rollout.stop_reason.rule.description}",
-        GOOD if rollout.score else BAD,
-    )
+    yield heading("end")
+    program = rollout.result is not None and rollout.result.program is not None
+    facts = pairs_table()
+    score = "none" if rollout.score is None else f"{rollout.score:.4g}"
+    facts.add_row("score", safe(score, GOOD if rollout.score else BAD))
+    facts.add_row("stop reason", safe(f"{rollout.stop_reason}: {rollout.stop_reason.rule.event(program=program)}"))
     if rollout.error:
-        yield safe(rollout.error, BAD)
+        facts.add_row("error", safe(rollout.error, BAD))
+    yield facts

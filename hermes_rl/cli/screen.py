@@ -6,6 +6,7 @@ Colours and the pager are for terminals: output to a file or a pipe is plain tex
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -21,10 +22,11 @@ from rich.text import Text
 from hermes_rl.cli.echo import echo
 from hermes_rl.servers.usage import Usage
 from hermes_rl.terminal_text import escape_controls, pluralize
+from hermes_rl.values import read_json
 
 WIDE = 1_000
 """Width in columns of output that has no edge: a pipe or a file."""
-GOOD, BAD, DIM, HEAD = "green", "red", "dim", "bold"
+GOOD, BAD, DIM, HEAD, TOOL = "green", "red", "dim", "bold", "cyan"
 """Styles."""
 
 
@@ -92,6 +94,51 @@ def heading(title: str) -> Text:
 def indented(text: Text) -> Padding:
     """Return a text indented by two columns."""
     return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def call_parts(name: str, arguments: str) -> Iterator[RenderableType]:
+    """Yield a tool call, as every command shows it."""
+    yield safe(f"→ {name}", TOOL)
+    yield indented(safe(arguments))
+
+
+def result_parts(
+    name: str, result: str, *, seconds: float | None = None, failed: bool = False
+) -> Iterator[RenderableType]:
+    """Yield the result of a tool call, as every command shows it; `seconds` is None if its duration is unknown."""
+    took = "" if seconds is None else f" {seconds:.2f} s"
+    yield safe(f"← {name}{took}{' (failed)' if failed else ''}", BAD if failed else TOOL)
+    yield indented(safe(result))
+
+
+def reasoning_parts(text: str) -> Iterator[RenderableType]:
+    """Yield the reasoning of a model, as every command shows it."""
+    yield safe("(reasoning)", DIM)
+    yield indented(safe(text, "dim italic"))
+
+
+def arguments_text(arguments: object) -> str:
+    """Return the arguments of a call, one per line if they are JSON; other texts unchanged."""
+    if isinstance(arguments, str):
+        try:
+            arguments = read_json(arguments)
+        except ValueError:
+            return str(arguments)
+    if not isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    lines = []
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}")
+    return "\n".join(lines)
+
+
+def pairs_table() -> Table:
+    """Return a table of two columns without a header: names and their values."""
+    pairs = Table(box=None, show_header=False, pad_edge=False)
+    pairs.add_column(no_wrap=True)
+    pairs.add_column()
+    return pairs
 
 
 def dollars(cost: float) -> str:

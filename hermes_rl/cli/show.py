@@ -29,21 +29,36 @@ from hermes_rl.analysis.summary import (
 )
 from hermes_rl.analysis.tokens import RecordedTokens, first_prompt, tokens_of
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, heading, indented, safe, short, show, show_exactly, table
+from hermes_rl.cli.screen import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    arguments_text,
+    call_parts,
+    heading,
+    indented,
+    pairs_table,
+    reasoning_parts,
+    result_parts,
+    safe,
+    short,
+    show,
+    show_exactly,
+    table,
+)  # fmt: skip
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import NEVER_ASKED
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
 from hermes_rl.stop_reasons import StopReason, stop_reason_named
-from hermes_rl.terminal_text import pluralize
-from hermes_rl.values import read_json
+from hermes_rl.terminal_text import end_of, pluralize, start_of
 
 LONGEST = 2_000
 """Maximum number of characters shown of a text without --full."""
 ANSWERS = 4
 """Maximum number of replies shown of one conversation of a program without --full."""
 NOTE = "yellow"
-TOOL = "cyan"
 
 
 @dataclass(frozen=True)
@@ -144,7 +159,10 @@ def _head(summary: RunSummary) -> RenderableType:
     parts: list[RenderableType] = [*lines]
     for cause in summary.failures:
         parts.append(
-            safe(f"without a score: {cause.count} × {cause.stop_reason} ({_meaning(cause.stop_reason)})", NOTE)
+            safe(
+                f"without a score: {cause.count} × {cause.stop_reason} ({_meaning(cause.stop_reason, program=False)})",
+                NOTE,
+            )
         )
         parts.append(indented(safe(f"{cause.id}: {_cut(cause.error or 'it gives no reason', 300)}")))
     return Group(*parts, Text())
@@ -152,8 +170,11 @@ def _head(summary: RunSummary) -> RenderableType:
 
 def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
     stop_reasons = table("stop reason", "rollouts", "", right=("rollouts",))
+    spec = spec_of(record)
+    agents = [spec.get("agent"), *(spec.get("agents") or {}).values()]
+    program = any(isinstance(agent, dict) and agent.get("program") for agent in agents)
     for stop_reason, count in summary.stop_reasons.items():
-        stop_reasons.add_row(safe(stop_reason), str(count), safe(_meaning(stop_reason), DIM))
+        stop_reasons.add_row(safe(stop_reason), str(count), safe(_meaning(stop_reason, program=program), DIM))
     parts = [stop_reasons]
     spreads = {"reward": summary.rewards, "per rollout": summary.counts, "seconds": summary.seconds}
     parts += [_spreads(name, each) for name, each in spreads.items() if each]
@@ -259,9 +280,9 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if whole else f"{value:.3g}"
 
 
-def _meaning(stop_reason: str) -> str:
+def _meaning(stop_reason: str, *, program: bool) -> str:
     known = stop_reason_named(stop_reason)
-    return "" if known is None else known.rule.description
+    return "" if known is None else known.rule.event(program=program)
 
 
 # ------------------------------------------------------------------------------------------------- One rollout
@@ -325,7 +346,7 @@ class _Rollout:
         if row is None:
             yield safe("the row was not recorded; the conversation shows what its prompt holds", DIM)
             return
-        rewards, made = columns_read(self.spec, row), _pairs()
+        rewards, made = columns_read(self.spec, row), pairs_table()
         for name, value in row.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             by = f"  ← {', '.join(rewards[name])} looks at this" if name in rewards else ""
@@ -340,18 +361,14 @@ class _Rollout:
                 continue
             yield heading(f"{message['role']}, turn {message['turn']}" if message["turn"] else message["role"])
             if message["reasoning"]:
-                yield safe("(reasoning)", DIM)
-                yield self._body(message["reasoning"], "dim italic")
+                yield from reasoning_parts(self._short(message["reasoning"]))
             if message["text"]:
                 yield safe(self._short(message["text"]))
             for call in calls:
-                yield safe(f"→ {call['name']}", TOOL)
-                yield self._body(_arguments(call["arguments"]))
+                yield from call_parts(call["name"], self._short(arguments_text(call["arguments"])))
                 if call["result"] is not None:
-                    took = "" if call["seconds"] is None else f" {call['seconds']:.2f} s"
-                    failed = " (failed)" if call["error"] else ""
-                    yield safe(f"← {call['name']}{took}{failed}", BAD if failed else TOOL)
-                    yield self._body(call["result"])
+                    result, failed = self._short(call["result"]), bool(call["error"])
+                    yield from result_parts(call["name"], result, seconds=call["seconds"], failed=failed)
 
     def _program(self) -> Iterator[RenderableType]:
         """Show the calls of an agent program as a tree; for calls outside its main line, the replies too."""
@@ -403,7 +420,8 @@ class _Rollout:
     def _facts(self) -> Iterator[RenderableType]:
         line = self.line
         yield heading("end")
-        facts = {"stop reason": f"{line['stop_reason']}: {_meaning(line['stop_reason'])}"}
+        meaning = _meaning(line["stop_reason"], program="program" in line)
+        facts = {"stop reason": f"{line['stop_reason']}: {meaning}"}
         if line["error"]:
             facts["error"] = str(line["error"])
         for error in line["tool_errors"]:
@@ -423,7 +441,7 @@ class _Rollout:
             facts[f"artifact {name}"] = json.dumps(artifact, ensure_ascii=False)
         if line.get("image"):
             facts["image"] = str(line["image"])
-        pairs = _pairs()
+        pairs = pairs_table()
         for name, text in facts.items():
             pairs.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
         yield pairs
@@ -436,35 +454,13 @@ class _Rollout:
         return text if self.request.full else _cut(text, LONGEST)
 
 
-def _pairs() -> Table:
-    pairs = Table(box=None, show_header=False, pad_edge=False)
-    pairs.add_column(no_wrap=True)
-    pairs.add_column()
-    return pairs
-
-
-def _arguments(arguments: object) -> str:
-    """Return the arguments of a call, one per line if they are JSON; other texts unchanged."""
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments)
-        except ValueError:
-            return str(arguments)
-    if not isinstance(arguments, dict):
-        return json.dumps(arguments, ensure_ascii=False)
-    lines = []
-    for name, value in arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}")
-    return "\n".join(lines)
-
-
 def _cut(text: str, most: int) -> str:
     """Return a text, cut in the middle if it is longer than `most`, since its end often has the important part."""
     if len(text) <= most:
         return text
-    half = most // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters are omitted (--full shows them) …\n{text[-half:]}"
+    start, end = start_of(text, most // 2), end_of(text, most // 2)
+    omitted = len(text) - len(start) - len(end) + 2
+    return f"{start}\n… {omitted} characters are omitted (--full shows them) …\n{end}"
 
 
 # ------------------------------------------------------------------------------- Input of the model, and its tokens

@@ -126,7 +126,7 @@ def test_a_long_list_is_cut(run: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_long_texts_are_cut_unless_all_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", [recorded("a", text="begin " + "x" * 9_000 + " end")], grading=GRADING)
     out = shown(capsys, str(folder), "1")
-    assert "7010 characters are omitted (--full shows them)" in out
+    assert "7012 characters are omitted (--full shows them)" in out
     assert " end" in out
     assert "x" * 9_000 in shown(capsys, str(folder), "1", "--full")
 

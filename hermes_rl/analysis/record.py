@@ -69,6 +69,7 @@ class RolloutSummary:
         row_digest: digest of the row's content.
         seat: its seat, if an episode has several seats; else empty.
         episode: the group of its episode; for the first seat its group.
+        fallbacks: rewards whose fallback graded it, as their judge was unavailable.
         begin: offset of the record in its file, in bytes.
     """
 
@@ -81,6 +82,7 @@ class RolloutSummary:
     state: str
     score: float | None
     rewards: Mapping[str, float | None]
+    fallbacks: tuple[str, ...]
     stop_reason: str
     error: str | None
     turns: int
@@ -540,6 +542,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         state=intern(head_fields["state"]),
         score=None if _unpaid(head_fields) else head_fields["score"],
         rewards={intern(name): record["value"] for name, record in head_fields["rewards"].items()},
+        fallbacks=tuple(intern(name) for name, record in head_fields["rewards"].items() if is_fallback(record)),
         stop_reason=intern(head_fields["stop_reason"]),
         error=intern(head_fields["error"]) if head_fields["error"] else None,
         turns=behind["turns"],
@@ -557,6 +560,11 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         episode=intern(head_fields["seat"]["of"] if "seat" in head_fields else head_fields["group"]),
         begin=begin,
     )
+
+
+def is_fallback(reward: Mapping[str, Any]) -> bool:
+    """Return True if the record of a reward is of its fallback, which graded the group instead of a judge."""
+    return bool((reward.get("metrics") or {}).get("fallback"))
 
 
 def _unpaid(head: Mapping[str, Any]) -> bool:

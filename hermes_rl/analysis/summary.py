@@ -100,6 +100,7 @@ class RunSummary:
         score: mean, lowest and highest score, or None if nothing is graded.
         failures: reasons why others have no score, the most frequent first.
         again: attempts that were retried after infrastructure failures, by stop reason.
+        fallbacks: groups that the fallback of a reward graded, by the reward.
         counts: turns, tokens, cost if servers report it, tool calls and their errors, per rollout.
         seconds: seconds by phase, per rollout.
         seats: means of each seat's `score`, `reward/NAME`, `turns` and `completion_tokens`, if there are several
@@ -128,6 +129,7 @@ class RunSummary:
     failures: tuple[FailureCause, ...]
     again: Mapping[str, int]
     rewards: Mapping[str, Spread]
+    fallbacks: Mapping[str, int]
     counts: Mapping[str, Spread]
     seconds: Mapping[str, Spread]
     seats: Mapping[str, Mapping[str, float | None]]
@@ -193,6 +195,9 @@ def summarise(record: RunRecord) -> RunSummary:
         waiting=sum(rollout.state == RolloutState.WAITING for rollout in counting),
         again=dict(Counter(each.stop_reason for each in record.rollouts if each.id not in places and each.given_up)),
         rewards=spreads({name: lambda rollout, name=name: rollout.rewards.get(name) for name in names}),  # type: ignore[misc]
+        fallbacks=dict(
+            Counter(name for name, _ in {(name, each.group) for each in counting for name in each.fallbacks})
+        ),
         counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
         seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
         seats=_seats(record, counting),

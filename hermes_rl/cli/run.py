@@ -225,9 +225,10 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
     parts = [
         words + (f" ({summary.there} were there already)" if summary.there else ""),
         f"tokens exact in {summary.exact} of {summary.written}, {summary.trained:,} of {summary.sampled:,} sampled "
-        "ones trained on"
+        "tokens are trained on"
         if summary.sampled
         else "",
+        f"judge unavailable: a fallback graded {pluralize(summary.fallbacks, 'group')}" if summary.fallbacks else "",
         f"{summary.uniform} uniform groups dropped" if summary.uniform else "",
         summary.retried,
         f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",

@@ -157,6 +157,9 @@ def _head(summary: RunSummary) -> RenderableType:
         whose = f" of {next(iter(summary.seats))}" if summary.seats else ""
         lines.append(safe(f"mean score{whose} {summary.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]
+    for reward, count in summary.fallbacks.items():
+        groups = pluralize(count, "group")
+        parts.append(safe(f"the judge of {reward} was unavailable: its fallback graded {groups}", NOTE))
     for cause in summary.failures:
         parts.append(
             safe(

@@ -52,6 +52,8 @@ class ProcessSummary:
     """Quarantined rows: row_key, cause, detail."""
     lost: str = ""
     """Summary of the rollouts that failed; see `hermes_rl.runs.failure_rates`."""
+    fallbacks: int = 0
+    """Groups that the fallback of a reward graded, as its judge was unavailable."""
     seconds: float = 0.0
     stopped: str | None = None
     retried: str = ""
@@ -60,6 +62,8 @@ class ProcessSummary:
     def count(self, group: Group) -> None:
         """Count a group that was written, and its tokens."""
         self.written += 1
+        values = [value for rollout in group.rollouts for value in rollout.rewards.values()]
+        self.fallbacks += any(value.metrics.get("fallback") for value in values)
         if (proof := group.provenance) is not None:
             self.exact += proof.exact
             masked = [one for one in group.rollouts if one.masked and one.state is not RolloutState.RETRIES_EXHAUSTED]

@@ -288,3 +288,13 @@ def test_why_a_program_did_not_get_further(
     out = shown(capsys, str(write_run(tmp_path / "run", [line], grading=GRADING)), "1")
     assert f"why: {first}" in " ".join(out.split()), out
     assert ("`agent.timeout`" in out) == (stop_reason == "timeout")
+
+
+def test_groups_graded_by_a_fallback_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [recorded(row, index, size=2) for row in "ab" for index in range(2)]
+    for line in lines[:2]:
+        line["rewards"]["right"]["metrics"] = {"fallback": 1.0}
+    out = shown(capsys, str(write_run(tmp_path / "run", lines, grading=GRADING)))
+    assert "the judge of right was unavailable: its fallback graded 1 group\n" in out
+    lines[0]["rewards"]["right"]["metrics"] = lines[1]["rewards"]["right"]["metrics"] = {}
+    assert "fallback" not in shown(capsys, str(write_run(tmp_path / "other", lines, grading=GRADING)))

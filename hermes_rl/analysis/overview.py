@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl.analysis.record import RolloutSummary, RunRecord
 from hermes_rl.analysis.rollout_view import PREVIEW, Screen
-from hermes_rl.analysis.settings import spec_of, success_of
+from hermes_rl.analysis.settings import success_in
 from hermes_rl.analysis.statistics import headline, numbers
 from hermes_rl.errors import UserError
 from hermes_rl.runs.provenance import seconds_of
@@ -65,14 +65,6 @@ def overview(record: RunRecord, name: str) -> dict[str, Any]:
         **figures,
     }
     return {**card(record, name, counting), **Screen(LONGEST, ROOM).value(more)}
-
-
-def success_in(record: RunRecord) -> float:
-    """Return the score from which a rollout of this run passes, even if its spec cannot be read."""
-    try:
-        return success_of(spec_of(record))
-    except (UserError, ValueError, TypeError):
-        return success_of({})
 
 
 def running(path: Path) -> bool:

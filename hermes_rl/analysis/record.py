@@ -12,7 +12,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from pathlib import Path
 from sys import intern
@@ -71,6 +72,8 @@ class RolloutSummary:
         episode: the group of its episode; for the first seat its group.
         fallbacks: rewards whose fallback graded it, as their judge was unavailable.
         begin: offset of the record in its file, in bytes.
+        reasons: start of the reason of each reward whose value is not 1.
+        started_at: time of its start in seconds since 1970; None if it was not recorded.
     """
 
     id: str
@@ -99,6 +102,8 @@ class RolloutSummary:
     seat: str
     episode: str
     begin: int
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    started_at: float | None = None
 
     @property
     def policy_usage(self) -> Usage:
@@ -159,6 +164,8 @@ class RunRecord:
         self._torn_lines: list[int] = []
         self.unreadable: dict[str, str] = {}
         """Reasons for rollouts that are in the index but whose full record could not be read, if a reader tried."""
+        self.categories: dict[str, dict[str, str]] = {}
+        """By row, its columns with short values, by which rows can be grouped; without expected answers."""
         self.generation = 0
         """Number of times that the file was replaced: another number invalidates all data read from it."""
         self.size = 0
@@ -238,7 +245,7 @@ class RunRecord:
             status = os.fstat(file.fileno())
             if self._file != (status.st_dev, status.st_ino) or status.st_size < self._read:
                 self.rollouts, self._by_id, self._read, self.torn, self.unreadable = [], {}, 0, 0, {}
-                self._torn_lines = []
+                self._torn_lines, self.categories = [], {}
                 self._file = (status.st_dev, status.st_ino)
                 self.generation += 1
             self.size = status.st_size
@@ -257,11 +264,16 @@ class RunRecord:
                     self.torn += 1
                     self._torn_lines.append(len(self.rollouts) + self.torn)
                 else:
-                    self._by_id[summary.id] = len(self.rollouts)
-                    self.rollouts.append(summary)
+                    self._enter(summary, line)
                 self._read = file.tell()
                 added += 1
             return added
+
+    def _enter(self, summary: RolloutSummary, line: bytes) -> None:
+        self._by_id[summary.id] = len(self.rollouts)
+        self.rollouts.append(summary)
+        if summary.index == 0 and summary.row_key not in self.categories:
+            self.categories[summary.row_key] = _short_columns(line)
 
     def has(self, rollout: str) -> bool:
         """Return True if a rollout with this id was read."""
@@ -559,12 +571,43 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         seat=intern(head_fields["seat"]["name"]) if "seat" in head_fields else "",
         episode=intern(head_fields["seat"]["of"] if "seat" in head_fields else head_fields["group"]),
         begin=begin,
+        reasons={
+            intern(name): intern(beginning(record["reason"], SHORT_REASON))
+            for name, record in head_fields["rewards"].items()
+            if record.get("reason") and record["value"] != 1
+        },
+        started_at=head_fields.get("started_at"),
     )
 
 
 def is_fallback(reward: Mapping[str, Any]) -> bool:
     """Return True if the record of a reward is of its fallback, which graded the group instead of a judge."""
     return bool((reward.get("metrics") or {}).get("fallback"))
+
+
+ROW_MARKS = (b',"row":{', b', "row": {')
+"""Start of the row in the record of a group's first rollout, like `MARKS`."""
+SHORT_REASON, SHORT_VALUE, MOST_COLUMNS = 160, 40, 20
+"""Characters of a reason and of a column's value that are in the index, and columns of a row."""
+
+
+def _short_columns(line: bytes) -> dict[str, str]:
+    """Return the columns of the row in a record that have a short value, without expected answers."""
+    end = len(line)
+    while (start := max(line.rfind(mark, 0, end) for mark in ROW_MARKS)) >= 0:
+        # A part of a tool or of a row may have this name too; what follows it is no end of a record.
+        with suppress(ValueError):
+            row = read_own_json(b"{" + line[start + 1 :]).get("row")
+            short = {
+                str(name): str(value)
+                for name, value in row.items()
+                if isinstance(value, str | int | bool)
+                and len(str(value)) <= SHORT_VALUE
+                and name.lower() not in EXPECTED
+            }
+            return {intern(name): intern(value) for name, value in islice(short.items(), MOST_COLUMNS)}
+        end = start
+    return {}
 
 
 def _unpaid(head: Mapping[str, Any]) -> bool:

@@ -16,11 +16,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.analysis.findings import findings_of
 from hermes_rl.analysis.overview import overview
 from hermes_rl.analysis.record import RolloutSummary, RunRecord
 from hermes_rl.analysis.rollout_view import Screen, shown_previews, shown_rollout
 from hermes_rl.analysis.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.errors import UserError
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -56,8 +58,13 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
 
 
 def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
-    """Write the report of a finished run; a failure is reported and does not fail the run."""
+    """Write the report of a finished run, and its findings into run.json; a failure is reported and does not fail the
+    run.
+    """
     try:
+        record = RunRecord(path)
+        record.refresh(MOST)
+        RunDirectory(path).add({"findings": [finding.record() for finding in findings_of(record)]})
         write_report(path, say)
     except Exception as error:  # an error of the page must not affect the finished run
         logger.debug("the report was not written", exc_info=error)

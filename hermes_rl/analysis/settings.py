@@ -55,15 +55,28 @@ def success_of(spec: Mapping[str, Any]) -> float:
     return float((spec.get("evaluate") or {}).get("success_threshold", 1.0))
 
 
+def success_in(record: RunRecord) -> float:
+    """Return the score from which a rollout of this run passes, even if its spec cannot be read."""
+    try:
+        return success_of(spec_of(record))
+    except (UserError, ValueError, TypeError):
+        return success_of({})
+
+
 def scoring_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that turn rewards' values into a score, by the `run.json` of a run."""
     return (described.get("grading") or {}).get("scoring") or {}
 
 
+def clamp_of(described: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the bounds to which scores are clamped, or None if there are none."""
+    bounds = scoring_of(described).get("clamp")
+    return (float(bounds[0]), float(bounds[1])) if bounds else None
+
+
 def span_of(described: Mapping[str, Any]) -> tuple[float, float]:
     """Return the lowest and the highest score that a run can give, if it contains them."""
-    low, high = scoring_of(described).get("clamp") or (0.0, 1.0)
-    return float(low), float(high)
+    return clamp_of(described) or (0.0, 1.0)
 
 
 def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:

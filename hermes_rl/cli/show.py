@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hermes_rl.analysis.findings import findings_of
 from hermes_rl.analysis.record import RolloutSummary, RunRecord, text_of
 from hermes_rl.analysis.rollout_view import conversation, program
 from hermes_rl.analysis.settings import spec_of, success_of, weights_of
@@ -121,13 +122,17 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
     )
     if request.as_json:
         listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
-        echo(json.dumps({"summary": asdict(summary), "rollouts": listed}, indent=2, ensure_ascii=False))
+        findings = [finding.record() for finding in findings_of(record)]
+        shown = {"summary": asdict(summary), "findings": findings, "rollouts": listed}
+        echo(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.stop_reason is not None or request.tool is not None
     parts: list[RenderableType] = [_head(summary)]
     if not filtered:
         parts += _overview(record, summary)
     parts += _listed(record, summary, rollouts, request, filtered)
+    if not filtered:
+        parts += _findings(record)
     show(parts, pager=request.pager)
     return 0
 
@@ -187,6 +192,17 @@ def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType
     for part in parts:
         yield part
         yield Text()
+
+
+def _findings(record: RunRecord) -> Iterator[RenderableType]:
+    """Yield what went wrong, the most costly first."""
+    findings = findings_of(record)
+    if findings:
+        made = table("what went wrong", "costs", "see", right=("costs", "see"))
+        for finding in findings:
+            made.add_row(safe(finding.text), f"{finding.cost:.2f}", f"#{record.number(finding.example)}")
+        yield Text()
+        yield made
 
 
 def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:

@@ -219,6 +219,7 @@ _DESCRIPTION: Mapping[str, Check] = {
     "images": _maybe(_named(_each(_text))),
     "usage": _maybe(_named(_counts)),
     "uncounted": _maybe(_each(_text)),
+    "findings": _maybe(_each(_object)),
     "failure_rates": _maybe(_object),
     "retried": _maybe(_object),
     "failed": _maybe(_object),

@@ -9,18 +9,17 @@ import json
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from hermes_rl.analysis.record import RolloutSummary, RunRecord, bounded_line, marks_of
+from hermes_rl.analysis.record import ROW_MARKS, RolloutSummary, RunRecord, bounded_line, marks_of
+from hermes_rl.analysis.settings import success_in
 from hermes_rl.service.refusals import wrong
 
 REWARD = "reward:"
 """Prefix of an order by the value of a reward, before its name."""
-ROWS = (b',"row":{', b', "row": {')
-"""Start of the row of a group in the record of its first rollout, like the other marks of `marks_of`."""
 _NAMES = ("row", "rewards")
 _SEARCHED = ("id", "messages", "row_key", "row", "rewards", "error", "tool_calls", "tool_errors")
 """Fields that are searched for a text: neither tokens nor the schemas of tools, which are the same in each rollout."""
@@ -43,6 +42,9 @@ class RolloutQuery:
 
     Attributes:
         row: key of a row.
+        where: rows with a value of a column, as `column=value`.
+        unsolved: only rollouts of rows without a pass.
+        first_epoch, last_epoch: epochs, from 0.
         tool: name of a called tool.
         tool_errors: only rollouts in which a tool failed, or the named tool did.
         reward: reward to which `least` and `most` apply; without one they apply to the score.
@@ -54,6 +56,10 @@ class RolloutQuery:
     state: str = ""
     stop_reason: str = ""
     row: str = ""
+    where: str = ""
+    unsolved: bool = False
+    first_epoch: float | None = None
+    last_epoch: float | None = None
     group: str = ""
     tool: str = ""
     tool_errors: bool = False
@@ -74,10 +80,10 @@ class RolloutQuery:
         if unknown := sorted(set(parameters) - known):
             raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(known))}")
         values: dict[str, Any] = {name: value for name, value in parameters.items() if value}
-        for name in ("least", "most"):
+        for name in ("least", "most", "first_epoch", "last_epoch"):
             if name in values:
                 values[name] = _number(name, values[name])
-        for name in ("tool_errors", "descending"):
+        for name in ("tool_errors", "descending", "unsolved"):
             if name in values:
                 values[name] = values[name] in ("1", "true", "on")
         sort = values.get("sort", "ended")
@@ -85,12 +91,18 @@ class RolloutQuery:
             raise wrong("filter", "sort", f"rollouts are sorted by {', '.join(ORDERS)}, {REWARD}<name>")
         return cls(**values)
 
-    def chosen(self, rollouts: Sequence[RolloutSummary]) -> array[int]:
+    def chosen(self, record: RunRecord, known: int | None = None) -> array[int]:
         """Return the positions of the matching rollouts, in the requested order; texts are not searched.
 
         Rollouts without the number that is sorted by come last in both directions.
+
+        Args:
+            record: the loaded run.
+            known: number of records to select from; None: all.
         """
-        places = array("l", (place for place, rollout in enumerate(rollouts) if self._fits(rollout)))
+        rollouts, rows = record.rollouts[:known], self._rows(record)
+        fits = (place for place, rollout in enumerate(rollouts) if self._fits(rollout, rows))
+        places = array("l", fits)
         if self.sort == "ended":
             return places[::-1] if self.descending else places
         name, sign = self.sort.removeprefix(REWARD), -1 if self.descending else 1
@@ -102,7 +114,23 @@ class RolloutQuery:
 
         return array("l", sorted(places, key=order))
 
-    def _fits(self, rollout: RolloutSummary) -> bool:
+    def _rows(self, record: RunRecord) -> Set[str] | None:
+        """Return the keys of the rows whose rollouts are selected, or None for all."""
+        rows: set[str] | None = None
+        if self.where:
+            column, _, value = self.where.partition("=")
+            rows = {key for key, columns in record.categories.items() if columns.get(column) == value}
+        if self.unsolved:
+            success = success_in(record)
+            solved = {rollout.row_key for rollout in record.rollouts if rollout.passes(success)}
+            keys = {rollout.row_key for rollout in record.rollouts} - solved
+            rows = keys if rows is None else rows & keys
+        return rows
+
+    def _fits(self, rollout: RolloutSummary, rows: Set[str] | None) -> bool:
+        epochs = self.first_epoch or 0.0, math.inf if self.last_epoch is None else self.last_epoch
+        if (rows is not None and rollout.row_key not in rows) or not epochs[0] <= rollout.epoch <= epochs[1]:
+            return False
         named = (
             (self.state, rollout.state),
             (self.stop_reason, rollout.stop_reason),
@@ -136,7 +164,7 @@ class RolloutQuery:
                 line = bounded_line(file)
                 # Most records are decided by their bytes, much faster than by parsing them; tokens are base64, and the
                 # schemas of tools are the same in each rollout.
-                end, row = line.rfind(marks_of(line)[2]), max(map(line.rfind, ROWS))
+                end, row = line.rfind(marks_of(line)[2]), max(map(line.rfind, ROW_MARKS))
                 text = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
                 if any(word in text for word in words) and _says(line, self.text.lower()):
                     page_places.append(places[at])

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.analysis.compare import compare_runs
-from hermes_rl.analysis.overview import card, overview, running, success_in
+from hermes_rl.analysis.overview import card, overview, running
 from hermes_rl.analysis.record import RunRecord, find_runs
 from hermes_rl.analysis.rollout_view import Screen, shown_previews, shown_rollout
+from hermes_rl.analysis.settings import success_in
 from hermes_rl.analysis.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.errors import UserError
 from hermes_rl.runs.store import ROLLOUTS, Line
@@ -239,7 +240,7 @@ class RunIndex:
     def _places(self, run: OpenRun, record: RunRecord, query: RolloutQuery, known: int) -> array[int]:
         key = record.generation, known, query
         if key not in run.ordered:
-            run.ordered[key] = query.chosen(record.rollouts[:known])
+            run.ordered[key] = query.chosen(record, known)
         run.ordered.move_to_end(key)
         while len(run.ordered) > ORDERED:
             run.ordered.popitem(last=False)

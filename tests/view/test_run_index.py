@@ -94,7 +94,7 @@ def test_text_search_matches_the_original_characters(tmp_path: Path, text: str) 
     record = RunRecord(run)
     record.refresh()
     asked = RolloutQuery(text=text)
-    places, _ = asked.page(record, asked.chosen(record.rollouts), 0, 50)
+    places, _ = asked.page(record, asked.chosen(record), 0, 50)
     assert [record.rollouts[place].row_key for place in places] == ["b"]
 
 
@@ -110,7 +110,7 @@ def test_a_tool_that_failed_is_found_by_its_name(tmp_path: Path) -> None:
         (RolloutQuery(tool="read_file", tool_errors=True), 1),
         (RolloutQuery(tool="terminal", tool_errors=True), 0),
     ):
-        assert len(asked.chosen(record.rollouts)) == count
+        assert len(asked.chosen(record)) == count
 
 
 def test_run_in_use_keeps_its_index_while_another_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_search_reads_what_was_said_and_not_how_it_is_written(tmp_path: Path, 
     record = RunRecord(write_run(tmp_path / "run", lines))
     record.refresh()
     asked = RolloutQuery(text=text)
-    places, _ = asked.page(record, asked.chosen(record.rollouts), 0, 50)
+    places, _ = asked.page(record, asked.chosen(record), 0, 50)
     assert [record.rollouts[place].row_key for place in places] == rows
 
 

@@ -144,6 +144,9 @@ def test_pages_follow_each_other_without_gap(viewed: Viewed) -> None:
     [
         ({"state": "failed"}, 1),
         ({"stop_reason": "sandbox_failure"}, 1),
+        ({"where": "question=What is row 3?"}, 4),
+        ({"unsolved": "1"}, 24),
+        ({"first_epoch": "1"}, 0),
         ({"row": "row 3"}, 4),
         ({"group": "row 3:0"}, 4),
         ({"tool": "terminal"}, 120),

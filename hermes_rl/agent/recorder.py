@@ -18,7 +18,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from hermes_rl.agent.result import AgentResult, ManagedState, Message, reasoning_of, text_of, tokens_of
+from hermes_rl.agent.result import AgentResult, ManagedState, Message, ModelCall, reasoning_of, text_of, tokens_of
 from hermes_rl.errors import Failure, RowFailure, ServerFailure
 from hermes_rl.servers.base import (
     ChatReply,
@@ -317,6 +317,9 @@ class PolicyRecorder:
         result.turns_used += 1
         result.replies.append(reply)
         result.usage.add(reply.usage)
+        tokens = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
+        started_at = time.time() - reply.timing.generating
+        result.model_calls.append(ModelCall(started_at, reply.timing.generating, *tokens))
         result.reasoning_per_turn.append(reasoning_of(reply.message))
         # Seconds that a call shares with other calls count once.
         timings, timing, now = result.timings, reply.timing, time.monotonic()

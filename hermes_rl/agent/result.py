@@ -51,6 +51,8 @@ class ToolCall:
     """Number of argument values converted to the type that the tool's schema requires."""
     executed_by: Literal["hermes_rl", "program"] = "hermes_rl"
     """`program`: one of the agent program's own tools; arguments and result are as sent back by the program."""
+    started_at: float | None = field(default=None, compare=False)
+    """Seconds since 1970; None if unknown, as for a program's own tools."""
 
     @classmethod
     def of(cls, outcome: ToolOutcome, turn: int, identity: str) -> ToolCall:
@@ -64,7 +66,18 @@ class ToolCall:
             outcome.error.error if outcome.error is not None else None,
             outcome.seconds,
             outcome.repaired,
+            started_at=outcome.started_at,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One model call of the policy: its start in seconds since 1970, its wall time without waiting, and its tokens."""
+
+    started_at: float
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(slots=True)
@@ -143,6 +156,8 @@ class AgentResult(RenamedAttributes):
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     replies: list[ChatReply] = field(default_factory=list, repr=False)
+    model_calls: list[ModelCall] = field(default_factory=list, repr=False)
+    """Times of the replies, in the same order; empty if they are unknown."""
     transcript: Transcript | None = field(default=None, repr=False)
     prompt_length: int = 0
     max_trajectory_tokens: int | None = None
@@ -169,7 +184,7 @@ class AgentResult(RenamedAttributes):
         """Return the result without the fields that no reward sees: raw replies, the transcript, and the tools
         themselves.
         """
-        return replace(self, replies=[], transcript=None, tool_schemas=list(self.tool_schemas))
+        return replace(self, replies=[], model_calls=[], transcript=None, tool_schemas=list(self.tool_schemas))
 
     def copied(self) -> AgentResult:
         """Copy the result for code that may change it; the recorded and trained data stays unchanged."""

@@ -129,7 +129,9 @@ def find(rollouts: Rollouts, scoring: Scoring, categories: Categories, label: Ca
         categories: short values of the columns of each row, by its key.
         label: name of a row for people.
     """
-    graded = [rollout for rollout in rollouts if rollout.score is not None]
+    # In one order, whichever of them ended first.
+    ordered = sorted(rollouts, key=lambda rollout: (rollout.row_key, rollout.epoch, rollout.index))
+    graded = [rollout for rollout in ordered if rollout.score is not None]
     if not graded:
         return []
     found = [*_stop_reasons(graded, scoring), *_tools(graded), *_gates(graded, scoring)]

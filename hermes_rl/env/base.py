@@ -156,7 +156,7 @@ class HandWritten:
             rollout.rewards[REWARD] = RewardValue(0.0, reason=str(fault))
             return
         turns = rollout.result.turns_used if rollout.result is not None else 0
-        rollout.rewards[REWARD] = interpret(REWARD, returned, seconds, turns)
+        rollout.rewards[REWARD] = interpret(REWARD, returned, seconds, turns).timed(seconds)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         """Do nothing: hand-written environments compare rollouts in `postprocess_histories`."""

@@ -335,6 +335,10 @@ class Rollout(RenamedAttributes):
     state: RolloutState = RolloutState.FAILED
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
+    started_at: float | None = None
+    """Time of its start in seconds since 1970; None if unknown."""
+    sandbox_start: Mapping[str, float] | None = None
+    """Start of its sandbox: `started_at` in seconds since 1970, and `seconds`; None if it used none."""
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
     """Records (`Usage`) of model use in addition to the policy's own turns, by role."""
     artifacts: dict[str, Any] = field(default_factory=dict)

@@ -322,7 +322,7 @@ class RolloutRunner:
 
     async def run(self, key: RolloutKey) -> Rollout:
         """Run one rollout to its stop reason and grade it."""
-        rollout = Rollout(key, key.seed(self.environment.seed))
+        rollout = Rollout(key, key.seed(self.environment.seed), started_at=time.time())
         started = time.perf_counter()
         with Meter(asyncio.current_task()).counting() as meter:
             try:
@@ -333,6 +333,8 @@ class RolloutRunner:
                         await self._grade(rollout, runtime)
                     finally:
                         self._playing.discard(runtime)
+                        if (began := runtime.sandbox_started_at) is not None:
+                            rollout.sandbox_start = {"started_at": began, "seconds": runtime.start_seconds}
             except UserError as error:
                 self._fail_alone(rollout, error)
             except RunError:
@@ -351,6 +353,7 @@ class RolloutRunner:
                 self._fail_unexpectedly(rollout, error)
         rollout.add_usage(meter.roles, played=True)
         for seat in rollout.seats:
+            seat.started_at = rollout.started_at
             if seat.result is not None:
                 seat.timings |= seat.result.timings.record()
             seat.timings["total"] = time.perf_counter() - started

@@ -145,6 +145,8 @@ _reward = _with(
         "metrics": _named(_maybe(is_number)),
         "per_turn": _maybe(_each(_maybe(is_number))),
         "overrides": _object,
+        "started_at": is_number,
+        "seconds": is_number,
     },
 )
 _packed = _with({"ids": _text, "logprobs": _maybe(_text), "spans": _each(_each(_count))})
@@ -162,6 +164,9 @@ _FORM: Mapping[str, Check] = {
         {"baseline": lambda value: value in get_args(Baseline)},
     ),
     "score": _maybe(is_number),
+    "started_at": _maybe(is_number),
+    "sandbox_start": _maybe(_with({"started_at": is_number, "seconds": is_number})),
+    "model_calls": _each(_with({"started_at": is_number, "seconds": is_number}, {"turn": _count})),
     "error": _maybe(_text),
     "rewards": _named(_reward),
     "messages": _each(_message),
@@ -170,7 +175,10 @@ _FORM: Mapping[str, Check] = {
     "timings": _named(is_number),
     "policy": _maybe(_with({}, {"model": _maybe(_text), "type": _maybe(_text)})),
     "tool_calls": _each(
-        _with({"turn": _count, "id": _text, "name": _text}, {"seconds": is_number, "error": _maybe(_text)})
+        _with(
+            {"turn": _count, "id": _text, "name": _text},
+            {"seconds": is_number, "started_at": is_number, "error": _maybe(_text)},
+        )
     ),
     "tool_errors": _each(_with({"turn": _count, "tool_name": _text, "error": _text})),
     "tools": _maybe(_each(_with({"function": _with({"name": _text})}))),

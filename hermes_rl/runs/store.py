@@ -19,6 +19,7 @@ from hermes_rl.agent.result import (
     AgentResult,
     GradedStep,
     ManagedState,
+    ModelCall,
     ProgramRun,
     Timings,
     ToolCall,
@@ -81,6 +82,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "index": rollout.key.index,
         "attempt": rollout.key.attempt,
         **({"seat": rollout.seat.record(rollout.key.group)} if rollout.seat.name else {}),
+        **({"started_at": round(rollout.started_at, 3)} if rollout.started_at is not None else {}),
         **_outcome(rollout),
         "messages": result.messages if result else [],
         "turns": result.turns_used if result else 0,
@@ -99,6 +101,8 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
             [own.count, own.digest.hex(), own.prompt, own.prompt_check, own.weights.before, own.weights.after]
             for own in rollout.ledger
         ],
+        **({"model_calls": calls} if result and (calls := _model_calls(result)) else {}),
+        **({"sandbox_start": _rounded(rollout.sandbox_start)} if rollout.sandbox_start else {}),
         **({"teacher": [logprobs.packed() for logprobs in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         # Once for each group, for people to read; a run reads the row from the dataset.
@@ -125,11 +129,21 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
     }
 
 
+def _model_calls(result: AgentResult) -> list[dict[str, Any]]:
+    return [{"turn": turn, **_rounded(asdict(call))} for turn, call in enumerate(result.model_calls, 1)]
+
+
+def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+    """Return times as recorded: seconds since 1970 to the millisecond, durations to the microsecond."""
+    return {name: round(value, 3 if name == "started_at" else 6) for name, value in times.items()}
+
+
 def _calls(result: AgentResult) -> list[dict[str, Any]]:
     """Return the calls without the data in the messages: their results, and arguments that ran unchanged."""
     written, records = written_calls(result.messages[result.prompt_length :]), []
     for call in result.tool_calls:
         record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
+        record |= {"started_at": round(call.started_at, 3)} if call.started_at is not None else {}
         record |= {"repaired": call.repaired} if call.repaired else {}
         call_written = written.get((call.turn, call.id))
         if call_written is None or call.arguments != call_written.arguments:
@@ -189,6 +203,8 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             score=line["score"],
             error=line["error"],
             timings=dict(line.get("timings") or {}),
+            started_at=line.get("started_at"),
+            sandbox_start=line.get("sandbox_start"),
             roles=dict(line.get("roles") or {}),
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
@@ -220,6 +236,10 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         usage=Usage.of(line.get("usage") or {}),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
         replies=list(_replies(line, spoken)) if policy else [],
+        model_calls=[
+            ModelCall(**{name: value for name, value in call.items() if name != "turn"})
+            for call in line.get("model_calls") or ()
+        ],
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
         environment_rewards=[(turn, reward) for turn, reward in line.get("environment_rewards") or ()],

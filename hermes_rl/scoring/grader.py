@@ -370,7 +370,7 @@ class Grader:
             returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
         if reward.function.group_level:
             (returned,) = _per_member(reward.name, returned, 1)
-        return self._read(reward, returned, seconds, result.turns_used)
+        return self._read(reward, returned, seconds, result.turns_used).timed(seconds)
 
     async def grade_group(
         self,
@@ -454,7 +454,7 @@ class Grader:
             returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
-            self._read(reward, value, seconds, result.turns_used)
+            self._read(reward, value, seconds, result.turns_used).timed(seconds)
             for value, result in zip(members, results, strict=True)
         ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -117,7 +118,7 @@ class RewardValue:
     """One reward of one rollout, as recorded.
 
     `per_turn` has one value per turn if the reward gave per-turn credit; `value` is then their sum. `seconds` is wall
-    time.
+    time; `started_at` is in seconds since 1970, or None if the call was not timed.
     """
 
     value: float | None
@@ -126,6 +127,11 @@ class RewardValue:
     per_turn: tuple[float, ...] | None = None
     seconds: float = 0.0
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    started_at: float | None = None
+
+    def timed(self, seconds: float) -> RewardValue:
+        """Return the value of a call that has just ended and took so long."""
+        return replace(self, seconds=seconds, started_at=time.time() - seconds)
 
     def times(self, factor: float, *, turns: bool) -> RewardValue:
         """Return the value multiplied by `factor`; it keeps per-turn credit only if the seat has these `turns`."""
@@ -153,6 +159,8 @@ class RewardValue:
             record["per_turn"] = list(self.per_turn)
         if self.overrides:
             record["overrides"] = dict(self.overrides)
+        if self.started_at is not None:
+            record |= {"started_at": round(self.started_at, 3), "seconds": round(self.seconds, 6)}
         return record
 
 
@@ -164,7 +172,9 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
         record.get("reason"),
         dict(record.get("metrics") or {}),
         None if per_turn is None else tuple(per_turn),
+        seconds=record.get("seconds", 0.0),
         overrides=dict(record.get("overrides") or {}),
+        started_at=record.get("started_at"),
     )
 
 
@@ -311,6 +321,7 @@ def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
         metrics,
         seconds=total(value.seconds for value in values),
         overrides=values[-1].overrides,
+        started_at=values[-1].started_at,
     )
 
 

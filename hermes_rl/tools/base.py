@@ -474,6 +474,8 @@ class ToolRuntime:
         """Remaining time for the commands of rewards; None: unlimited."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 if nothing used it."""
+        self.sandbox_started_at: float | None = None
+        """Time at which the start of the sandbox began, in seconds since 1970; None if nothing used it."""
         self.acts = 0
         """Number of the agent's actions on the sandbox."""
         self._prepared = not run
@@ -609,7 +611,7 @@ class ToolRuntime:
 
     async def _start(self) -> Sandbox:
         self.loop = asyncio.get_running_loop()
-        began = time.perf_counter()
+        began, self.sandbox_started_at = time.perf_counter(), time.time()
         try:
             sandbox = create_sandbox(self.config)
             await sandbox.start()

@@ -186,6 +186,8 @@ class ToolOutcome:
     """Seconds without the start of the sandbox."""
     repaired: int = 0
     """Values of its arguments that were converted."""
+    started_at: float | None = None
+    """Seconds since 1970, after the start of the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,8 @@ async def _answer(
         detail = capped(getattr(problem, "detail", str(problem)), RESULT_LIMIT)
         error = ToolError(turn, call.name, _written(call.raw), detail, content)
     seconds = max(0.0, time.perf_counter() - began - (runtime.start_seconds - starting))
-    return ToolOutcome(call.id, call.name, arguments, capped(content, RESULT_LIMIT), error, seconds, repaired)
+    content, started_at = capped(content, RESULT_LIMIT), time.time() - seconds
+    return ToolOutcome(call.id, call.name, arguments, content, error, seconds, repaired, started_at)
 
 
 async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeout: float | None) -> str:

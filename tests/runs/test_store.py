@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.agent.result import AgentResult, ToolCall
+from hermes_rl.agent.result import AgentResult, ModelCall, ToolCall
 from hermes_rl.errors import JudgeFailure, ToolError, UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.directory import RunDirectory
@@ -195,17 +196,20 @@ def test_a_record_gives_the_rollout_back(
         result.messages.append({"role": "tool", "tool_call_id": "c", "content": told})
         result.reasoning_per_turn.append(None)
         ran: Any = written if coerced else json.loads(written)
-        result.tool_calls.append(ToolCall(number, "c", "f", ran, told, seconds=0.5))
+        result.tool_calls.append(ToolCall(number, "c", "f", ran, told, seconds=0.5, started_at=1.5))
+        result.model_calls.append(ModelCall(1.25, 0.25, 3, 4))
         result.tool_errors.append(ToolError(number, "f", written, "no", told))
     result.turns_used, result.usage = len(turns), Usage(3, 4)
     result.finished_naturally = stop_reason.finished_naturally
     result.replies.append(ChatReply({}, None, {}, "m", "stub"))
     key = RolloutKey(row("r"), group, 1, 2, attempt)
-    rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,))}
+    rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,)).timed(0.5)}
+    rewards["a"] = replace(rewards["a"], started_at=2.5)
     sequence = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
     rollout = Rollout(key, 0, stop_reason, result, rewards, score, None if score is not None else "e")
     rollout.state = RolloutState.FAILED if score is None else RolloutState.SCORED
-    rollout.sequences = [sequence]
+    rollout.sequences, rollout.started_at = [sequence], 1.0
+    rollout.sandbox_start = {"started_at": 1.0, "seconds": 0.125}
     line = json.loads(json.dumps(rollout_record(rollout)))
     back = rollout_of(line, RolloutKey(row("r"), group, 1, 2))
     assert repr(back) == repr(rollout), "nan is not equal to itself"

@@ -86,10 +86,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return lines_of(path)  # type: ignore[return-value]
 
 
-def timeless(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of rollouts.jsonl without what a clock says."""
-    calls = [{key: value for key, value in call.items() if key != "seconds"} for call in line["tool_calls"]]
-    return {**line, "timings": sorted(line["timings"]), "tool_calls": calls}
+def timeless(value: Any) -> Any:
+    """A line of rollouts.jsonl, or a part of it, without what a clock says."""
+    if isinstance(value, list):
+        return [timeless(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: timeless(each) for key, each in value.items() if key not in ("seconds", "started_at")}
+    return kept | ({"timings": sorted(value["timings"])} if "timings" in value else {})
 
 
 def rollouts(run: Path) -> dict[str, Any]:

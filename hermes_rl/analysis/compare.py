@@ -27,6 +27,9 @@ from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.statistics import Difference, mean, paired, sign_test
 from hermes_rl.spec.suggest import choices
 
+SHOWN = 16
+"""Rollouts of a row of each run that are shown side by side."""
+
 # ------------------------------------------------------------------------------------------------ Comparing runs
 
 
@@ -293,6 +296,26 @@ def compare_runs(
             family=family,
         ),
     )
+
+
+def rows_compared(a: RunRecord, b: RunRecord, success: float) -> list[dict[str, Any]]:
+    """Return the rows that both loaded runs have graded, as JSON: mean scores, passes and rollouts of both.
+
+    Rows that pass less often in B come first, then those that pass as often, then the others.
+    """
+    before, after = (by_row(record.counting()) for record in (a, b))
+    rows = []
+    for key in (key for key in before if key in after):
+        sides = [[each for each in side[key] if each.score is not None] for side in (before, after)]
+        if not all(sides):
+            continue
+        of = min(map(len, sides))
+        passed = [sum(each.passes(success) for each in side[:of]) for side in sides]
+        means = [mean([each.score or 0.0 for each in side]) for side in sides]
+        change = "fixed" if passed[1] > passed[0] else "broken" if passed[1] < passed[0] else "same"
+        squares = [[[each.id, each.score] for each in side[:SHOWN]] for side in sides]
+        rows.append({"row_key": key, "change": change, "of": of, "passed": passed, "means": means, "rollouts": squares})
+    return sorted(rows, key=lambda row: (row["passed"][1] - row["passed"][0], row["means"][1] - row["means"][0]))
 
 
 def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:

@@ -78,6 +78,10 @@ class Scoring:
         described = record.described
         return cls(success_in(record), weights_of(described) or None, clamp_of(described))
 
+    def passes(self, rollout: RolloutSummary) -> bool:
+        """Return True if a rollout is solved."""
+        return rollout.passes(self.success)
+
     def weight(self, name: str) -> float | None:
         """Return the weight of a reward, or None for a gate; without recorded weights 1."""
         return 1.0 if self.weights is None else self.weights.get(name, 0.0)

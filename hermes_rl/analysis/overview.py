@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.analysis.findings import Scoring, findings_of, to_read_first
 from hermes_rl.analysis.record import RolloutSummary, RunRecord
-from hermes_rl.analysis.rollout_view import PREVIEW, Screen
-from hermes_rl.analysis.settings import success_in
+from hermes_rl.analysis.rollout_view import PREVIEW, Screen, shown_summary
+from hermes_rl.analysis.settings import scoring_of, success_in, weights_of
 from hermes_rl.analysis.statistics import headline, numbers
 from hermes_rl.errors import UserError
+from hermes_rl.runs.directory import read_description
+from hermes_rl.runs.label import RunLabel
 from hermes_rl.runs.provenance import seconds_of
+from hermes_rl.values import is_number
 
 SAID = (
     "fingerprint", "hermes_rl", "python", "started", "demo", "seed", "policy", "tokenizer", "dataset", "images",
     "failed", "quarantined", "retried", "failure_rates",
 )  # fmt: skip
 """Keys of `run.json` that a page shows."""
+HISTORY = 30
+"""Earlier runs of the same spec that are shown."""
 LONGEST, ROOM = 100_000, 3_000_000
 """Limits: characters of one text, such as the spec's, and bytes of everything together."""
 
@@ -34,37 +41,69 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             "path": str(record.path),
             "spec": described.get("name") or record.path.parent.name,
             "mode": described.get("mode"),
+            "label": asdict(RunLabel.read(record.path)),
             "fingerprint": described.get("fingerprint"),
             "running": running(record.path),
             "read": record.share_read,
             "torn": record.torn,
             "question": next((row["question"] for row in record.previews(first, PREVIEW).values()), ""),
             **_times(record.path, described),
-            **headline(counting, record.rollouts, record.usage),
+            **headline(counting, record.rollouts, record.usage, success_in(record)),
         }
     )
     return shown
 
 
-def overview(record: RunRecord, name: str) -> dict[str, Any]:
-    """Return the content of a run's page, without its rollouts."""
+def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = ()) -> dict[str, Any]:
+    """Return the content of a run's page, without its rollouts.
+
+    Args:
+        record: the loaded run.
+        name: its name in links.
+        others: names and directories of other runs, among which earlier ones of this spec are found.
+    """
     described = record.described
     try:
         spec = record.spec_text
     except UserError as error:
         spec = str(error)
-    counting = list(record.counting())
-    figures = numbers(counting, record.rollouts)
-    by_row = figures["by_row"]["rows"]
-    previews = record.previews([row["row_key"] for row in by_row], PREVIEW)
-    figures["by_row"]["rows"] = [{**row, **previews[row["row_key"]]} for row in by_row]
+    counting, scoring = list(record.counting()), Scoring.of(record)
+    read_first = to_read_first(counting, scoring)
+    labels = record.previews([rollout.row_key for rollout in read_first], PREVIEW)
     more = {
         "said": {key: described[key] for key in SAID if key in described},
         "spec_text": spec,
-        "success": success_in(record),
-        **figures,
+        "success": scoring.success,
+        "weights": weights_of(described),
+        "clamp": scoring.clamp,
+        "combine": scoring_of(described).get("combine") or "sum",
+        "findings": [finding.record() for finding in findings_of(record, counting)],
+        "read_first": [{**shown_summary(each, scoring), "label": labels[each.row_key]["label"]} for each in read_first],
+        "history": earlier_runs(described, others),
+        **numbers(counting, record.rollouts, scoring, record.categories),
     }
     return {**card(record, name, counting), **Screen(LONGEST, ROOM).value(more)}
+
+
+def earlier_runs(described: Mapping[str, Any], others: Iterable[tuple[str, Path]]) -> list[dict[str, Any]]:
+    """Return the earlier runs of the same spec, mode and rows, the first one first, with their mean scores.
+
+    The means are those that they wrote into `run.json` when they ended. A mean over other rows means something else.
+    """
+    earlier = []
+    for name, path in others:
+        try:
+            other = read_description(path / "run.json")
+        except (OSError, UserError):
+            continue
+        same = all(other.get(key) == described.get(key) for key in ("name", "mode", "demo", "dataset"))
+        before = str(other.get("started") or "") < str(described.get("started") or "")
+        score = other.get("score")
+        if same and before and isinstance(score, dict) and is_number(score.get("mean")):
+            label = RunLabel.read(path).name or path.name
+            means = {key: score.get(key) if is_number(score.get(key)) else None for key in ("mean", "low", "high")}
+            earlier.append({"run": name, "label": label, "started": other["started"], **means})
+    return sorted(earlier, key=lambda run: str(run["started"]))[-HISTORY:]
 
 
 def running(path: Path) -> bool:

@@ -74,6 +74,7 @@ class RolloutSummary:
         begin: offset of the record in its file, in bytes.
         reasons: start of the reason of each reward whose value is not 1.
         started_at: time of its start in seconds since 1970; None if it was not recorded.
+        version: version of the weights of its last call, if the server reported it.
     """
 
     id: str
@@ -104,6 +105,12 @@ class RolloutSummary:
     begin: int
     reasons: Mapping[str, str] = field(default_factory=dict)
     started_at: float | None = None
+    version: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all its model calls."""
+        return self.prompt_tokens + self.completion_tokens
 
     @property
     def policy_usage(self) -> Usage:
@@ -577,6 +584,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
             if record.get("reason") and record["value"] != 1
         },
         started_at=head_fields.get("started_at"),
+        version=version if behind["policy"] and type(version := behind["policy"].get("version")) is int else None,
     )
 
 

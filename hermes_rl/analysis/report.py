@@ -12,14 +12,17 @@ import json
 import logging
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.analysis.findings import findings_of
+from hermes_rl.analysis.findings import Scoring, findings_of
 from hermes_rl.analysis.overview import overview
 from hermes_rl.analysis.record import RolloutSummary, RunRecord
 from hermes_rl.analysis.rollout_view import Screen, shown_previews, shown_rollout
+from hermes_rl.analysis.rows import rows_page
+from hermes_rl.analysis.statistics import Interval
 from hermes_rl.analysis.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.errors import UserError
 from hermes_rl.runs.directory import RunDirectory
@@ -32,6 +35,8 @@ MOST = 250_000
 """Maximum number of rollouts in a report; an index takes about 1 kB for each."""
 SAMPLED = 60
 """Rollouts with full content in a report."""
+LISTED, ROWS = 1_000, 300
+"""Rollouts, and rows, that are listed in a report."""
 OF_EACH = 8
 """Number of failed, best and worst rollouts among them, each."""
 LONGEST, OF_ROLLOUT, ROOM = 20_000, 400_000, 12_000_000
@@ -48,8 +53,16 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
 
     `say` is called with the rollouts that cannot be read, which are omitted.
     """
+    return _write(_loaded(path), say)
+
+
+def _loaded(path: Path) -> RunRecord:
     record = RunRecord(path)
     record.refresh(MOST)
+    return record
+
+
+def _write(record: RunRecord, say: Callable[[str], None]) -> Path:
     place = record.path / NAME
     write_atomically(place, report(record).encode("utf-8", "backslashreplace"))
     if record.excluded:
@@ -62,10 +75,10 @@ def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
     run.
     """
     try:
-        record = RunRecord(path)
-        record.refresh(MOST)
-        RunDirectory(path).add({"findings": [finding.record() for finding in findings_of(record)]})
-        write_report(path, say)
+        record = _loaded(path)
+        findings = [finding.record() for finding in findings_of(record)]
+        RunDirectory(path).add({"score": asdict(Interval.of(record.counting())), "findings": findings})
+        _write(record, say)
     except Exception as error:  # an error of the page must not affect the finished run
         logger.debug("the report was not written", exc_info=error)
         say(f"{NAME} was not written ({type(error).__name__}: {error}); `hermes-rl report {path}` tries again")
@@ -95,17 +108,24 @@ def report(record: RunRecord) -> str:
             shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
         room += screen.room
         details[rollout.id] = shown
-    chosen = [rollout for rollout in chosen if rollout.id in details]
-    page_data = overview(record, record.path.resolve().name) | {"running": False, "excluded": record.excluded}
+    path = record.path.resolve()
+    siblings = [(other.parent.name, other.parent) for other in path.parent.glob("*/run.json") if other.parent != path]
+    page_data = overview(record, path.name, siblings) | {"running": False, "excluded": record.excluded}
     if len(details) < len(record.rollouts):
         page_data["sampled"] = (
-            f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each "
-            f"ending, and others beside them. All of them: hermes-rl view {page_data['path']}"
+            f"This file has the conversations of {len(details)} of the run's rollouts: failures, the best and the "
+            f"worst, one of each stop reason, and others. All of them: hermes-rl view {page_data['path']}"
         )
+    listed = [rollout for rollout in record.rollouts if rollout.id not in record.unreadable]
+    ids = {rollout.id for rollout in chosen}
+    if len(listed) > LISTED:
+        listed = [rollout for rollout in listed if rollout.id in ids or record.number(rollout.id) <= LISTED - len(ids)]
     return page(
         {
             "overview": page_data,
-            "rollouts": Screen().value(shown_previews(record, chosen)),
+            "rollouts": Screen().value(shown_previews(record, listed)),
+            "categories": Screen().value(record.categories),
+            "rows": rows_page(record, Scoring.of(record), size=ROWS),
             "details": details,
         }
     )

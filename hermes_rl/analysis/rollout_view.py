@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.agent.result import reasoning_of
+from hermes_rl.analysis.findings import Scoring, reason_of
 from hermes_rl.analysis.record import EXPECTED, RolloutSummary, RunRecord, beginning, prompt_of, text_of
 from hermes_rl.errors import UserError
+from hermes_rl.stop_reasons import stop_reason_named
 from hermes_rl.terminal_text import escape_controls
 from hermes_rl.tokens.transcript import unpacked
 
@@ -82,16 +84,18 @@ class Screen:
 
 COLUMNS = (
     "id", "row_key", "group", "epoch", "index", "attempt", "state", "score", "stop_reason", "turns", "prompt_tokens",
-    "completion_tokens", "calls", "call_errors", "seat",
+    "completion_tokens", "calls", "call_errors", "tools", "seat", "cost",
 )  # fmt: skip
 """Fields of a `RolloutSummary` that a row of a table shows unchanged."""
 
 
-def shown_summary(rollout: RolloutSummary) -> dict[str, Any]:
+def shown_summary(rollout: RolloutSummary, scoring: Scoring) -> dict[str, Any]:
     """Return a rollout as a row of a table."""
     return {
         **{name: getattr(rollout, name) for name in COLUMNS},
         "rewards": dict(rollout.rewards),
+        "passed": scoring.passes(rollout),
+        "reason": reason_of(rollout, scoring),
         "error": (rollout.error or "")[:500] or None,
         "seconds": rollout.seconds.get("total"),
     }
@@ -99,7 +103,7 @@ def shown_summary(rollout: RolloutSummary) -> dict[str, Any]:
 
 def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     """Return rollouts as rows of a table, each with its row's name and the start of its answer."""
-    rows = record.previews({rollout.row_key for rollout in rollouts}, PREVIEW)
+    rows, scoring = record.previews({rollout.row_key for rollout in rollouts}, PREVIEW), Scoring.of(record)
     lines = []
     for rollout in rollouts:
         messages = [message for message in record.messages(rollout.id) if isinstance(message, dict)]
@@ -107,7 +111,7 @@ def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> lis
         label = rows[rollout.row_key]["label"] or prompt_of(messages)
         answer = _answer(messages) if rollout.turns else ""
         previews = {"label": beginning(label, PREVIEW), "answer": beginning(answer, PREVIEW)}
-        lines.append({**shown_summary(rollout), **previews})
+        lines.append({**shown_summary(rollout, scoring), **previews})
     return lines
 
 
@@ -131,10 +135,18 @@ def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, 
 
 def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
     line = record.line_of_group(rollout)
-    summary = record.summary(rollout)
+    summary, scoring = record.summary(rollout), Scoring.of(record)
+    label = record.previews([summary.row_key], PREVIEW)[summary.row_key]
+    known = stop_reason_named(summary.stop_reason)
     row, sequences = line.get("row"), [unpacked(packed) for packed in line.get("sequences") or ()]
     return {
-        **shown_summary(summary),
+        **shown_summary(summary, scoring),
+        "label": label["label"],
+        "stop": "" if known is None else known.rule.description.replace("`", ""),
+        "natural": known is not None and known.finished_naturally,
+        "started_at": line.get("started_at"),
+        "sandbox_start": line.get("sandbox_start"),
+        "model_calls": line.get("model_calls") or [],
         "error": line.get("error"),
         "timings": line.get("timings") or {},
         "usage": line.get("usage") or {},
@@ -157,8 +169,8 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
             }
             for sequence in sequences
         ],
-        "members": [shown_summary(member) for member in record.members(summary.group)],
-        "seats": [shown_summary(seat) for seat in record.seats(summary)],
+        "members": [shown_summary(member, scoring) for member in record.members(summary.group)],
+        "seats": [shown_summary(seat, scoring) for seat in record.seats(summary)],
         "attempts": [
             {"id": rollout.id, "attempt": rollout.attempt, "state": rollout.state, "stop_reason": rollout.stop_reason}
             for rollout in record.rollouts
@@ -190,7 +202,8 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             record = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
             entry = {"name": name, "arguments": text_of(function.get("arguments")), "result": None}
             # A program does not report the duration of its tools.
-            shown_calls.append(entry | {"seconds": record.get("seconds") or None, "error": record.get("error")})
+            entry |= {name: record.get(name) or None for name in ("seconds", "started_at")}
+            shown_calls.append(entry | {"error": record.get("error")})
             calls[str(call.get("id"))] = shown_calls[-1]
         messages.append(
             {

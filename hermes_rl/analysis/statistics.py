@@ -1,7 +1,7 @@
-"""Numbers on the page of a run: distributions, stop reasons, failures, tools, phases and rows, as JSON.
+"""Numbers on the page of a run, as JSON: how good it is, what the mean is made of, when it changed, and what it cost.
 
-Owns the selection of quantities and the number of bars; means and their errors come from `runs.statistics`. Every list
-is bounded, however many rollouts, rewards, tools and rows a run has.
+Owns the selection of quantities and the number of bars; means and their errors come from `runs.statistics`, causes from
+`analysis.findings`. Every list is bounded, however many rollouts, rewards, tools and rows a run has.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
+from hermes_rl.analysis.findings import Categories, Scoring, groups_of_rows
 from hermes_rl.analysis.record import RolloutSummary, by_row, scores_of
 from hermes_rl.rollouts.rollout import are_uniform
 from hermes_rl.runs.statistics import interval, mean
@@ -24,9 +24,19 @@ from hermes_rl.stop_reasons import stop_reason_named
 BARS = 20
 """Bars of a distribution."""
 MOST = 100
-"""Maximum number of rewards, tools, causes or rows in a list."""
-SLICES = 40
-"""Parts of a run, in the order in which rollouts ended, whose mean score is shown."""
+"""Maximum number of rewards, tools or causes in a list."""
+PARTS = 12
+"""Parts of a run of one epoch, in the order in which rollouts ended."""
+DOTS, BINS = 1_500, 96
+"""Maximum rollouts that are drawn one by one, and steps of the picture of rollouts in flight."""
+COLUMNS = 4
+"""Columns of the rows by which the mean score is broken down."""
+PHASES = ("queue", "generation", "tools", "sandbox", "rewards")
+"""Phases of a rollout that are drawn, in their order."""
+SLOWEST = 0.95
+"""Quantile of the time from which rollouts count as slow."""
+
+Rollouts = Sequence[RolloutSummary]
 
 
 @dataclass(frozen=True)
@@ -44,20 +54,26 @@ class Interval:
         return cls(mean([score for row in rows for score in row]), *(interval(rows) or ())) if rows else cls(None)
 
 
-def headline(
-    rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary], usage: Mapping[str, Usage]
-) -> dict[str, Any]:
-    """Return the numbers of a run in a list of runs, from the rollouts that count, all records, failed attempts
-    included, and the use of models by role.
+def headline(rollouts: Rollouts, lines: Rollouts, usage: Mapping[str, Usage], success: float) -> dict[str, Any]:
+    """Return the numbers of a run in a list of runs.
+
+    Args:
+        rollouts: the rollouts that count.
+        lines: all records, failed attempts included.
+        usage: use of models by role.
+        success: score from which a rollout passes.
     """
     score, used = Interval.of(rollouts), Usage()
     for each in usage.values():
         used += each
+    stopped = Counter(rollout.stop_reason for rollout in rollouts)
     return {
         "rollouts": len(rollouts),
         "groups": len({rollout.group for rollout in rollouts}),
         "rows": len({rollout.row_key for rollout in rollouts}),
         "scored": sum(rollout.score is not None for rollout in rollouts),
+        "passed": sum(rollout.passes(success) for rollout in rollouts),
+        "finished": sum(count for reason, count in stopped.items() if _meaning(reason)["natural"]),
         "failed": sum(rollout.given_up for rollout in rollouts),
         "attempts": len(lines),
         "failed_attempts": sum(line.given_up for line in lines),
@@ -70,40 +86,32 @@ def headline(
     }
 
 
-def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return the numbers on the page of a run, without its rollouts, from the ones that count and all records."""
-    costs = [rollout.cost for rollout in lines if rollout.cost is not None]
+def numbers(rollouts: Rollouts, lines: Rollouts, scoring: Scoring, categories: Categories) -> dict[str, Any]:
+    """Return the numbers on the page of a run, without its rollouts.
+
+    Args:
+        rollouts: the rollouts that count.
+        lines: all records, failed attempts included.
+        scoring: settings of the run.
+        categories: short values of the columns of each row, by its key.
+    """
     graded = [rollout for rollout in rollouts if rollout.score is not None]  # as in the metrics of an evaluation
-    stop_reasons = Counter(rollout.stop_reason for rollout in rollouts)
+    rewards = _rewards(rollouts)
     return {
+        "composition": _composition(graded, scoring),
+        "solved_rows": sum(any(map(scoring.passes, row)) for row in by_row(graded).values()),
+        "uneven": _uneven(rollouts),
+        "columns": _columns(graded, categories),
+        **_over_time(graded, [reward["name"] for reward in rewards if reward["least"] != reward["most"]]),
         "scores": distribution(scores_of(rollouts)),
-        "rewards": _rewards(rollouts),
-        "spread": _spread(rollouts),
-        "stop_reasons": [
-            {"name": name, "count": count, **_meaning(name)} for name, count in stop_reasons.most_common(MOST)
-        ],
+        "rewards": rewards,
+        "stop_reasons": _stop_reasons(rollouts),
         "failures": _failures(lines),
-        "turns": distribution([rollout.turns for rollout in graded]),
-        "prompt_tokens": distribution([rollout.prompt_tokens for rollout in graded]),
-        "completion_tokens": distribution([rollout.completion_tokens for rollout in graded]),
-        "costs": distribution(costs),
-        # A sum of known costs would look like the whole.
-        "spending": [{"count": len(part), "cost": part[-1]} for part in _parts(list(accumulate(costs)), so_far=True)]
-        if len(costs) == len(lines)
-        else [],
-        "seconds_spread": distribution([rollout.total_seconds for rollout in graded]),
         "tools": _tools(rollouts),
-        "phases": _phases(lines),
-        "course": [{"count": len(part), "mean": mean(part)} for part in _parts(scores_of(rollouts))],
-        "by_row": _by_row(rollouts),
+        "times": _times(rollouts),
+        "spent": _spent(graded, scoring),
+        "flight": _flight(lines),
     }
-
-
-def _parts(values: Sequence[float], *, so_far: bool = False) -> Iterator[Sequence[float]]:
-    """Yield slices of values in the order in which the rollouts ended; `so_far`: each from the start."""
-    size = max(math.ceil(len(values) / SLICES), 1)
-    for begin in range(0, len(values), size):
-        yield values[0 if so_far else begin : begin + size]
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any] | None:
@@ -134,43 +142,108 @@ def distribution(values: Sequence[float]) -> dict[str, Any] | None:
     }
 
 
-def _rewards(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+def _rewards(rollouts: Rollouts) -> list[dict[str, Any]]:
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, value in rollout.rewards.items():
-            if value is not None and (name in values or len(values) < MOST):
+            if value is not None and math.isfinite(value) and (name in values or len(values) < MOST):
                 values.setdefault(name, []).append(value)
     return [{"name": name, **(distribution(known) or {})} for name, known in values.items()]
 
 
-def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
-    """Return the spread of the scores within groups: if it is 0, a trainer learns nothing from them."""
+def _composition(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
+    """Return the mean value of each reward with its weight, and the points that gates and clamps take from their sum;
+    None if the run does not record its weights.
+    """
+    if scoring.weights is None or not graded:
+        return None
+    parts: list[dict[str, Any]] = []
+    for name, weight in list(scoring.weights.items())[:MOST]:
+        values = [value for each in graded if (value := each.rewards.get(name)) is not None]
+        if values and weight != 0:
+            parts.append({"name": name, "weight": weight, "mean": mean(values)})
+    total = math.fsum(part["weight"] * part["mean"] for part in parts if part["weight"] is not None)
+    only_gates = all(part["weight"] is None for part in parts)
+    return {"parts": parts, "taken": (1.0 if only_gates else total) - mean(scores_of(graded))}
+
+
+def _uneven(rollouts: Rollouts) -> list[int]:
+    """Return the number of groups whose scores differ, from which a trainer learns, and of groups of several scores."""
     groups: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.score is not None:
             groups[rollout.group].append(rollout.score)
-    several = [(mean(scores), scores) for scores in groups.values() if len(scores) > 1]
-    uniform = [scores for _, scores in several if are_uniform([scores])]
-    # `statistics.pstdev` is exact, and fifty times slower.
-    deviations = [
-        math.sqrt(mean([(score - centre) ** 2 for score in scores]))
-        for centre, scores in several
-        if not are_uniform([scores])
-    ]
-    bars = distribution([0.0] * len(uniform) + deviations)
-    return None if bars is None else {**bars, "uniform": len(uniform), "groups": len(several)}
+    several = [scores for scores in groups.values() if len(scores) > 1]
+    return [sum(not are_uniform([scores]) for scores in several), len(several)]
 
 
-def _meaning(stop_reason: str) -> dict[str, Any]:
-    """Return the meaning of a stop reason and its cause: the policy or the infrastructure."""
-    known = stop_reason_named(stop_reason)
+def _columns(graded: Rollouts, categories: Categories) -> list[dict[str, Any]]:
+    """Return the mean score by value of each column that groups the rows, the lowest first."""
+    rows, columns = by_row(graded), list[dict[str, Any]]()
+    groups = groups_of_rows(rows, categories)
+    for column in sorted(groups, key=lambda column: len(groups[column]))[:COLUMNS]:
+        values: list[dict[str, Any]] = []
+        for value, keys in groups[column].items():
+            scores = [score for key in keys for score in scores_of(rows[key])]
+            values.append({"value": value, "rollouts": len(scores), "mean": mean(scores)})
+        columns.append({"name": column, "values": sorted(values, key=lambda each: each["mean"])})
+    return columns
+
+
+def _over_time(graded: Rollouts, rewards: Sequence[str]) -> dict[str, Any]:
+    """Return the mean score and rewards by epoch, or by part of a run of one epoch; and single rollouts as dots."""
+    epochs: dict[int, list[RolloutSummary]] = defaultdict(list)
+    for rollout in graded:
+        epochs[rollout.epoch].append(rollout)
+    if len(epochs) > 1:
+        parts = [(f"epoch {epoch}", epochs[epoch]) for epoch in sorted(epochs)]
+        parts = parts[:: math.ceil(len(parts) / (2 * PARTS))]
+    else:
+        size = max(math.ceil(len(graded) / PARTS), 1)
+        slices = [graded[start : start + size] for start in range(0, len(graded), size)]
+        parts = [(f"{start * size + 1}–{start * size + len(part)}", list(part)) for start, part in enumerate(slices)]
+    steps, dots = [], []
+    every = max(math.ceil(len(graded) / DOTS), 1)
+    for place, (label, part) in enumerate(parts):
+        score = Interval.of(part)
+        versions = {each.version for each in part} - {None}
+        means = {
+            name: mean(values)
+            for name in rewards
+            if (values := [value for each in part if (value := each.rewards.get(name)) is not None])
+        }
+        step = {"label": label, "count": len(part), "mean": score.mean, "low": score.low, "high": score.high}
+        weights = "–".join(map(str, dict.fromkeys((min(versions), max(versions))))) if versions else ""  # type: ignore[type-var]
+        steps.append({**step, "weights": weights, "rewards": means})
+        dots += [[place, round(each.score or 0.0, 4), each.id] for each in part[::every]]
+    return {"steps": steps, "dots": dots}
+
+
+def _meaning(reason: str) -> dict[str, Any]:
+    """Return the meaning of a stop reason, its cause (the policy or the infrastructure), and if it is no cut."""
+    known = stop_reason_named(reason)
     if known is None:
-        return {"what": "", "caused_by_policy": False}
-    rule = known.rule
-    return {"what": rule.events.replace("`", ""), "caused_by_policy": rule.caused_by_policy}
+        return {"what": "", "caused_by_policy": False, "natural": False}
+    return {
+        "what": known.rule.events.replace("`", ""),
+        "caused_by_policy": known.rule.caused_by_policy,
+        "natural": known.finished_naturally,
+    }
 
 
-def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+def _stop_reasons(rollouts: Rollouts) -> list[dict[str, Any]]:
+    stopped: dict[str, list[RolloutSummary]] = defaultdict(list)
+    for rollout in rollouts:
+        stopped[rollout.stop_reason].append(rollout)
+    reasons = []
+    for reason in sorted(stopped, key=lambda reason: -len(stopped[reason]))[:MOST]:
+        scores = scores_of(stopped[reason])
+        score = mean(scores) if scores else None
+        reasons.append({"name": reason, "count": len(stopped[reason]), "mean": score, **_meaning(reason)})
+    return reasons
+
+
+def _failures(lines: Rollouts) -> list[dict[str, Any]]:
     """Return the causes of failed attempts, retried ones included, each with its last message."""
     failed = [line for line in lines if line.given_up]
     last = {rollout.stop_reason: rollout for rollout in failed}
@@ -181,7 +254,7 @@ def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+def _tools(rollouts: Rollouts) -> list[dict[str, Any]]:
     calls, errors, users = Counter[str](), Counter[str](), Counter[str]()
     for use, count in Counter(rollout.tools for rollout in rollouts).items():
         for name, called, failed in use:
@@ -192,30 +265,76 @@ def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     return [{"name": name, "calls": calls[name], "errors": errors[name], "rollouts": users[name]} for name in named]
 
 
-def _phases(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    seconds: dict[str, float] = defaultdict(float)
-    for rollout in rollouts:
-        for name, value in rollout.seconds.items():
-            if name != "total":
-                seconds[name] += value
-    ordered = sorted(seconds, key=lambda name: -seconds[name])[:MOST]
-    return [{"name": name, "seconds": seconds[name], "mean": seconds[name] / len(rollouts)} for name in ordered]
+def _times(rollouts: Rollouts) -> list[dict[str, Any]]:
+    """Return the seconds by phase: of all rollouts together, of the median one, and means of slow and of cut ones."""
+    timed = sorted((each for each in rollouts if each.total_seconds > 0), key=lambda each: each.total_seconds)
+    if not timed:
+        return []
+    slow = timed[int(SLOWEST * len(timed)) :]
+    cut: dict[str, list[RolloutSummary]] = defaultdict(list)
+    for rollout in timed:
+        if not _meaning(rollout.stop_reason)["natural"]:
+            cut[rollout.stop_reason].append(rollout)
+    kinds = [("all rollouts", timed, 1), ("median", [timed[len(timed) // 2]], 1), ("slowest 5 %", slow, len(slow))]
+    kinds += [(reason, each, len(each)) for reason, each in sorted(cut.items(), key=lambda item: -len(item[1]))[:4]]
+    return [
+        {
+            "name": name,
+            "count": len(each),
+            "total": math.fsum(rollout.total_seconds for rollout in each) / parts,
+            "phases": [math.fsum(rollout.seconds.get(phase, 0.0) for rollout in each) / parts for phase in PHASES],
+        }
+        for name, each, parts in kinds
+    ]
 
 
-def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return the rows in ascending mean score, after the rows that could not be graded."""
-    rows = []
-    for key, played in by_row(rollouts).items():
-        scores = scores_of(played)
-        rows.append(
-            {
-                "row_key": key,
-                "rollouts": len(played),
-                "scored": len(scores),
-                "mean": mean(scores) if scores else None,
-                "least": min(scores, default=None),
-                "most": max(scores, default=None),
-            }
-        )
-    rows.sort(key=lambda row: (row["mean"] is not None, row["mean"] or 0.0))
-    return {"rows": rows[:MOST], "count": len(rows)}
+def _spent(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
+    """Return the use of tokens, and what a solved rollout cost; None if no tokens were counted."""
+    prompt, completion = (
+        sum(getattr(each, name) for each in graded) for name in ("prompt_tokens", "completion_tokens")
+    )
+    if not prompt + completion:
+        return None
+    generating = math.fsum(each.seconds.get("generation", 0.0) for each in graded)
+    unsolved = sum(each.tokens for each in graded if not scoring.passes(each))
+    costs = [each.cost for each in graded]
+    known = math.fsum(cost for cost in costs if cost is not None) if None not in costs else None
+    solved = sum(map(scoring.passes, graded))
+    return {
+        "prompt": prompt,
+        "completion": completion,
+        "median": statistics.median(each.tokens for each in graded),
+        "per_second": completion / generating if generating else None,
+        "unsolved": unsolved / (prompt + completion),
+        "cost": known,
+        "per_solved": known / solved if known and solved else None,
+    }
+
+
+def _flight(lines: Rollouts) -> dict[str, Any] | None:
+    """Return the rollouts in flight over the time of a run, by phase; None if their starts were not recorded.
+
+    A rollout counts for each phase by the share of its time that the phase took: only sums are in the index.
+    """
+    timed = [line for line in lines if line.started_at is not None and line.total_seconds > 0]
+    if len(timed) < 2:
+        return None
+    first = min(line.started_at or 0.0 for line in timed)
+    last = max((line.started_at or 0.0) + line.total_seconds for line in timed)
+    width = (last - first) / BINS
+    bins = [[0.0] * len(PHASES) for _ in range(BINS)]
+    for line in timed:
+        start = (line.started_at or 0.0) - first
+        known = [line.seconds.get(phase, 0.0) for phase in PHASES]
+        shares = [seconds / sum(known) for seconds in known] if sum(known) else [1.0, *[0.0] * (len(PHASES) - 1)]
+        for place in range(int(start / width), min(int((start + line.total_seconds) / width) + 1, BINS)):
+            overlap = min(start + line.total_seconds, (place + 1) * width) - max(start, place * width)
+            for phase, share in enumerate(shares):
+                bins[place][phase] += share * max(overlap, 0.0) / width
+    failed = [(line.started_at or 0.0) - first + line.total_seconds for line in timed if line.given_up]
+    return {
+        "seconds": last - first,
+        "most": max(map(sum, bins)),
+        "bins": [[round(value, 3) for value in each] for each in bins],
+        "failed": failed[:MOST],
+    }

@@ -228,6 +228,7 @@ _DESCRIPTION: Mapping[str, Check] = {
     "usage": _maybe(_named(_counts)),
     "uncounted": _maybe(_each(_text)),
     "findings": _maybe(_each(_object)),
+    "score": _maybe(_object),
     "failure_rates": _maybe(_object),
     "retried": _maybe(_object),
     "failed": _maybe(_object),

@@ -19,13 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.analysis.compare import compare_runs
+from hermes_rl.analysis.compare import compare_runs, rows_compared
+from hermes_rl.analysis.findings import Scoring
 from hermes_rl.analysis.overview import card, overview, running
 from hermes_rl.analysis.record import RunRecord, find_runs
 from hermes_rl.analysis.rollout_view import Screen, shown_previews, shown_rollout
+from hermes_rl.analysis.rows import rows_page
 from hermes_rl.analysis.settings import success_in
 from hermes_rl.analysis.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.errors import UserError
+from hermes_rl.runs.label import FILE as LABEL_FILE
+from hermes_rl.runs.label import RunLabel
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.service.refusals import wrong
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -43,8 +47,8 @@ MOST_LISTED = 500
 """Maximum runs of a list."""
 RESCAN = 5.0
 """Seconds after which directories are searched again for new runs."""
-CHANGED = 100
-"""Maximum fixed rows, and broken ones, in a comparison."""
+CHANGED = 250
+"""Rows at either end of a comparison that are shown."""
 LABEL = 80
 """Characters of a row's label."""
 ORDERED = 8
@@ -80,7 +84,7 @@ class OpenRun:
     def state(self) -> tuple[int, ...]:
         """Return values that change whenever the files of the run do."""
         parts = []
-        for name in ("run.json", ROLLOUTS):
+        for name in ("run.json", LABEL_FILE, ROLLOUTS):
             try:
                 stat = (self.path / name).stat()
                 parts += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
@@ -155,7 +159,7 @@ class RunIndex:
     def runs(self) -> dict[str, Any]:
         """Return the list of runs; unread runs follow later, as `reading` shows."""
         names = self._scan()
-        until, cards, reading = time.monotonic() + 4 * READING, [], False
+        until, cards, reading = time.monotonic() + READING, [], False
         for name in names[:MOST_LISTED]:
             try:
                 with self._using(name) as run:
@@ -189,9 +193,14 @@ class RunIndex:
                     return run.overview[0], page
             if run.overview is None or run.overview[0] != version:
                 began = time.monotonic()
-                overview_now = {**overview(record, name), "generation": record.generation}
+                overview_now = {**overview(record, name, self._others(name)), "generation": record.generation}
                 run.overview = version, time.monotonic(), time.monotonic() - began, overview_now
             return version, run.overview[3]
+
+    def _others(self, name: str) -> list[tuple[str, Path]]:
+        """Return the names and directories of the other runs."""
+        with self._lock:
+            return [(other.name, other.path) for other in self._runs.values() if other.name != name]
 
     def compare(self, a: str, b: str) -> dict[str, Any]:
         """Return the differences of run `b` from run `a`, for which both are read to their ends.
@@ -205,16 +214,39 @@ class RunIndex:
             for record in records:
                 record.refresh()
             comparison = {**compare_runs(first, second).record(), "run_a": a, "run_b": b}
-            for kind in ("fixed", "broken"):
-                rows = comparison["found"][kind]
-                comparison[kind] = len(rows)
-                rows = rows[:CHANGED]
-                labels = second.previews([row["row_key"] for row in rows], LABEL)
-                comparison["found"][kind] = [
-                    {**row, "label": labels[row["row_key"]]["label"]} for row in rows[:CHANGED]
-                ]
-        shown: dict[str, Any] = Screen().value(comparison)
+            found = comparison["found"]
+            rows = rows_compared(first, second, found["success"])
+            counts = {kind: len(found.pop(kind)) for kind in ("fixed", "broken")}
+            shown_rows = [*rows[:CHANGED], *rows[CHANGED:][-CHANGED:]]
+            labels = second.previews([row["row_key"] for row in shown_rows], LABEL)
+            named = [{**row, "label": labels[row["row_key"]]["label"]} for row in shown_rows]
+            names = {side: RunLabel.read(record.path).name for side, record in zip("ab", records, strict=True)}
+        shown: dict[str, Any] = Screen().value(
+            {**comparison, **counts, "rows": named, "graded": len(rows), "names": names}
+        )
         return shown
+
+    def rows(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """Return a page of the rows of a run.
+
+        Raises `UserError` if the run does not exist, `Refused` for an invalid query.
+        """
+        parameters = dict(parameters)
+        start = parameters.pop("start", "")
+        if start and not (start.isascii() and start.isdigit() and len(start) < 10):
+            raise wrong("filter", "start", "it is no number")
+        if unknown := sorted(set(parameters) - {"where", "unsolved", "sort"}):
+            raise wrong("filter", unknown[0], "rows are filtered by where and unsolved, and sorted by sort")
+        with self._using(name) as run:
+            record = run.record if run.record is not None else run.read()
+            return rows_page(
+                record,
+                Scoring.of(record),
+                where=parameters.get("where", ""),
+                unsolved=bool(parameters.get("unsolved")),
+                sort=parameters.get("sort") or "solved",
+                start=int(start or 0),
+            )
 
     def rollouts(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Return a page of the matching rollouts.

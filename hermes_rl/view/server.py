@@ -113,6 +113,10 @@ def _answer_of_runs(app: FastAPI, shelf: RunIndex) -> None:
             return Response(status_code=304, headers={"ETag": version})
         return JSONResponse(overview_now, headers={"ETag": version})
 
+    @app.get("/api/runs/{run}/rows")
+    async def rows(run: str, request: Request) -> Response:
+        return JSONResponse(await run_in_thread(lambda: shelf.rows(run, request.query_params)))
+
     @app.get("/api/runs/{run}/rollouts")
     async def rollouts(run: str, request: Request) -> Response:
         return JSONResponse(await run_in_thread(lambda: shelf.rollouts(run, request.query_params)))

@@ -90,9 +90,14 @@ def test_a_run_that_was_exported_scores_as_it_did(
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     recorded = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(said) == 2
-    assert {each["row_key"]: each["rewards"] for each in said} == {
-        each["row_key"]: each["rewards"] for each in recorded
-    }
+    graded, before = (
+        {
+            line["row_key"]: {name: (each["value"], each.get("metrics")) for name, each in line["rewards"].items()}
+            for line in lines
+        }
+        for lines in (said, recorded)
+    )
+    assert graded == before
 
 
 def test_what_rewards_see_is_what_was_said(tmp_path: Path) -> None:

@@ -79,11 +79,31 @@ def test_a_report_tells_of_the_whole_run_and_shows_a_sample(tmp_path: Path) -> N
     found = data_of(report(read(write_run(tmp_path / "run", [*lines, recorded("odd", score=None)]))))
     assert (found["overview"]["rollouts"], found["overview"]["failed"]) == (401, 1)
     assert found["overview"]["mean"] == 0.25
-    assert found["overview"]["spread"]["uniform"] == 0
-    shown = {one["id"] for one in found["rollouts"]}
-    assert shown == set(found["details"]) and len(shown) == 60
+    assert found["overview"]["uneven"] == [100, 100]
+    listed = {one["id"] for one in found["rollouts"]}
+    shown = set(found["details"])
+    assert len(listed) == 401 and len(shown) == 60 and shown < listed
     assert "odd:0-0" in shown
-    assert f"{len(shown)} of the run's rollouts" in found["overview"]["sampled"]
+    assert f"the conversations of {len(shown)} of the run's rollouts" in found["overview"]["sampled"]
+    assert (found["rows"]["total"], len(found["rows"]["rows"])) == (101, 101)
+
+
+def test_a_report_of_500_rollouts_takes_a_megabyte_at_most(tmp_path: Path) -> None:
+    lines = [recorded(f"row {row}", index, float(index == 0), size=5) for row in range(100) for index in range(5)]
+    page = write_report(write_run(tmp_path / "run", lines))
+    assert page.stat().st_size < 1_000_000
+
+
+def test_the_history_of_a_report_is_of_earlier_runs_of_the_same_spec_and_mode(tmp_path: Path) -> None:
+    same = {"started": "2026-11-01T10:00:00.000Z", "score": {"mean": 0.5, "low": 0.25, "high": 0.75}}
+    write_run(tmp_path / "before", [recorded("a")], **same)
+    write_run(tmp_path / "other mode", [recorded("a")], **{**same, "mode": "process"})
+    write_run(tmp_path / "other rows", [recorded("a")], **same, dataset={"fingerprint": "other"})
+    write_run(tmp_path / "without", [recorded("a")], started=same["started"])
+    write_run(tmp_path / "after", [recorded("a")], **{**same, "started": "2026-11-03T10:00:00.000Z"})
+    run = write_run(tmp_path / "run", [recorded("a")], started="2026-11-02T10:00:00.000Z")
+    (earlier,) = data_of(report(read(run)))["overview"]["history"]
+    assert (earlier["label"], earlier["mean"], earlier["low"]) == ("before", 0.5, 0.25)
 
 
 def test_report_sample_covers_failures_extremes_and_stop_reasons(tmp_path: Path) -> None:
@@ -133,6 +153,9 @@ def test_nothing_hostile_is_more_than_text(tmp_path: Path) -> None:
         "p",
         "main",
         "noscript",
+        "div",
+        "h1",
+        "kbd",
     }
     assert {tag for tag, _ in Parts(page).tags} == allowed | {"script"}
     found = data_of(page)

@@ -60,16 +60,21 @@ def test_a_person_finds_a_rollout_and_sends_its_link(viewed: Viewed, scheme: str
     asked = {"url": url, "origin": viewed.url, "folder": "played", "axe": str(axe_script())}
     found = step("walk", **asked, scheme=scheme, width=width, shots=SHOTS)
     assert found["address"] == viewed.url, "an address that is copied does not give the token away"
-    looked = ("list", "run", "filtered", "rollout", "group", "compare")
+    looked = ["list", "run", "rows", "spec", "rollouts", "filters", "filtered", "rollout", "tokens", "record", "group"]
+    looked += ["compare"]
     assert {name: found[name] for name in looked} == {name: [] for name in looked}
+    assert "file_matches is below 0.2 in" in found["summary"] and "Is it good?" in found["summary"]
+    assert "read these first" in found["summary"].lower()
+    assert found["squares"] == 32
     assert "rows graded in both" in found["compared"] and "fixed" in found["compared"]
-    assert set(found["scores"]) == {"1.000"}
+    assert set(found["scores"]) == {"✓ 1.00"}
     assert found["sorted"].startswith("Tokens")
+    assert "Why 1.00" in found["why"] and "Timeline" in found["why"]
     assert "write_file" in found["trained"] and "You are a careful engineer" not in found["trained"]
     assert "log-probability 0; model call 1" in found["told"]
     assert "You are a careful engineer" in found["prompt"]
     assert found["members"] == 4
-    assert found["sent"].startswith("Rollout ")
+    assert found["sent"].startswith("Create the file")
     assert "its token is missing" in found["stranger"]
     assert found["wrong"] == [] and found["outside"] == []
 
@@ -90,17 +95,14 @@ def test_runs_that_cannot_be_compared_are_named_with_the_reason(tmp_path: Path) 
     shutil.copytree(tmp_path / "one", tmp_path / "three")
     with Viewed(tmp_path) as viewer:
         found = step("refused", url=f"{viewer.url}?token={viewer.token}", origin=viewer.url)
-    assert {choice.removeprefix(f"small · {tmp_path}/") for choice in found["choices"]} == {
-        "one/run", "two/run", "three/run",
-    }  # fmt: skip
+    assert set(found["choices"]) == {"Compare one/run", "Compare two/run", "Compare three/run"}
     assert found["heading"] == "These two runs cannot be compared"
     assert "the runs have no row in common" in found["why"]
     assert found["links"] == 2
     assert found["back"] == "Runs"
     assert "is given twice: a run does not differ from itself" in found["itself"]
     assert "1 row graded in both" in found["copy"]
-    cost = next(line for line in found["copy"].splitlines() if line.startswith("cost"))
-    assert "e-" in cost and cost.split()[1] != "0.000"
+    assert found["copy"].count("in both") > 3, "what is equal is said in words"
 
 
 def test_a_keyboard_is_enough(viewed: Viewed) -> None:
@@ -113,10 +115,10 @@ def test_a_keyboard_is_enough(viewed: Viewed) -> None:
 @pytest.mark.parametrize("width", [400, 1400])
 def test_single_keys_lead_through_a_run_and_back_to_its_place(viewed: Viewed, width: int) -> None:
     found = step("keys", url=f"{viewed.url}?token={viewed.token}", origin=viewed.url, width=width)
-    assert found["used"]["compare"] == 4 and found["used"]["failed"] == 6
+    assert found["used"]["compare"] == 5 and found["used"]["failed"] == 7
     assert {found["used"][task] for task in ("next failed", "back", "end")} == {1}
-    assert found["listed"][0]["top"] < 600, "the page of a run begins with its rollouts"
-    assert all(row["right"] <= width and row["score"][1] == "." for row in found["listed"]), "each score is in sight"
+    assert found["listed"][0]["top"] < 300, "the list begins at the top"
+    assert all(row["right"] <= width and "." in row["score"] for row in found["listed"]), "each score is in sight"
     assert found["listed"][0]["question"].startswith("Create the file")
     assert [found["failed"].index(address) for address in found["seen"]] == [2, 3], "the next failed ones of the list"
     assert found["returned"]["entry"] == found["seen"][-1]
@@ -131,10 +133,11 @@ def test_a_hostile_rollout_is_text(tmp_path: Path) -> None:
     report = write_report(run).as_uri()
     with Viewed(tmp_path) as viewed:
         (name,) = viewed.names()
-        pages = [f"?token={viewed.token}", f"#{name}", f"#{name}/bad%3A0-0", f"#{name}/group/bad%3A0"]
+        views = ("", "/rollouts", "/rows", "/spec", "/bad%3A0-0/record", "/bad%3A0-0")
+        pages = [f"?token={viewed.token}", *(f"#{name}{view}" for view in views)]
         pages = [f"{viewed.url}{page}" for page in pages]
         found = step("hostile", pages=pages, origin=viewed.url)
-        filed = step("hostile", pages=[report, f"{report}#bad/bad%3A0-0"], origin="file://")
+        filed = step("hostile", pages=[report, *(f"{report}#bad{view}" for view in views[1:])], origin="file://")
     for told in (found, filed):
         assert told["wrong"] == [] and told["outside"] == []
         assert told["refused"] is True and told["cookie"] == ""
@@ -198,3 +201,30 @@ def test_view_of_100000_rollouts_opens_fast_with_bounded_memory(tmp_path: Path) 
         grown = resident(viewed) - before
         assert grown < 5 * 2**20, f"{grown / 2**20:.1f} MiB more than {before / 2**20:.0f} MiB"
         assert before < 400 * 2**20
+
+
+def test_the_first_paint_of_many_rollouts_and_runs_takes_a_second(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    lines = []
+    for place in range(10_000):
+        line = recorded(f"row {place // 8 % 250}", place % 8, chance.randrange(9) / 8, size=8)
+        epoch = place // 2_000
+        lines.append({**line, "id": f"{line['row_key']}:{epoch}-{place % 8}", "group": f"{line['row_key']}:{epoch}"})
+        lines[-1]["epoch"] = epoch
+    write_run(tmp_path / "many" / "rollouts", lines)
+    for place in range(199):
+        own = [recorded(f"row {row}", 0, chance.random()) for row in range(20)]
+        write_run(tmp_path / "runs" / f"run-{place:03}", own, started=f"2026-11-01T10:{place % 60:02}:00.000Z")
+    with Viewed(tmp_path) as viewed:
+        url = f"{viewed.url}?token={viewed.token}"
+        name = next(name for name in viewed.names() if name.startswith("rollouts-"))
+        viewed.read(name)
+        pages = {
+            "runs": ["", "tbody a[data-entry]"],
+            "summary": [f"#{name}", ".find"],
+            "rows": [f"#{name}/rows", ".squares a"],
+            "rollouts": [f"#{name}/rollouts", "tr[data-rollout]"],
+        }
+        seconds = step("paints", url=url, origin=viewed.url, pages=pages, times=10)
+    medians = {page: sorted(times)[len(times) // 2] for page, times in seconds.items()}
+    assert max(medians.values()) < 4.0, medians  # a second, on a machine without other work

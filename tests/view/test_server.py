@@ -212,7 +212,7 @@ def test_missing_resource_gets_status_404_with_its_name(viewed: Viewed, path: st
     assert "none" in json.loads(body)["detail"]
 
 
-def test_cost_of_a_run_is_reported_as_it_grows(tmp_path: Path) -> None:
+def test_cost_of_a_run_is_unknown_if_one_call_has_none(tmp_path: Path) -> None:
     lines = [recorded(f"row {place}") for place in range(100)]
     for place, line in enumerate(lines[:80]):
         line["usage"]["cost"] = 0.25 + place % 2 * 0.5
@@ -223,10 +223,8 @@ def test_cost_of_a_run_is_reported_as_it_grows(tmp_path: Path) -> None:
         listed = {Path(run["path"]).name: run["cost"] for run in viewed.get("runs")["runs"]}
     assert (known["cost"], partly["cost"]) == (40.0, None)
     assert listed == {"known": 40.0, "partly": None}
-    for told in (known, partly):
-        assert (told["costs"]["count"], told["costs"]["mean"]) == (80, 0.5)
-    assert [one["cost"] for one in known["spending"]] == [float(part) for part in range(1, 41)]
-    assert (known["spending"][-1]["count"], partly["spending"]) == (80, [])
+    assert (known["spent"]["cost"], known["spent"]["per_solved"]) == (40.0, 0.5)
+    assert (partly["spent"]["cost"], partly["spent"]["per_solved"]) == (None, None)
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
@@ -244,11 +242,79 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     told = both[0]
     assert (told["a"], told["b"]) == (str(tmp_path / "before"), str(tmp_path / "after"))
     assert (told["fixed"], told["broken"]) == (1, 1)
-    assert [(row["row_key"], row["label"]) for row in told["found"]["broken"]] == [("row 0", "row 0")]
-    assert [(row["row_key"], row["a"], row["b"]) for row in told["found"]["fixed"]] == [("row 1", 0, 1)]
+    changes = [(row["row_key"], row["label"], row["change"], row["passed"]) for row in told["rows"]]
+    assert changes[0] == ("row 0", "row 0", "broken", [1, 0])
+    assert changes[-1] == ("row 1", "row 1", "fixed", [0, 1])
+    assert {change for _, _, change, _ in changes[1:-1]} == {"same"} and told["graded"] == 8
     assert told["verdict"] == "no difference beyond chance"
-    assert [one["fixed"] for one in both] == [1] * 16 and both[1]["found"]["fixed"][0]["row_key"] == "row 0"
+    assert [one["fixed"] for one in both] == [1] * 16 and both[1]["rows"][-1]["row_key"] == "row 0"
     assert status == 404 and b"there is no run 'nothing'" in body
+
+
+def test_rows_are_given_with_their_rollouts(viewed: Viewed) -> None:
+    run = run_of(viewed, "many")
+    page = viewed.get("runs", run, "rows")
+    assert (page["total"], page["fit"], page["unsolved"], page["next"]) == (30, 30, 6, None)
+    first = page["rows"][0]
+    assert (first["passed"], first["graded"], len(first["epochs"][0][1])) == (0, 4, 4)
+    assert first["epochs"][0][1][0][0] == f"{first['row_key']}:0-0"
+    assert first["reason"][0].startswith("right: it is another") and first["label"] == first["row_key"]
+    assert viewed.get("runs", run, "rows", unsolved="1")["fit"] == 6
+    assert viewed.get("runs", run, "rows", where="question=What is row 3?")["rows"][0]["row_key"] == "row 3"
+    assert viewed.get("runs", run, "rows", sort="name")["rows"][0]["row_key"] == "row 0"
+    assert len(viewed.get("runs", run, "rows", start="25")["rows"]) == 5
+    for query in ("sort=colour", "colour=1", "start=x", "start=-1"):
+        status, _, _ = viewed.ask(f"/api/runs/{run}/rows?{query}")
+        assert status in (404, 422)
+
+
+def test_the_numbers_of_a_run_say_what_its_mean_is_made_of(tmp_path: Path) -> None:
+    lines = [recorded(f"row {place % 10}", place // 10, float(place % 2), size=4) for place in range(40)]
+    for place, line in enumerate(lines):
+        line["rewards"] = {"right": {"value": float(place % 2)}, "open": {"value": float(place != 1)}}
+        line["score"] = line["rewards"]["right"]["value"] * line["rewards"]["open"]["value"]
+        line |= {"stop_reason": "max_turns" if place % 4 == 0 else "finished"}
+    weightings = [{"name": "right", "weight": 1.0, "gate": False}, {"name": "open", "weight": 1.0, "gate": True}]
+    write_run(tmp_path / "run", lines, grading={"scoring": {"weightings": weightings}})
+    with Viewed(tmp_path) as viewed:
+        run = viewed.read(run_of(viewed, "run"))
+    assert run["composition"]["parts"] == [
+        {"name": "right", "weight": 1.0, "mean": 0.5}, {"name": "open", "weight": None, "mean": 0.975},
+    ]  # fmt: skip
+    assert run["composition"]["taken"] == pytest.approx(0.025)
+    assert run["weights"] == {"right": 1.0, "open": None} and run["combine"] == "sum"
+    assert [(each["name"], each["count"], each["natural"]) for each in run["stop_reasons"]] == [
+        ("finished", 30, True), ("max_turns", 10, False),
+    ]  # fmt: skip
+    assert run["findings"][0]["kind"] == "gate" and run["findings"][0]["filter"] == {"reward": "open", "most": "0"}
+    assert run["read_first"][0]["score"] == 0.0 and run["flight"] is None
+    assert [step["count"] for step in run["steps"]] == [4] * 10 and len(run["dots"]) == 40
+
+
+def test_rollouts_in_flight_are_counted_over_time(tmp_path: Path) -> None:
+    lines = []
+    for place in range(8):
+        line = recorded(f"row {place}")
+        head = {"id": line["id"], "started_at": 1000.0 + place % 4}
+        lines.append({**head, **line, "timings": {"total": 4.0, "generation": 3.0, "tools": 1.0}})
+    write_run(tmp_path / "run", lines)
+    with Viewed(tmp_path) as viewed:
+        flight = viewed.read(run_of(viewed, "run"))["flight"]
+    assert (flight["seconds"], round(flight["most"])) == (7.0, 8)
+    middle = flight["bins"][len(flight["bins"]) // 2]
+    assert middle[1] == pytest.approx(3 * middle[2])
+
+
+def test_the_label_of_a_run_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [recorded("a")])
+    (run / "label.json").write_text(json.dumps({"name": HOSTILE[34], "tags": ["best", 7, "x" * 99], "note": 3}))
+    write_run(tmp_path / "broken", [recorded("a")])
+    (tmp_path / "broken" / "label.json").write_text("[1")
+    with Viewed(tmp_path) as viewed:
+        labels = {Path(each["path"]).name: each["label"] for each in viewed.get("runs")["runs"]}
+    assert labels["broken"] == {"name": "", "tags": [], "note": ""}
+    assert labels["run"]["tags"] == ["best", "7", "x" * 40] and labels["run"]["note"] == ""
+    assert not set(UNSEEN) & set(labels["run"]["name"])
 
 
 def test_hostile_texts_come_without_controls(viewed: Viewed) -> None:

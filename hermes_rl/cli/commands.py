@@ -363,6 +363,27 @@ def report(run_directory: RunArgument) -> None:
 
 
 @app.command()
+def label(
+    run_directory: RunArgument,
+    name: Annotated[str | None, typer.Option(help="Name of the run in lists; '' removes it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Add a tag; may be repeated.")] = None,
+    remove_tag: Annotated[list[str] | None, typer.Option(help="Remove a tag; may be repeated.")] = None,
+    note: Annotated[str | None, typer.Option(help="Note on the run; '' removes it.")] = None,
+) -> None:
+    """Name, tag or annotate a run for lists and pages, and print its label."""
+    from hermes_rl.analysis.record import RunRecord
+    from hermes_rl.runs.label import RunLabel
+
+    run = RunRecord(run_directory).path
+    before = RunLabel.read(run)
+    after = before.changed(name, tag or (), remove_tag or (), note)
+    if after != before:
+        after.write(run)
+    for key, text in (("name", after.name), ("tags", ", ".join(after.tags)), ("note", after.note)):
+        echo(f"{key}: {text or '-'}")
+
+
+@app.command()
 def export(
     run_directory: RunArgument,
     forms: Annotated[

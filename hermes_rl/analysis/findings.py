@@ -75,8 +75,8 @@ class Scoring:
     @classmethod
     def of(cls, record: RunRecord) -> Scoring:
         """Return the settings of a run; the defaults if its spec cannot be read."""
-        described = record.described
-        return cls(success_in(record), weights_of(described) or None, clamp_of(described))
+        run_info = record.described
+        return cls(success_in(record), weights_of(run_info) or None, clamp_of(run_info))
 
     def passes(self, rollout: RolloutSummary) -> bool:
         """Return True if a rollout is solved."""
@@ -138,9 +138,9 @@ def find(rollouts: Rollouts, scoring: Scoring, categories: Categories, label: Ca
     graded = [rollout for rollout in ordered if rollout.score is not None]
     if not graded:
         return []
-    found = [*_stop_reasons(graded, scoring), *_tools(graded), *_gates(graded, scoring)]
-    explained = {rollout.id for finding, affected in found for rollout in affected}
-    findings = [finding for finding, _ in found]
+    mechanisms = [*_stop_reasons(graded, scoring), *_tools(graded), *_gates(graded, scoring)]
+    explained = {rollout.id for finding, affected in mechanisms for rollout in affected}
+    findings = [finding for finding, _ in mechanisms]
     findings += _never_solved(graded, explained, scoring, categories, label)
     findings += _drop(graded, scoring)
     findings = [finding for finding in findings if finding.cost >= SMALLEST] or [*_rewards(graded, scoring)]
@@ -239,10 +239,10 @@ def _gates(graded: Rollouts, scoring: Scoring) -> Iterator[tuple[RunFinding, Rol
         closed = [rollout for rollout in graded if rollout.rewards.get(name) == 0]
         if not closed:
             continue
-        lost = [(scoring.ungated(rollout) or 0.0) - (rollout.score or 0.0) for rollout in closed]
+        losses = [(scoring.ungated(rollout) or 0.0) - (rollout.score or 0.0) for rollout in closed]
         text = f"The gate {name} set {pluralize(len(closed), 'score')} to 0."
-        select, cost = {"reward": name, "most": "0"}, math.fsum(lost) / len(graded)
-        example = closed[max(range(len(closed)), key=lost.__getitem__)].id
+        select, cost = {"reward": name, "most": "0"}, math.fsum(losses) / len(graded)
+        example = closed[max(range(len(closed)), key=losses.__getitem__)].id
         yield RunFinding("gate", name, cost, text, len(closed), select, example), closed
 
 
@@ -264,15 +264,15 @@ def _never_solved(
     rate = sum(rollout.passes(scoring.success) for rollout in graded) / len(graded)
     if not unsolved or not rate:
         return
-    named: set[str] = set()
+    reported: set[str] = set()
     for (column, value), keys in _values(rows, categories).items():
         members = [rollout for key in keys for rollout in rows[key]]
-        if len(keys) < 2 or not unsolved.keys() >= keys or (1 - rate) ** len(members) > CHANCE or keys <= named:
+        if len(keys) < 2 or not unsolved.keys() >= keys or (1 - rate) ** len(members) > CHANCE or keys <= reported:
             continue
-        named |= keys
+        reported |= keys
         text = f"None of the {pluralize(len(keys), 'row')} with {column} = {value} was ever solved"
         yield _of_rows("category", f"{column}={value}", text, members, graded, {"where": f"{column}={value}"})
-    rest = {key: row for key, row in unsolved.items() if key not in named and (1 - rate) ** len(row) <= CHANCE}
+    rest = {key: row for key, row in unsolved.items() if key not in reported and (1 - rate) ** len(row) <= CHANCE}
     if rest:
         members = [rollout for row in rest.values() for rollout in row]
         names = ", ".join(label(key) for key in list(rest)[:NAMED]) + (", …" if len(rest) > NAMED else "")
@@ -286,9 +286,9 @@ def _of_rows(
     """Return the finding of rows that were never solved."""
     ids = {rollout.id for rollout in members}
     others = [rollout for rollout in graded if rollout.id not in ids]
-    lost = _mean(others) - _mean(members)
+    loss = _mean(others) - _mean(members)
     text += f"; they score {_mean(members):.2f}, others {_mean(others):.2f}."
-    return RunFinding(kind, subject, lost * len(members) / len(graded), text, len(members), select, _shows(members))
+    return RunFinding(kind, subject, loss * len(members) / len(graded), text, len(members), select, _shows(members))
 
 
 def _values(rows: Mapping[str, Any], categories: Categories) -> dict[tuple[str, str], set[str]]:
@@ -318,7 +318,7 @@ def _drop(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
     order = sorted(epochs)
     if len(order) < 2:
         return
-    best = max(range(len(order)), key=lambda place: _mean(epochs[order[place]]))
+    best = max(range(len(order)), key=lambda position: _mean(epochs[order[position]]))
     sides = [
         ([each for epoch in order[best:split] for each in epochs[epoch]],
          [each for epoch in order[split:] for each in epochs[epoch]])

@@ -59,13 +59,15 @@ def rows_page(
     never = {key for key, row in rows.items() if not any(map(scoring.passes, row))}
     keys = [key for key in rows if (not unsolved or key in never) and _is_in(record.categories.get(key, {}), where)]
     keys.sort(key=lambda key: _ORDERS[sort](key, rows[key], scoring))
-    shown = keys[start : start + size]
-    previews = record.previews(shown, PREVIEW)
+    page_keys = keys[start : start + size]
+    previews = record.previews(page_keys, PREVIEW)
     columns = sorted(groups, key=lambda column: len(groups[column]))[:SHOWN_COLUMNS]
     page: dict[str, Any] = Screen().value(
         {
             "columns": [{"name": name, "values": sorted(groups[name])} for name in columns],
-            "rows": [_row(key, rows[key], scoring) | _named(record, key, columns, previews[key]) for key in shown],
+            "rows": [
+                _row(key, rows[key], scoring) | _identity(record, key, columns, previews[key]) for key in page_keys
+            ],
             "unsolved": len(never),
             "fit": len(keys),
             "total": len(rows),
@@ -80,7 +82,7 @@ def _is_in(columns: Mapping[str, str], where: str) -> bool:
     return not where or columns.get(column) == value
 
 
-def _named(record: RunRecord, key: str, columns: Sequence[str], preview: Mapping[str, str]) -> dict[str, Any]:
+def _identity(record: RunRecord, key: str, columns: Sequence[str], preview: Mapping[str, str]) -> dict[str, Any]:
     values = record.categories.get(key, {})
     label, question = preview["label"], preview["question"]
     return {"label": label, "question": question, "columns": [values.get(name, "") for name in columns]}

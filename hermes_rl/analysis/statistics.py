@@ -325,12 +325,12 @@ def _flight(lines: Rollouts) -> dict[str, Any] | None:
     bins = [[0.0] * len(PHASES) for _ in range(BINS)]
     for line in timed:
         start = (line.started_at or 0.0) - first
-        known = [line.seconds.get(phase, 0.0) for phase in PHASES]
-        shares = [seconds / sum(known) for seconds in known] if sum(known) else [1.0, *[0.0] * (len(PHASES) - 1)]
-        for place in range(int(start / width), min(int((start + line.total_seconds) / width) + 1, BINS)):
-            overlap = min(start + line.total_seconds, (place + 1) * width) - max(start, place * width)
+        phases = [line.seconds.get(phase, 0.0) for phase in PHASES]
+        shares = [seconds / sum(phases) for seconds in phases] if sum(phases) else [1.0, *[0.0] * (len(PHASES) - 1)]
+        for step in range(int(start / width), min(int((start + line.total_seconds) / width) + 1, BINS)):
+            overlap = min(start + line.total_seconds, (step + 1) * width) - max(start, step * width)
             for phase, share in enumerate(shares):
-                bins[place][phase] += share * max(overlap, 0.0) / width
+                bins[step][phase] += share * max(overlap, 0.0) / width
     failed = [(line.started_at or 0.0) - first + line.total_seconds for line in timed if line.given_up]
     return {
         "seconds": last - first,

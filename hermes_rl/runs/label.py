@@ -1,6 +1,6 @@
-"""`label.json`: the name, the tags and the note that people give a run.
+"""Read and write `label.json`: the name, the tags and the note that people give a run.
 
-It lies in the run directory and travels with it. No part of a run depends on it.
+It is in the run directory and is copied with it. No part of a run depends on it.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class RunLabel:
         taken_away = set(remove)
         tags = tuple(tag for tag in dict.fromkeys([*self.tags, *add]) if tag not in taken_away)
         changed = RunLabel(self.name if name is None else name.strip(), tags, self.note if note is None else note)
-        for what, text, most in [
+        for option, text, limit in [
             ("--name", changed.name, LONGEST_NAME),
             ("--note", changed.note, LONGEST_NOTE),
             *(("--tag", tag, LONGEST_TAG) for tag in changed.tags),
         ]:
-            if len(text) > most:
-                raise UserError(f"{what}: {len(text)} characters; expected {most} at most")
-            if what != "--note" and (len(text.splitlines()) > 1 or (what == "--tag" and not text.strip())):
-                raise UserError(f"{what} {text!r}: expected one line of text")
+            if len(text) > limit:
+                raise UserError(f"{option}: {len(text)} characters; expected {limit} at most")
+            if option != "--note" and (len(text.splitlines()) > 1 or (option == "--tag" and not text.strip())):
+                raise UserError(f"{option} {text!r}: expected one line of text")
         if len(changed.tags) > MOST_TAGS:
             raise UserError(f"--tag: {len(changed.tags)} tags; expected {MOST_TAGS} at most")
         return changed

@@ -103,7 +103,7 @@ CAUSES = {
 }
 
 
-def test_the_known_cause_of_twenty_runs_is_named_first_in_eighteen(tmp_path: Path) -> None:
+def test_findings_name_the_known_cause_first_in_18_of_20_runs(tmp_path: Path) -> None:
     named = []
     for seed in range(4):
         for fault, cause in CAUSES.items():
@@ -114,7 +114,7 @@ def test_the_known_cause_of_twenty_runs_is_named_first_in_eighteen(tmp_path: Pat
 
 
 @pytest.mark.parametrize("fault", CAUSES)
-def test_the_filter_of_a_finding_selects_its_rollouts(tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_finding_filter_selects_its_rollouts(tmp_path: Path, fault: Callable[..., None]) -> None:
     record = Generated(tmp_path / "run", 11, fault).record
     for finding in findings_of(record):
         query = RolloutQuery.of(dict(finding.filter))
@@ -123,7 +123,7 @@ def test_the_filter_of_a_finding_selects_its_rollouts(tmp_path: Path, fault: Cal
         assert len(chosen) >= finding.rollouts
 
 
-def test_a_run_without_a_fault_reports_no_large_cause(tmp_path: Path) -> None:
+def test_findings_of_a_run_without_a_fault_are_small(tmp_path: Path) -> None:
     for seed in range(5):
         found = findings_of(Generated(tmp_path / f"calm-{seed}", seed, lambda chance, made: None).record)
         assert not [each for each in found if each.cost > 0.05], found
@@ -139,13 +139,13 @@ def first(record: RunRecord, **scoring: Any) -> list[RunFinding]:
     return find(list(record.counting()), Scoring(**scoring), record.categories, str)
 
 
-def test_a_single_rollout_per_row_does_not_make_rows_unsolvable(tmp_path: Path) -> None:
+def test_findings_call_no_row_unsolved_after_one_rollout(tmp_path: Path) -> None:
     lines = [recorded(f"row {row}", 0, float(row % 2)) for row in range(40)]
     kinds = [finding.kind for finding in first(summaries(lines, tmp_path / "run"))]
     assert kinds == ["reward"]
 
 
-def test_a_tool_is_not_blamed_for_the_rows_that_need_it(tmp_path: Path) -> None:
+def test_findings_do_not_blame_a_tool_for_hard_rows(tmp_path: Path) -> None:
     lines = []
     for row in range(12):
         for index in range(8):
@@ -157,12 +157,12 @@ def test_a_tool_is_not_blamed_for_the_rows_that_need_it(tmp_path: Path) -> None:
     assert [each.cost for each in first(summaries(lines, tmp_path / "run")) if each.kind == "tool"] == []
 
 
-def test_without_a_graded_rollout_there_is_no_finding(tmp_path: Path) -> None:
+def test_findings_are_empty_without_graded_rollouts(tmp_path: Path) -> None:
     assert first(summaries([recorded("a", score=None)], tmp_path / "run")) == []
     assert first(summaries([], tmp_path / "empty")) == []
 
 
-def test_the_expected_answer_groups_no_rows(tmp_path: Path) -> None:
+def test_categories_exclude_expected_answers(tmp_path: Path) -> None:
     lines = [recorded(f"row {row}", 0, float(row % 2)) for row in range(6)]
     for place, line in enumerate(lines):
         line["row"] = {"question": "q", "answer": str(place % 2), "label": str(place % 2), "half": place % 2}

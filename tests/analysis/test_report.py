@@ -88,13 +88,13 @@ def test_a_report_tells_of_the_whole_run_and_shows_a_sample(tmp_path: Path) -> N
     assert (found["rows"]["total"], len(found["rows"]["rows"])) == (101, 101)
 
 
-def test_a_report_of_500_rollouts_takes_a_megabyte_at_most(tmp_path: Path) -> None:
+def test_report_of_500_rollouts_is_below_one_megabyte(tmp_path: Path) -> None:
     lines = [recorded(f"row {row}", index, float(index == 0), size=5) for row in range(100) for index in range(5)]
     page = write_report(write_run(tmp_path / "run", lines))
     assert page.stat().st_size < 1_000_000
 
 
-def test_the_history_of_a_report_is_of_earlier_runs_of_the_same_spec_and_mode(tmp_path: Path) -> None:
+def test_report_history_has_earlier_runs_of_the_same_spec_mode_and_rows(tmp_path: Path) -> None:
     same = {"started": "2026-11-01T10:00:00.000Z", "score": {"mean": 0.5, "low": 0.25, "high": 0.75}}
     write_run(tmp_path / "before", [recorded("a")], **same)
     write_run(tmp_path / "other mode", [recorded("a")], **{**same, "mode": "process"})

@@ -203,7 +203,7 @@ def test_view_of_100000_rollouts_opens_fast_with_bounded_memory(tmp_path: Path) 
         assert before < 400 * 2**20
 
 
-def test_the_first_paint_of_many_rollouts_and_runs_takes_a_second(tmp_path: Path) -> None:
+def test_first_paint_of_many_rollouts_and_runs_is_fast(tmp_path: Path) -> None:
     chance = random.Random(7)
     lines = []
     for place in range(10_000):

@@ -12,7 +12,7 @@ from tests.analysis.recorded import recorded, write_run
 from tests.commands import hermes
 
 
-def test_a_label_is_written_changed_and_printed(tmp_path: Path) -> None:
+def test_label_is_written_changed_and_printed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [recorded("a")])
     assert RunLabel.read(run) == RunLabel()
     done = hermes("label", "run", "--name", "step 40", "--tag", "best", "--tag", "new tool", cwd=tmp_path)
@@ -35,7 +35,7 @@ def test_a_label_is_written_changed_and_printed(tmp_path: Path) -> None:
         (tuple(word for place in range(21) for word in ("--tag", str(place))), "21 tags; expected 20 at most"),
     ],
 )
-def test_a_label_beyond_its_limits_is_refused(tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
+def test_label_beyond_its_limits_is_rejected(tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
     run = write_run(tmp_path / "run", [])
     done = hermes("label", "run", *options, cwd=tmp_path)
     assert done.returncode == 2 and problem in done.stderr
@@ -43,13 +43,13 @@ def test_a_label_beyond_its_limits_is_refused(tmp_path: Path, options: tuple[str
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 1, "tags": "x", "note": null}', "[" * 9999])
-def test_a_label_that_cannot_be_read_is_empty(tmp_path: Path, text: str) -> None:
+def test_unreadable_label_is_empty(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", [])
     (run / FILE).write_text(text)
     assert RunLabel.read(run) == RunLabel()
 
 
-def test_a_label_is_not_read_through_a_link(tmp_path: Path) -> None:
+def test_label_is_not_read_through_a_link(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [])
     (tmp_path / "secret.json").write_text('{"name": "secret"}')
     (run / FILE).symlink_to(tmp_path / "secret.json")

@@ -28,7 +28,7 @@ def end(span: dict[str, Any]) -> float:
     return float(span["started_at"]) + float(span["seconds"])
 
 
-def test_each_call_started_within_its_rollout_and_after_the_one_before(played: Path) -> None:
+def test_each_call_starts_within_its_rollout_after_the_previous_one(played: Path) -> None:
     described = json.loads((played / "run.json").read_text())
     first, last = (datetime.fromisoformat(described[name]).timestamp() for name in ("started", "ended"))
     slack = 0.1  # of two clocks, and of rounding
@@ -47,7 +47,7 @@ def test_each_call_started_within_its_rollout_and_after_the_one_before(played: P
         assert all(each["started_at"] >= end(calls[-1]) - slack for each in rewards)
 
 
-def test_a_run_regraded_keeps_the_times_of_what_was_not_called_again(played: Path) -> None:
+def test_regrading_keeps_the_times_of_rewards_not_called_again(played: Path) -> None:
     before = {line["id"]: line for line in lines(played)}
     spec = played / "spec.yaml"
     changed = spec.read_text().replace("best: 2", "best: 1")

@@ -251,7 +251,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert status == 404 and b"there is no run 'nothing'" in body
 
 
-def test_rows_are_given_with_their_rollouts(viewed: Viewed) -> None:
+def test_rows_have_their_rollouts(viewed: Viewed) -> None:
     run = run_of(viewed, "many")
     page = viewed.get("runs", run, "rows")
     assert (page["total"], page["fit"], page["unsolved"], page["next"]) == (30, 30, 6, None)
@@ -268,7 +268,7 @@ def test_rows_are_given_with_their_rollouts(viewed: Viewed) -> None:
         assert status in (404, 422)
 
 
-def test_the_numbers_of_a_run_say_what_its_mean_is_made_of(tmp_path: Path) -> None:
+def test_overview_has_the_composition_of_the_mean(tmp_path: Path) -> None:
     lines = [recorded(f"row {place % 10}", place // 10, float(place % 2), size=4) for place in range(40)]
     for place, line in enumerate(lines):
         line["rewards"] = {"right": {"value": float(place % 2)}, "open": {"value": float(place != 1)}}
@@ -291,7 +291,7 @@ def test_the_numbers_of_a_run_say_what_its_mean_is_made_of(tmp_path: Path) -> No
     assert [step["count"] for step in run["steps"]] == [4] * 10 and len(run["dots"]) == 40
 
 
-def test_rollouts_in_flight_are_counted_over_time(tmp_path: Path) -> None:
+def test_overview_counts_rollouts_in_flight(tmp_path: Path) -> None:
     lines = []
     for place in range(8):
         line = recorded(f"row {place}")
@@ -305,7 +305,7 @@ def test_rollouts_in_flight_are_counted_over_time(tmp_path: Path) -> None:
     assert middle[1] == pytest.approx(3 * middle[2])
 
 
-def test_the_label_of_a_run_is_shown(tmp_path: Path) -> None:
+def test_run_list_has_labels(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [recorded("a")])
     (run / "label.json").write_text(json.dumps({"name": HOSTILE[34], "tags": ["best", 7, "x" * 99], "note": 3}))
     write_run(tmp_path / "broken", [recorded("a")])

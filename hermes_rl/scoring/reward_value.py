@@ -127,7 +127,7 @@ class RewardValue:
     per_turn: tuple[float, ...] | None = None
     seconds: float = 0.0
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    started_at: float | None = None
+    started_at: float | None = field(default=None, compare=False)
 
     def timed(self, seconds: float) -> RewardValue:
         """Return the value of a call that has just ended and took so long."""

@@ -25,9 +25,9 @@ def test_token_level_servers_are_made_without_asking_them_anything(kind: str) ->
         (ServerConfig("opneai", "http://localhost:1"), "did you mean `openai`"),
         (ServerConfig("openai"), "needs a base_url"),
         (ServerConfig("openai", "localhost:9001/v1"), "must begin with http"),
-        (ServerConfig("openai", "http://None:None/v1"), "is no address"),
+        (ServerConfig("openai", "http://None:None/v1"), "expected an address"),
         (ServerConfig("openai", "http://a\nb/v1"), "and a host"),
-        (ServerConfig("openai", "http://[::1/v1"), "is no address"),
+        (ServerConfig("openai", "http://[::1/v1"), "expected an address"),
     ],
 )
 def test_what_cannot_work_is_refused(config: ServerConfig, message: str) -> None:

@@ -79,7 +79,7 @@ def test_what_a_type_needs_is_asked_for_at_once(kind: str, base_url: str | None,
     "base_url", ["http://[::1/v1", "http://[x]/v1", "http://a:99999/v1", "http://a:b", "http://\u2100"]
 )
 def test_policy_refuses_a_malformed_base_url(base_url: str) -> None:
-    with pytest.raises(UserError, match="base_url: this is no address"):
+    with pytest.raises(UserError, match="base_url: expected an address"):
         Policy.server("openai", base_url, "m")
 
 

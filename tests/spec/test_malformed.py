@@ -341,7 +341,7 @@ CASES: dict[str, tuple[str, str]] = {
         "there is no type trl: TRL's server is stock vLLM",
     ),
     "address": (BASE + "serve: {api_url: ▶localhost:8000}\n", "http://"),
-    "half-an-address": (BASE + "servers: {policy: {base_url: ▶'http://[::1/v1', model: m}}\n", "this is no address"),
+    "half-an-address": (BASE + "servers: {policy: {base_url: ▶'http://[::1/v1', model: m}}\n", "expected an address"),
     "port-of-an-address": (BASE + "tools: [{mcp: {name: far, url: ▶'http://a:70000/mcp'}}]\n", "Port out of range"),
     "password-in-address": (
         BASE + "servers: {policy: {base_url: ▶'http://me:hunter2@host', model: m}}\n",

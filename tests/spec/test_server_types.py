@@ -70,7 +70,7 @@ def test_server_type_of_a_package_is_recognised(install: Install) -> None:
     ("changed", "said"),
     [
         ("type: mytyp", "there is no type mytyp; did you mean `mytype`"),
-        ("type: nothing", r"the type of server 'nothing' \(mypackage:NOTHING\) is no .*ServerType, but str"),
+        ("type: nothing", r"the type of server 'nothing' \(mypackage:NOTHING\): expected a .*ServerType, not str"),
         ("error_rate: 0.5, type: mytype", "`error_rate` has no meaning for type mytype"),
     ],
 )

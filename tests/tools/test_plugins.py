@@ -67,8 +67,8 @@ def test_file_named_like_the_standard_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "why"),
     [
-        ("no_colon", "write file.py:name"),
-        ("code.py:", "write file.py:name"),
+        ("no_colon", "expected file.py:name"),
+        ("code.py:", "expected file.py:name"),
         ("cod.py:f", r"cod\.py: no such file; did you mean `code\.py`"),
         ("code.py:funktion", r"has no 'funktion'; did you mean `function`.*it has: function"),
         ("broken.py:x", r"broken\.py:2: SyntaxError"),

@@ -183,94 +183,64 @@ def plain(node: Node) -> Any:
 
 Pattern = tuple[str, ...]
 
+_ALSO_BELOW = {"agent": "agents.*", "prompt": "agents.*", "tools": "user"}
+"""Keys of a spec that each seat, or the user, has too; the value is the prefix of their paths."""
+
 
 def patterns(*texts: str) -> tuple[Pattern, ...]:
-    """Return paths written with dots as patterns; `*` is one step, a final `**` is any number of steps, or none."""
-    return tuple(tuple(text.split(".")) for text in texts)
+    """Return paths written with dots as patterns; `*` is one step, a final `**` is any number of steps, or none.
+
+    A path below a key of `_ALSO_BELOW` also gives the path below the same key of a seat, or of the user.
+    """
+    below = [f"{_ALSO_BELOW[top]}.{text}" for text in texts if (top := text.partition(".")[0]) in _ALSO_BELOW]
+    return tuple(tuple(text.split(".")) for text in (*texts, *below))
 
 
 ROWS = patterns("dataset.items.**", "dataset.fallback.items.**")
 ARGS = patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**", "solution.turns.*.user_tools.*.args.**")
-HEADERS = patterns(
-    "servers.*.headers_env.*", "servers.*.*.headers_env.*",
-    "tools.*.mcp.headers_env.*", "user.tools.*.mcp.headers_env.*",
-)  # fmt: skip
+HEADERS = patterns("servers.*.headers_env.*", "servers.*.*.headers_env.*", "tools.*.mcp.headers_env.*")
 EXPRESSIONS = patterns("dataset.filter")
 COMMANDS = patterns(
     "sandbox.setup.**", "sandbox.services.*.command.**", "sandbox.services.*.healthy",
-    "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**",
-    "user.tools.*.mcp.command.**", "user.turns.*.setup.**", "agents.*.agent.program.command.**",
+    "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.turns.*.setup.**",
 )  # fmt: skip
 PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**",
-    "sandbox.services.*.files.*.content", "rewards.*.args.**",
-    "solution.**", "user.system", "user.turns.**", "artifacts.**", "agent.program.files.*.content",
-    "agents.*.agent.program.files.*.content", "agents.*.prompt.**", "agents.*.message_template",
+    "sandbox.services.*.files.*.content", "rewards.*.args.**", "solution.**", "user.system", "user.turns.**",
+    "artifacts.**", "agent.program.files.*.content", "agents.*.message_template",
 )  # fmt: skip
 TEMPLATES = (
     *PROSE,
     *patterns(
-        "sandbox.image",
-        "sandbox.workdir",
-        "sandbox.files.**",
-        "sandbox.env.**",
-        "sandbox.limits.**",
-        "sandbox.services.**",
-        "user.**",
-        "tools.*.schemas",
-        "tools.*.names.**",
-        "agent.program.**",
-        "agents.*.agent.program.**",
+        "sandbox.image", "sandbox.workdir", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**",
+        "sandbox.services.**", "user.**", "tools.*.schemas", "tools.*.names.**", "agent.program.**",
     ),
-)
+)  # fmt: skip
 TEXT_FILES = patterns(
     "prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file",
-    "tools.*.schemas.file", "user.tools.*.schemas.file",
-    "agents.*.prompt.system.file", "agents.*.prompt.user.file", "agents.*.prompt.messages.*.content.file",
+    "tools.*.schemas.file",
 )  # fmt: skip
 CODE = patterns(
-    "agent.program.python",
-    "agents.*.agent.program.python",
-    "dataset.generator",
-    "tools.*.python",
-    "user.tools.*.python",
-    "state",
-    "state.python",
-    "schedule.fn",
-    "rewards.*.fn",
-    "serve.trainer",
-)
+    "agent.program.python", "dataset.generator", "tools.*.python", "state", "state.python", "schedule.fn",
+    "rewards.*.fn", "serve.trainer",
+)  # fmt: skip
 SOURCE_FILES = patterns(
-    "dataset.harbor",
-    "sandbox.files.*.from",
-    "sandbox.services.*.files.*.from",
-    "sandbox.ssh.known_hosts",
-    "agent.program.files.*.from",
-    "agents.*.agent.program.files.*.from",
-    "tools.*.mcp.files.*.from",
-    "user.tools.*.mcp.files.*.from",
-    "user.turns.*.files.*.from",
-    "rewards.*.args.files.*.from",
-    "rewards.*.args.calibrate",
-)
+    "dataset.harbor", "sandbox.files.*.from", "sandbox.services.*.files.*.from", "sandbox.ssh.known_hosts",
+    "agent.program.files.*.from", "tools.*.mcp.files.*.from", "user.turns.*.files.*.from",
+    "rewards.*.args.files.*.from", "rewards.*.args.calibrate",
+)  # fmt: skip
 MODES = patterns(
-    "sandbox.files.*.mode",
-    "sandbox.services.*.files.*.mode",
-    "agent.program.files.*.mode",
-    "agents.*.agent.program.files.*.mode",
-    "tools.*.mcp.files.*.mode",
-    "user.tools.*.mcp.files.*.mode",
-    "user.turns.*.files.*.mode",
-)
+    "sandbox.files.*.mode", "sandbox.services.*.files.*.mode", "agent.program.files.*.mode",
+    "tools.*.mcp.files.*.mode", "user.turns.*.files.*.mode",
+)  # fmt: skip
 """Permissions: digits that are octal, with or without YAML's own sign of it."""
 OUTPUTS = patterns(
     "atropos.data_path_to_save_groups", "atropos.data_dir_to_save_evals", "toolsets.record", "toolsets.replay"
 )
 FREE = (
     *ROWS, *ARGS,
-    *patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**",
-               "agents.*.agent.extra_body.**", "atropos.**", "prompt.messages.*.tool_calls.**",
-               "agents.*.prompt.messages.*.tool_calls.**"),
+    *patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**", "atropos.**",
+              "prompt.messages.*.tool_calls.**"),
 )  # fmt: skip
 """Values that belong to the user: null stays null there."""
 

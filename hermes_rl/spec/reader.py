@@ -84,9 +84,7 @@ _WHERE = (
     "prompt, dataset.columns, sandbox.image, .workdir, .files, .setup, .env and .limits, rewards.*.args, solution, "
     "user, artifacts, agents and agent.program"
 )
-_LEFT_ALONE = nodes.patterns(
-    "description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "agents.*.agent.extra_body.**", "atropos.**"
-)
+_LEFT_ALONE = nodes.patterns("description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "atropos.**")
 """Text that is passed on unchanged, including braces."""
 
 

@@ -33,10 +33,7 @@ from hermes_rl.spec.suggest import choices
 ABOUT = ("version", "dialect", "licence", "description")
 """Facts about a recipe's program, for `hermes-rl list agents`."""
 _KEYS = (*ABOUT, "sandbox", "agent")
-_JOINED = patterns(
-    "sandbox.python", "sandbox.npm", "sandbox.files", "sandbox.setup", "agent.program.files",
-    "agents.*.agent.program.files",
-)  # fmt: skip
+_JOINED = patterns("sandbox.python", "sandbox.npm", "sandbox.files", "sandbox.setup", "agent.program.files")
 _PROGRAM = ("agent", "program")
 
 

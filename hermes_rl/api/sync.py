@@ -89,12 +89,12 @@ class SyncEnv(OfThisProcess, RenamedAttributes):
         """See `Env.status`."""
         return self._call(_called(self._env.status))
 
-    def announce(self) -> None:
-        """See `Env.announce`."""
+    def sync_policies(self) -> None:
+        """See `Env.sync_policies`."""
         self._call(self._env.sync_policies())
 
     def run(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
-        """See `Env.play`, which has the same arguments."""
+        """See `Env.run`, which has the same arguments."""
         return self._call(self._env.run(row, *args, **kwargs))
 
     def run_group(self, row: Row | str, n: int, *args: Any, **kwargs: Any) -> Group:

@@ -142,7 +142,7 @@ class TrainerAdapter:
         """Run one rollout, with `policy` if given, else with the policy of this object.
 
         Raises:
-            UserError, RunError: as for `Env.play`.
+            UserError, RunError: as for `Env.run`.
         """
         row, group, member, size = place
         return await self.env.run(

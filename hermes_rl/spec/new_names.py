@@ -95,10 +95,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 PYTHON: Mapping[str, str] = {
     "AgentResult.ending": "stop_reason",
     "AgentResult.world_rewards": "environment_rewards",
+    "Env.announce": "sync_policies",
     "Env.play": "run",
     "Env.play_group": "run_group",
     "Group.certificate": "provenance",
     "Rollout.ending": "stop_reason",
+    "SyncEnv.announce": "sync_policies",
     "SyncEnv.play": "run",
     "SyncEnv.play_group": "run_group",
     "ToolContext.brought": "restored_files",

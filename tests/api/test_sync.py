@@ -18,7 +18,10 @@ import pytest
 
 from hermes_rl import GroupRefused, Policy, Sampled, Sampling, StopReason, open_env, sync
 from hermes_rl.api import environment
-from hermes_rl.api.sync import SyncEnv
+from hermes_rl.api.environment import Env
+from hermes_rl.api.groups import Groups
+from hermes_rl.api.session import Session
+from hermes_rl.api.sync import SyncEnv, SyncGroups, SyncSession
 from hermes_rl.errors import UserError
 from tests.api.summing import TEXT, Sampler, sampled, spec_in, trained
 from tests.waiting import until_blocking
@@ -118,6 +121,16 @@ def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:
     assert set(trained(rollouts)) <= set(sampled(sampler.answers))
     with pytest.raises(UserError, match="is not open"):
         env.run(rows[0], policy)
+
+
+@pytest.mark.parametrize(("blocking", "original"), [(SyncEnv, Env), (SyncGroups, Groups), (SyncSession, Session)])
+def test_each_blocking_call_has_the_name_of_the_call_that_it_waits_for(blocking: type, original: type) -> None:
+    own = {name: member.__doc__ or "" for name, member in vars(blocking).items() if not name.startswith("_")}
+    twins = {name: f"See `{original.__name__}.{name}`" for name, text in own.items() if text.startswith("See ")}
+    assert twins
+    for name, start in twins.items():
+        assert own[name].startswith(start)
+        assert hasattr(original, name)
 
 
 def test_threads_may_call_at_the_same_time(tmp_path: Path) -> None:

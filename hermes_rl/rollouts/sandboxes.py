@@ -137,9 +137,8 @@ def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
                 if sum(entry.size for entry in archive) > LARGEST_DIRECTORY:
                     raise UserError(f"the artifact {place} has more than {LARGEST_DIRECTORY >> 20} MiB")
                 files = tuple(_archived(archive, entry) for entry in archive)
-        else:  # a file; in earlier versions, possibly a plain directory
-            inside = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
-            files = tuple(_read_artifact(path, place, run) for path in inside)
+        else:
+            files = (ArtifactFile("", read_file(place, run), _laid_mode(place.stat().st_mode)),)
     except (OSError, tarfile.TarError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"the artifact {place} cannot be read: {why}") from error
@@ -152,11 +151,6 @@ def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
 def _archived(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
     content = archive.extractfile(entry)
     return ArtifactFile(entry.name, content.read() if content is not None else b"", _laid_mode(entry.mode))
-
-
-def _read_artifact(path: Path, place: Path, run: Path) -> ArtifactFile:
-    inner = "" if path == place else str(path.relative_to(place))
-    return ArtifactFile(inner, read_file(path, run), _laid_mode(path.stat().st_mode))
 
 
 def _laid_mode(mode: int) -> int:

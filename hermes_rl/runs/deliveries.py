@@ -86,7 +86,7 @@ class DeliveryLog:
             self.doubtful = [other for other in self.doubtful if other != group]
             self.delivered.append(group)
             self._known.add(group)
-        elif event in ("excluded", "left_out"):  # its name before 0.1.0
+        elif event in ("excluded", "left_out"):  # the name in 0.1.0
             self.doubtful = [other for other in self.doubtful if other != group]
             self.excluded[group] = line["cause"]
         elif event == "lost":

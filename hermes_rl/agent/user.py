@@ -286,7 +286,7 @@ class WithHook:
 class CodeUser:
     """A user implemented in code of the spec, such as a game environment, which replies by rules.
 
-    Its reply is a text; None if it has nothing more to say; or a mapping with any of `say`, `over` (true: this message
+    Its reply is a text; None if it has nothing more to say; or a mapping with any of `say`, `done` (true: this message
     is the last), `tools` (names of the tools that the agent may call from now on) and `reward` (for this turn).
 
     Args:

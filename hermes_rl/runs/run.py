@@ -270,7 +270,7 @@ class Plan:
         drop_uniform: a group whose scores are all equal is not passed to a trainer or a file.
         prefer_differing: rows whose groups still differ in score are preferred (see `Curriculum`).
         concurrency: rollouts in flight; None: as many as the machine and the servers carry.
-        replays: maximum number of retries of a rollout after infrastructure failures.
+        retries: maximum number of retries of a rollout after infrastructure failures.
         generation_params: sampling parameters of the policy, for the records of groups.
         fingerprint: fingerprint of the run, for the records of groups.
         mark: suffix of the id of each group, so that no other run has the same ids; empty for a run that is resumed.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from hermes_rl.agent.recorder import LoopOptions
@@ -91,12 +91,12 @@ def open_env(
     loaded = spec if isinstance(spec, Spec) else load_spec(spec, environ=environ)
     if workers is not None:
         _require_whole("workers", workers, 1)
-    played_by = WorkerOptions(1 if workers is None and ray is None else workers, ray)
     return Env(
         loaded,
         environ=environ,
         record=None if record is None else Path(record),
-        played_by=played_by,
+        workers=workers,
+        ray=ray,
         repeatable=repeatable,
     )
 
@@ -117,13 +117,6 @@ def connect_ray(
         UserError: Ray is not installed or not reachable, or this process is connected already.
     """
     return connected([WorkerSetup(spec, None, environ) for spec in specs], address, logger.warning)
-
-
-class WorkerOptions(NamedTuple):
-    """Processes that run rollouts: their number, or None for as many as the Ray cluster has room for."""
-
-    number: int | None = 1
-    ray: str | RayConnection | None = None
 
 
 @dataclass(frozen=True)
@@ -158,14 +151,15 @@ class Env(OfThisProcess, RenamedAttributes):
         *,
         environ: Mapping[str, str] | None,
         record: Path | None,
-        played_by: WorkerOptions,
-        repeatable: bool = False,
+        workers: int | None,
+        ray: str | RayConnection | None,
+        repeatable: bool,
     ) -> None:
         self.spec = spec
         self.loop: asyncio.AbstractEventLoop | None = None
         """Event loop on which it is open, or None."""
         self._compiled = CompiledSpec(spec, environ)
-        self._environ, self._record, self._played_by = environ, record, played_by
+        self._environ, self._record, self._workers_wanted, self._ray = environ, record, workers, ray
         self._workers: Workers | None = None
         self._meter = Meter()
         self._runners: WeakSet[RolloutRunner] = WeakSet()
@@ -254,8 +248,8 @@ class Env(OfThisProcess, RenamedAttributes):
         directory.add({"ended": moment(), "usage": self._meter.record()})
 
     async def _open_workers(self) -> None:
-        number, ray = self._played_by
-        if number == 1 and ray is None:
+        number, ray = self._workers_wanted, self._ray
+        if ray is None and number in (None, 1):
             return
         require_shares(self.spec, number or 1)
         opening = WorkerSetup(self.spec, None, self._environ)
@@ -429,7 +423,7 @@ class Env(OfThisProcess, RenamedAttributes):
         sampling: Settings | None = None,
         retries: int = RETRIES,
     ) -> Group:
-        """Run `n` rollouts of one row as a group to compare; see `play`.
+        """Run `n` rollouts of one row as a group to compare; see `run`.
 
         A group is complete or dropped: if a member's retries are exhausted, the others stop, `dropped` is its stop
         reason and `detail` the cause. With `on_stop: {retries_exhausted: worst}` such a member stays in its group
@@ -575,7 +569,7 @@ class Env(OfThisProcess, RenamedAttributes):
         With several agents, those whose server is `policy` are stepped; each turn contains its `seat`.
 
         Args:
-            row, group, split, sampling: as in `play`; it is the only member of its group.
+            row, group, split, sampling: as in `run`; it is the only member of its group.
             tokenizer: a hub name, a directory or a tokenizer object of `transformers`, so that a turn may be token ids;
                 default: the tokenizer of the spec's policy if it is token-level or scripted, else a turn is a message.
             renderer: same as `renderer` of a server in a spec; its name is enough.

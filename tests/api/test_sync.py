@@ -235,7 +235,7 @@ def test_policy_that_swallows_cancellation_ends_with_the_environment(
     closing.start()
     closing.join(30)
     assert not closing.is_alive() and loops() == []
-    assert ("stubborn goes on 0.1 s after it was cancelled" in caplog.text) == (swallows == "always")
+    assert ("stubborn, still running 0.1 s after its cancellation" in caplog.text) == (swallows == "always")
 
 
 def test_policy_function_that_its_trainer_cancels_is_a_failed_attempt(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ async def test_send_that_suppresses_its_cancellation_delays_the_end_of_a_run(
 
     async with serving(Stubborn(steps=1), tmp_path):
         await sending.wait()
-    assert "trainer collects: send goes on 0.1 s after it was cancelled" in caplog.text
+    assert "trainer collects: send, still running 0.1 s after its cancellation" in caplog.text
     leave.set()
 
 

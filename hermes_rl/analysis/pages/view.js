@@ -68,14 +68,16 @@ class Report {
     const all = this.data.rows, place = query.where ? all.columns.findIndex((one) => query.where.startsWith(`${one.name}=`)) : -1;
     const fits = (row) => (!query.unsolved || !row.passed) && (!query.where || (place >= 0 && `${all.columns[place].name}=${row.columns[place]}` === query.where));
     const rows = all.rows.filter(fits), share = (row) => row.passed / row.rollouts;
-    const orders = { spread: (a, b) => Math.abs(share(a) - 0.5) - Math.abs(share(b) - 0.5), name: (a, b) => (a.label < b.label ? -1 : 1), drop: (a, b) => fall(a) - fall(b) };
+    const orders = { spread: (a, b) => Math.abs(share(a) - 0.5) - Math.abs(share(b) - 0.5), name: (a, b) => (a.label < b.label ? -1 : 1),
+      drop: (a, b) => fall(a) - fall(b) };
     if (orders[query.sort]) rows.sort(orders[query.sort]);
     return { ...all, rows, fit: rows.length };
   }
 
   async rollouts(run, { cursor, ...query }) {
     const found = this.chosen(query), start = Number(cursor) || 0, next = start + PAGE;
-    return { rollouts: found.slice(start, next), fit: found.length, looked: found.length, total: this.data.rollouts.length, cursor: next < found.length ? next : null };
+    return { rollouts: found.slice(start, next), fit: found.length, looked: found.length, total: this.data.rollouts.length,
+      cursor: next < found.length ? next : null };
   }
 
   chosen(query) {
@@ -257,7 +259,8 @@ function rangeOf(found, clamp = null) {
 }
 
 function tile(value, solved = false, range = [0, 1], word = "none") {
-  return el("span", { class: `tile s${step5(value, range)}` }, typeof value === "number" ? [solved ? el("span", { "aria-hidden": "true" }, "✓ ") : null, value.toFixed(2)] : word);
+  return el("span", { class: `tile s${step5(value, range)}` },
+    typeof value === "number" ? [solved ? el("span", { "aria-hidden": "true" }, "✓ ") : null, value.toFixed(2)] : word);
 }
 
 /** The score of a rollout, or the reason why it has none. */
@@ -303,9 +306,10 @@ function histogram(title, found, note) {
   const told = (bar) => `${bar.from === bar.to ? number(bar.from) : `${number(bar.from)} to ${number(bar.to)}`}: ${count(bar.count)}`;
   const bars = found.bars.filter((bar) => bar.count).map((bar) => {
     const tall = Math.max(2, (height - 18) * bar.count / highest);
-    return svg("rect", { class: `f${step5((bar.from + bar.to) / 2, range)}`, x: x(bar.from), y: height - 14 - tall, width: wide - 1.5, height: tall }, svg("title", {}, told(bar)));
+    return svg("rect", { class: `f${step5((bar.from + bar.to) / 2, range)}`, x: x(bar.from), y: height - 14 - tall, width: wide - 1.5,
+      height: tall }, svg("title", {}, told(bar)));
   });
-  return el("div", {}, el("div", { class: "row" }, heading(3, title), span("space"), span("quiet small", note)),
+  return el("div", {}, el("div", { class: "row" }, heading(3, shortened(title, 24)), span("space"), span("quiet small", note)),
     picture(width, height, `${title}: ${found.bars.filter((bar) => bar.count).map(told).join("; ")}`, bars, rule("axis", 0, height - 14, width, height - 14),
       written(0, height - 2, number(low), { class: "quiet" }), written(width, height - 2, number(high), { class: "quiet", "text-anchor": "end" })));
 }
@@ -314,7 +318,8 @@ function histogram(title, found, note) {
 function trend(points, width = 360, height = 64) {
   let low = Math.min(...points.map((one) => one.low ?? one.mean)), high = Math.max(...points.map((one) => one.high ?? one.mean));
   if (high - low < 0.1) [low, high] = [(high + low) / 2 - 0.05, (high + low) / 2 + 0.05];
-  const x = (at) => (points.length < 2 ? width / 2 : 6 + (width - 12) * at / (points.length - 1)), y = (value) => height - 6 - (height - 12) * (value - low) / (high - low);
+  const x = (at) => (points.length < 2 ? width / 2 : 6 + (width - 12) * at / (points.length - 1)),
+    y = (value) => height - 6 - (height - 12) * (value - low) / (high - low);
   return picture(width, height, `Mean scores of the runs: ${points.map((one) => `${one.label} ${score(one.mean, 2)}`).join(", ")}`,
     svg("polyline", { class: "course", points: points.map((one, at) => `${x(at)},${y(one.mean)}`).join(" ") }),
     points.map((one, at) => [one.low === null || one.low === undefined ? null : rule("axis", x(at), y(one.low), x(at), y(one.high)),
@@ -334,8 +339,10 @@ function waterfall(parts, result, { clamp = null, digits = 3, taken = 0, width =
   const right_of = (text, more) => written(width, line * tall + 16, [svg("tspan", { class: "quiet" }, text), ` ${more}`], { "text-anchor": "end" });
   for (const [name, weight, value] of added) {
     const got = weight * (value ?? 0), until = at + got;
-    if (weight - got > 1e-9) drawn.push(svg("rect", { class: "missing", x: x(Math.max(until, at)), y: line * tall + 5, width: Math.max(0, x(at + weight) - x(Math.max(until, at))), height: 14 }));
-    if (got) drawn.push(svg("rect", { class: `f${step5(value)} ${closed ? "faded" : ""}`, x: Math.min(x(at), x(until)), y: line * tall + 5, width: Math.max(1, Math.abs(x(until) - x(at))), height: 14 }));
+    if (weight - got > 1e-9) drawn.push(svg("rect", { class: "missing", x: x(Math.max(until, at)), y: line * tall + 5,
+      width: Math.max(0, x(at + weight) - x(Math.max(until, at))), height: 14 }));
+    if (got) drawn.push(svg("rect", { class: `f${step5(value)} ${closed ? "faded" : ""}`, x: Math.min(x(at), x(until)), y: line * tall + 5,
+      width: Math.max(1, Math.abs(x(until) - x(at))), height: 14 }));
     drawn.push(label(name), right_of(`${number(weight)} × ${value === null ? NONE : number(Number(value.toFixed(3)))} =`, score(got, digits)));
     told.push(`${name}: weight ${weight} times ${value === null ? "nothing" : number(value)} is ${score(got, digits)}`);
     at = until;
@@ -343,7 +350,8 @@ function waterfall(parts, result, { clamp = null, digits = 3, taken = 0, width =
   }
   for (const [name, , value] of gates) {
     const open = value === 0 ? "✕ gate closed: nothing counts" : value === 1 ? "✓ gate open" : "gate";
-    drawn.push(label(name), written(left, line * tall + 16, open, { class: value === 0 ? "bad" : "quiet" }), right_of("", `× ${number(value === null ? null : Number(value.toFixed(3)))}`));
+    drawn.push(label(name), written(left, line * tall + 16, open, { class: value === 0 ? "bad" : "quiet" }),
+      right_of("", `× ${number(value === null ? null : Number(value.toFixed(3)))}`));
     told.push(`gate ${name} ${number(value)}`);
     line += 1;
   }
@@ -352,10 +360,13 @@ function waterfall(parts, result, { clamp = null, digits = 3, taken = 0, width =
     line += 1;
   }
   const y = line * tall;
-  drawn.push(rule("axis", 0, y + 2, width, y + 2), written(0, y + 19, "score", { class: "bold" }), written(width, y + 19, score(result, digits), { class: "bold", "text-anchor": "end" }));
-  if (typeof result === "number") drawn.push(svg("rect", { class: `f${step5(result)}`, x: Math.min(x(0), x(result)), y: y + 8, width: Math.max(1, Math.abs(x(result) - x(0))), height: 14 }));
+  drawn.push(rule("axis", 0, y + 2, width, y + 2), written(0, y + 19, "score", { class: "bold" }),
+    written(width, y + 19, score(result, digits), { class: "bold", "text-anchor": "end" }));
+  if (typeof result === "number") drawn.push(svg("rect", { class: `f${step5(result)}`, x: Math.min(x(0), x(result)), y: y + 8,
+    width: Math.max(1, Math.abs(x(result) - x(0))), height: 14 }));
   const picturesque = picture(width, y + 26, `Score ${score(result, digits)}: ${told.join(", ")}`, drawn);
-  return [picturesque, Math.abs(taken) > 0.0005 ? el("p", { class: "quiet small" }, `${taken > 0 ? "Closed gates and limits take" : "Limits add"} ${score(Math.abs(taken))} ${taken > 0 ? "from" : "to"} the sum.`) : null];
+  return [picturesque, Math.abs(taken) > 0.0005 ? el("p", { class: "quiet small" },
+    `${taken > 0 ? "Closed gates and limits take" : "Limits add"} ${score(Math.abs(taken))} ${taken > 0 ? "from" : "to"} the sum.`) : null];
 }
 
 /** Intervals below each other with a line at 0; each is {name, value, low, high, note}. */
@@ -370,9 +381,11 @@ function forest(rows, told, neutral = false) {
     const side = sure && row.low > 0 ? 1 : sure && row.high < 0 ? -1 : 0, kind = side && !neutral ? (side > 0 ? "better" : "worse") : "even";
     if (row.note) return [written(0, y + 4, name(row.name)), written(width, y + 4, row.note, { class: "quiet", "text-anchor": "end" })];
     return [rule("line", 0, y + tall / 2, width, y + tall / 2), written(0, y + 4, name(row.name)),
-      sure ? [rule(`whisker ${kind}`, x(row.low), y, x(row.high), y), rule(`whisker ${kind}`, x(row.low), y - 4, x(row.low), y + 4), rule(`whisker ${kind}`, x(row.high), y - 4, x(row.high), y + 4)] : null,
+      sure ? [rule(`whisker ${kind}`, x(row.low), y, x(row.high), y), rule(`whisker ${kind}`, x(row.low), y - 4, x(row.low), y + 4),
+        rule(`whisker ${kind}`, x(row.high), y - 4, x(row.high), y + 4)] : null,
       svg("circle", { class: kind, cx: x(row.value), cy: y, r: side ? 5 : 4 }),
-      written(width, y + 4, [side && !neutral ? (side > 0 ? "▲ " : "▼ ") : "", told(row.value), svg("tspan", { class: "quiet" }, sure ? ` ${told(row.low)} to ${told(row.high)}` : " one row")], { "text-anchor": "end" })];
+      written(width, y + 4, [side && !neutral ? (side > 0 ? "▲ " : "▼ ") : "", told(row.value),
+        svg("tspan", { class: "quiet" }, sure ? ` ${told(row.low)} to ${told(row.high)}` : " one row")], { "text-anchor": "end" })];
   });
   return picture(width, rows.length * tall, rows.map((row) => row.note ? `${row.name}: ${row.note}` : `${row.name}: ${told(row.value)}, 95 % interval ${told(row.low)} to ${told(row.high)}`).join("; "),
     rule("axis", x(0), 0, x(0), rows.length * tall), lines);
@@ -623,17 +636,22 @@ async function runsPage(turn, query) {
     if (turn !== drawn) return;
     nameAll(known.runs);
     const modes = [...new Set(known.runs.map((run) => run.mode).filter(Boolean))], tags = [...new Set(known.runs.flatMap((run) => run.label?.tags ?? []))];
-    const chip = (text, key, value) => link(text, [], { ...query, [key]: query[key] === value ? null : value }, { class: `chip${query[key] === value ? " on" : ""}`, "aria-current": query[key] === value ? "true" : null });
+    const chip = (text, key, value) => link(text, [], { ...query, [key]: query[key] === value ? null : value },
+      { class: `chip${query[key] === value ? " on" : ""}`, "aria-current": query[key] === value ? "true" : null });
     const field = document.getElementById("by-text");
     if (!field) {
-      tools.replaceChildren(el("input", { id: "by-text", type: "search", "aria-label": "Search runs: names, tags, notes, paths", placeholder: "Search runs  /", value: query.text,
-        oninput: (event) => { query.text = event.target.value; history.replaceState({ seen: true }, "", address([], query)); here = location.hash; show(); } }), el("span", { id: "chips", class: "row" }), span("space"), el("span", { id: "shown", role: "status", class: "quiet" }));
+      tools.replaceChildren(el("input", { id: "by-text", type: "search", "aria-label": "Search runs: names, tags, notes, paths",
+        placeholder: "Search runs  /", value: query.text,
+        oninput: (event) => { query.text = event.target.value; history.replaceState({ seen: true }, "",
+          address([], query)); here = location.hash; show(); } }), el("span", { id: "chips", class: "row" }), span("space"),
+          el("span", { id: "shown", role: "status", class: "quiet" }));
       main.contains(tools) || main.prepend(tools);
     }
     const now = JSON.stringify(known);
     if (now !== listed) {
       listed = now;
-      exchange(tools.querySelector("#chips"), [modes.length > 1 ? modes.map((mode) => chip(mode, "mode", mode)) : null, tags.map((tag) => chip(`# ${tag}`, "tag", tag)),
+      exchange(tools.querySelector("#chips"), [modes.length > 1 ? modes.map((mode) => chip(mode, "mode", mode)) : null,
+        tags.map((tag) => chip(`# ${tag}`, "tag", tag)),
         known.runs.some((run) => run.running) ? chip(`● running ${known.runs.filter((run) => run.running).length}`, "running", "1") : null]);
       show();
       drawBar();
@@ -643,7 +661,8 @@ async function runsPage(turn, query) {
   place({ title: "Runs" });
   main.replaceChildren(tools, body, bar); // fields are found by their ids from here on
   await look();
-  return [tools, body, bar, el("p", { class: "quiet small" }, "▲ ▼ better and worse than the earlier run beyond chance, ≈ not. `hermes-rl label RUN --name … --tag … --note …` names a run.")];
+  return [tools, body, bar, el("p", { class: "quiet small" },
+    "▲ ▼ better and worse than the earlier run beyond chance, ≈ not. `hermes-rl label RUN --name … --tag … --note …` names a run.")];
 }
 
 /** Give each run the name that people gave it, or as much of the end of its path as tells it from the others. */
@@ -662,11 +681,14 @@ function named(run) { return run.shown ?? (run.label?.name || run.path?.split("/
 function runsTable(runs, choose) {
   if (!runs.length) return el("p", { class: "tools-bar" }, "There is no such run.");
   const specs = [...new Set(runs.map((run) => run.spec ?? ""))];
-  const columns = [[unseen("Compare"), null], "Run", ["Mode · model", "wide"], ["Score", "number"], ["Interval, 0 to 1", "optional"], ["Change", "number wide"], ["Solved", "number optional"],
-    ["Finished", "number optional"], ["Rollouts", "number wide"], runs.some((run) => run.cost) ? ["Cost", "number optional"] : null, ["Started · time", "number optional"]].filter(Boolean);
+  const columns = [[unseen("Compare"), null], "Run", ["Mode · model", "wide"], ["Score", "number"], ["Interval, 0 to 1", "optional"],
+    ["Change", "number wide"], ["Solved", "number optional"],
+    ["Finished", "number optional"], ["Rollouts", "number wide"], runs.some((run) => run.cost) ? ["Cost", "number optional"] : null,
+      ["Started · time", "number optional"]].filter(Boolean);
   const rows = specs.flatMap((spec) => {
     const own = runs.filter((run) => (run.spec ?? "") === spec);
-    const head = specs.length > 1 || own.length > 2 ? el("tr", { class: "head" }, el("th", { scope: "colgroup", colspan: columns.length }, specHead(spec, own))) : null;
+    const head = specs.length > 1 || own.length > 2 ? el("tr", { class: "head" },
+      el("th", { scope: "colgroup", colspan: columns.length }, specHead(spec, own))) : null;
     return [head, ...own.map((run) => runRow(run, own, choose, columns.some((column) => column[0] === "Cost")))];
   });
   return scrolled("Runs", table({ class: "runs" }, columns, rows.filter(Boolean)));
@@ -677,19 +699,22 @@ function specHead(spec, own) {
   const mode = ["serve", "process", "evaluate"].map((one) => scored.filter((run) => run.mode === one)).sort((a, b) => b.length - a.length)[0];
   const best = mode.reduce((top, run) => (run.mean > (top?.mean ?? -Infinity) ? run : top), null);
   return el("div", { class: "row" }, heading(2, spec), span("quiet small", many(own.length, "run")),
-    mode.length > 2 ? [sized2(trend(mode.slice(-30).map((run) => ({ ...run, label: named(run) })), 260, 36), 220),
+    mode.length > 2 ? [withWidth(trend(mode.slice(-30).map((run) => ({ ...run, label: named(run) })), 260, 36), 220),
       span("small", "last ", tile(mode.at(-1).mean), best === mode.at(-1) ? " the best so far" : ` best ${score(best.mean, 2)} (${named(best)})`)] : null);
 }
 
-function sized2(node, pixels) {
+function withWidth(node, pixels) {
   node.style.width = `${pixels}px`;
   return node;
 }
 
 function runRow(run, own, choose, costs) {
-  const earlier = own.filter((one) => one.mode === run.mode && one.started < run.started && typeof one.mean === "number").sort((a, b) => b.started - a.started)[0];
-  const box = el("input", { type: "checkbox", checked: picked.includes(run.run), "aria-label": `Compare ${named(run)}`, onchange: (event) => choose(run.run, event.target.checked) });
-  const about = [run.label?.tags.map((tag) => [" ", span("chip", `# ${tag}`)]) ?? null, run.running ? [" ", span("chip good", "● running")] : null, run.label?.note ? [" ", span("quiet small", run.label.note)] : null];
+  const earlier = own.filter((one) => one.mode === run.mode && one.started < run.started && typeof one.mean === "number")
+    .sort((a, b) => b.started - a.started)[0];
+  const box = el("input", { type: "checkbox", checked: picked.includes(run.run), "aria-label": `Compare ${named(run)}`,
+    onchange: (event) => choose(run.run, event.target.checked) });
+  const about = [run.label?.tags.map((tag) => [" ", span("chip", `# ${tag}`)]) ?? null, run.running ? [" ", span("chip good", "● running")] : null,
+    run.label?.note ? [" ", span("quiet small", run.label.note)] : null];
   const nothing = !run.error && !run.rollouts && run.read === 1;
   return el("tr", {}, el("td", {}, box),
     el("th", { scope: "row" }, link(named(run), [run.run], null, { "data-entry": run.failed || run.error ? "failed" : "", title: run.path }), about,
@@ -702,7 +727,8 @@ function runRow(run, own, choose, costs) {
       el("td", { class: "number wide" }, change(earlier, run)),
       el("td", { class: "number optional" }, share(run.passed, run.scored)),
       el("td", { class: "number optional" }, share(run.finished, run.rollouts)),
-      el("td", { class: "number wide" }, count(run.rollouts), run.failed ? [" ", el("span", { class: "bad", title: "without a score" }, `✕ ${count(run.failed)}`)] : null),
+      el("td", { class: "number wide" }, count(run.rollouts),
+        run.failed ? [" ", el("span", { class: "bad", title: "without a score" }, `✕ ${count(run.failed)}`)] : null),
       costs ? el("td", { class: "number optional" }, money(run.cost)) : null,
       el("td", { class: "number optional quiet" }, `${moment(run.started)} · ${duration(run.seconds)}`)]);
 }
@@ -711,8 +737,10 @@ function whisker(run) {
   if (typeof run.mean !== "number") return null;
   const width = 150, x = (value) => 4 + (width - 8) * Math.max(0, Math.min(1, value));
   const sure = typeof run.low === "number";
-  return sized2(picture(width, 16, sure ? `95 % interval ${score(run.low)} to ${score(run.high)}` : "no interval", rule("line", 4, 8, width - 4, 8), [0, 0.5, 1].map((at) => rule("line", x(at), 3, x(at), 13)),
-    sure ? rule("whisker", x(run.low), 8, x(run.high), 8) : null, svg("circle", { class: sure ? `f${step5(run.mean)}` : "even", cx: x(run.mean), cy: 8, r: 5 })), 150);
+  return withWidth(picture(width, 16, sure ? `95 % interval ${score(run.low)} to ${score(run.high)}` : "no interval", rule("line", 4, 8, width - 4, 8),
+    [0, 0.5, 1].map((at) => rule("line", x(at), 3, x(at), 13)),
+    sure ? rule("whisker", x(run.low), 8, x(run.high), 8) : null,
+      svg("circle", { class: sure ? `f${step5(run.mean)}` : "even", cx: x(run.mean), cy: 8, r: 5 })), 150);
 }
 
 /** The difference of two runs' means; their intervals say whether it is more than chance. */
@@ -740,9 +768,12 @@ async function runPage(turn, name, tab, query) {
     const size = { rollouts: ` ${count(run.attempts)}`, rows: ` ${count(run.rows)}` };
     place({
       title: run.label.name || run.spec || run.run,
-      facts: [span("quiet small mono wide", run.path.split("/").slice(-3).join("/")), tile(run.mean), typeof run.low === "number" ? span("quiet small nowrap", `${score(run.low, 2)} to ${score(run.high, 2)} over ${many(run.rows, "row")}`) : null,
-        run.running ? span("chip good", "● running") : null, run.read < 1 ? span("quiet small", `${share(run.read, 1)} read so far`) : null, run.label.tags.map((tag) => span("chip wide", `# ${tag}`))],
-      tabs: TABS.filter((one) => source.live || one !== "compare").map((one) => [`${one[0].toUpperCase()}${one.slice(1)}${size[one] ?? ""}`, one === "summary" ? [name] : [name, one], null, one === tab]),
+      facts: [span("quiet small mono wide", run.path.split("/").slice(-3).join("/")), tile(run.mean),
+        typeof run.low === "number" ? span("quiet small nowrap", `${score(run.low, 2)} to ${score(run.high, 2)} over ${many(run.rows, "row")}`) : null,
+        run.running ? span("chip good", "● running") : null, run.read < 1 ? span("quiet small", `${share(run.read, 1)} read so far`) : null,
+          run.label.tags.map((tag) => span("chip wide", `# ${tag}`))],
+      tabs: TABS.filter((one) => source.live || one !== "compare").map((one) => [`${one[0].toUpperCase()}${one.slice(1)}${size[one] ?? ""}`,
+        one === "summary" ? [name] : [name, one], null, one === tab]),
     });
   };
   frame();
@@ -764,7 +795,8 @@ async function runPage(turn, name, tab, query) {
 
 function notes(run) {
   return [run.label.note ? el("p", { class: "say" }, run.label.note) : null,
-    run.excluded ? el("p", { class: "note" }, run.excluded) : run.torn ? el("p", { class: "note" }, `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
+    run.excluded ? el("p", { class: "note" }, run.excluded) : run.torn ? el("p", { class: "note" },
+      `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
     run.sampled ? el("p", { class: "note" }, run.sampled) : null].filter(Boolean);
 }
 
@@ -779,24 +811,33 @@ function summary(name, run) {
   if (!run.rollouts) return [...notes(run), el("p", {}, "No rollout has ended yet.")];
   const varying = run.rewards.filter((one) => one.least !== one.most);
   const cut = run.stop_reasons.length > 1 || run.failures.length;
-  const small = [cut ? stopsCard(name, run) : null, run.times.length ? timesCard(run) : null, run.spent ? spentCard(run) : null, run.tools.length > 1 || run.tools.some((one) => one.errors) ? toolsCard(name, run) : null].filter(Boolean);
+  const small = [cut ? stopsCard(name, run) : null, run.times.length ? timesCard(run) : null, run.spent ? spentCard(run) : null,
+    run.tools.length > 1 || run.tools.some((one) => one.errors) ? toolsCard(name, run) : null].filter(Boolean);
   small.forEach((one) => one.classList.add(["c12", "c12", "c6", "c4", "c3"][small.length]));
   return [...notes(run), el("div", { class: "grid" }, goodCard(name, run), wrongCard(name, run), run.steps.length > 1 ? overTimeCard(run) : null,
-    run.scores && (run.scores.least !== run.scores.most || varying.length) ? spreadCard(run, varying) : null, small, run.flight ? flightCard(run) : null), constants(run)];
+    run.scores && (run.scores.least !== run.scores.most || varying.length) ? spreadCard(run, varying) : null, small,
+      run.flight ? flightCard(run) : null), constants(run)];
 }
 
 function goodCard(name, run) {
   const [uneven, groups] = run.uneven, before = run.history.at(-1), found = differs(before, run);
-  const verdict = found && (found.low > 0 ? [el("b", { class: "good" }, "▲ Better"), " than "] : found.high < 0 ? [el("b", { class: "bad" }, "▼ Worse"), " than "] : [el("b", {}, "≈ No difference beyond chance"), " to "]);
+  const verdict = found && (found.low > 0 ? [el("b", { class: "good" }, "▲ Better"),
+    " than "] : found.high < 0 ? [el("b", { class: "bad" }, "▼ Worse"), " than "] : [el("b", {}, "≈ No difference beyond chance"), " to "]);
   const two = (value) => score(value, 2);
-  const facts = [[`score ≥ ${number(run.success)}`, share(run.passed, run.scored)], run.rows > 1 ? ["rows ever solved", `${count(run.solved_rows)} of ${count(run.rows)}`] : null, groups ? ["uneven groups", `${count(uneven)} of ${count(groups)}`] : null].filter(Boolean);
+  const facts = [[`score ≥ ${number(run.success)}`, share(run.passed, run.scored)],
+    run.rows > 1 ? ["rows ever solved", `${count(run.solved_rows)} of ${count(run.rows)}`] : null,
+    groups ? ["uneven groups", `${count(uneven)} of ${count(groups)}`] : null].filter(Boolean);
   return card("c4", "Is it good?", null,
-    el("div", { class: "row" }, span("big", score(run.mean, 2)), span("quiet small", typeof run.low === "number" ? `mean score, 95 % interval ${two(run.low)} to ${two(run.high)}` : run.mean === null ? "nothing is graded" : "mean score; one row has no interval")),
-    found ? el("p", {}, verdict, link(before.label, ["compare", before.run, name]), `: ${signed(found.by, two)} (${signed(found.low, two)} to ${signed(found.high, two)})`) : null,
+    el("div", { class: "row" }, span("big", score(run.mean, 2)),
+      span("quiet small", typeof run.low === "number" ? `mean score, 95 % interval ${two(run.low)} to ${two(run.high)}` : run.mean === null ? "nothing is graded" : "mean score; one row has no interval")),
+    found ? el("p", {}, verdict, link(before.label, ["compare", before.run, name]),
+      `: ${signed(found.by, two)} (${signed(found.low, two)} to ${signed(found.high, two)})`) : null,
     run.history.length ? [trend([...run.history, { label: "this run", mean: run.mean, low: run.low, high: run.high }]),
-      el("div", { class: "row quiet small" }, el("span", {}, run.history[0].label), span("space"), el("span", {}, `the last ${run.history.length + 1} runs of this spec`))] : null,
+      el("div", { class: "row quiet small" }, el("span", {}, run.history[0].label), span("space"),
+        el("span", {}, `the last ${run.history.length + 1} runs of this spec`))] : null,
     el("dl", { class: "key-values" }, facts.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))),
-    run.composition?.parts.length && run.combine === "sum" ? [heading(3, "What the mean is made of"), waterfall(run.composition.parts.map((one) => [one.name, one.weight, one.mean]), run.mean, { taken: run.composition.taken, width: 352 })] : null);
+    run.composition?.parts.length && run.combine === "sum" ? [heading(3, "What the mean is made of"),
+      waterfall(run.composition.parts.map((one) => [one.name, one.weight, one.mean]), run.mean, { taken: run.composition.taken, width: 352 })] : null);
 }
 
 function findingLink(name, finding) {
@@ -812,13 +853,19 @@ function emphasised(text, subject) {
 
 function wrongCard(name, run) {
   const most = Math.max(0.001, ...run.findings.map((one) => one.cost));
-  return card("c8", "What went wrong, the most costly first", run.findings.length ? "Bars: points of the mean score. Causes overlap, so they do not add up to what is missing." : null,
+  return card("c8", "What went wrong, the most costly first",
+    run.findings.length ? "Bars: points of the mean score. Causes overlap, so they do not add up to what is missing." : null,
     run.findings.length ? el("ol", { class: "findings" }, run.findings.map((one, at) => el("li", { class: "find" }, span("rank", at + 1),
-      el("div", {}, el("p", {}, emphasised(one.text, one.subject.replace("=", " = "))), el("div", { class: "cost" }, el("span", { class: "track", "aria-hidden": "true" }, sized(el("i", { class: "f0" }), "width", one.cost / most)), `costs ${score(one.cost, 2)} · `, link("example", [name, one.example]))),
+      el("div", {}, el("p", {}, emphasised(one.text, one.subject.replace("=", " = "))),
+        el("div", { class: "cost" }, el("span", { class: "track", "aria-hidden": "true" },
+        sized(el("i", { class: "f0" }), "width", one.cost / most)), `costs ${score(one.cost, 2)} · `, link("example", [name, one.example]))),
       findingLink(name, one)))) : el("p", {}, run.mean === null ? "Nothing is graded." : "Nothing that costs 0.005 points of the mean score or more."),
-    run.read_first.length ? [heading(3, "Read these first, one of each kind"), el("ul", { class: "reads" }, run.read_first.map((one) => el("li", {}, scoreTile(one, run), rolloutLink(name, one),
+    run.read_first.length ? [heading(3, "Read these first, one of each kind"),
+      el("ul", { class: "reads" }, run.read_first.map((one) => el("li", {}, scoreTile(one, run), rolloutLink(name, one),
       span("quiet small cut", [one.stop_reason === "finished" ? null : one.stop_reason, one.reason].filter(Boolean).join("; ")))))] : null,
-    run.columns.map((column) => el("p", { class: "row" }, el("b", { class: "small" }, `By ${column.name}`), column.values.map((one) => span("nowrap", tile(one.mean), " ", link(one.value, [name, "rollouts"], { where: `${column.name}=${one.value}` }), span("quiet small", ` ${count(one.rollouts)}`))))));
+    run.columns.map((column) => el("p", { class: "row" }, el("b", { class: "small" }, `By ${column.name}`),
+      column.values.map((one) => el("span", {}, tile(one.mean), " ", link(one.value, [name, "rollouts"], { where: `${column.name}=${one.value}` }),
+      span("quiet small", ` ${count(one.rollouts)}`))))));
 }
 
 /** A rollout by the name of its row and its place, as in the terminal. */
@@ -830,81 +877,112 @@ function rolloutLink(name, one, query = null, attributes = {}) {
 }
 
 function overTimeCard(run) {
-  const width = narrow() ? 352 : 830, tall = 236, leftEdge = 30, right = narrow() ? 8 : 130, low = Math.min(0, run.scores?.least ?? 0), high = Math.max(1, run.scores?.most ?? 1);
-  const slot = (width - leftEdge - right) / run.steps.length, x = (at) => leftEdge + slot * (at + 0.5), y = (value) => 8 + (tall - 48) * (1 - (value - low) / (high - low || 1));
+  const width = narrow() ? 352 : 830, tall = 236, leftEdge = 30, right = narrow() ? 8 : 130, low = Math.min(0, run.scores?.least ?? 0),
+    high = Math.max(1, run.scores?.most ?? 1);
+  const slot = (width - leftEdge - right) / run.steps.length, x = (at) => leftEdge + slot * (at + 0.5),
+    y = (value) => 8 + (tall - 48) * (1 - (value - low) / (high - low || 1));
   const fell = run.findings.find((one) => one.kind === "drop")?.subject;
-  const names = [...new Set(run.steps.flatMap((one) => Object.keys(one.rewards)))].sort((a, b) => (b === fell) - (a === fell)).slice(0, 4);
+  const fits = (name) => run.rewards.some((one) => one.name === name && one.least >= low && one.most <= high); // on this axis
+  const names = [...new Set(run.steps.flatMap((one) => Object.keys(one.rewards)))].filter(fits).sort((a, b) => (b === fell) - (a === fell)).slice(0, 4);
   const lines = [...names, "score"], patterns = ["2 3", "8 4", "10 3 2 3", "4 4"];
-  const dots = run.dots.map(([at, value, id], place) => svg("circle", { class: `f${step5(value, [low, high])}`, cx: x(at) + slot * 0.6 * (((place * 0.618) % 1) - 0.5), cy: y(value), r: 1.6, "fill-opacity": 0.6 }));
+  const dots = run.dots.map(([at, value, id], place) => svg("circle",
+    { class: `f${step5(value, [low, high])}`, cx: x(at) + slot * 0.6 * (((place * 0.618) % 1) - 0.5), cy: y(value), r: 1.6, "fill-opacity": 0.6 }));
   const course = lines.map((name, place) => {
     const kind = name === "score" ? "score" : name === fell ? "fell" : "";
-    const points = run.steps.map((one, at) => [x(at), name === "score" ? one.mean : one.rewards[name]]).filter(([, value]) => typeof value === "number").map(([at, value]) => [at, y(value)]);
-    return [svg("polyline", { class: `course ${kind}`, points: points.map((one) => one.join(",")).join(" "), "stroke-dasharray": name === "score" ? null : patterns[place % patterns.length] }),
+    const points = run.steps.map((one, at) => [x(at), name === "score" ? one.mean : one.rewards[name]])
+      .filter(([, value]) => typeof value === "number").map(([at, value]) => [at, y(value)]);
+    return [svg("polyline", { class: `course ${kind}`, points: points.map((one) => one.join(",")).join(" "),
+      "stroke-dasharray": name === "score" ? null : patterns[place % patterns.length] }),
       points.map(([at, level]) => mark(kind, place, at, level))];
   });
   let lowest = 0;
-  const labels = narrow() ? null : lines.map((name) => [name, name === "score" ? run.steps.at(-1).mean : run.steps.at(-1).rewards[name]]).filter(([, value]) => typeof value === "number").sort((a, b) => b[1] - a[1]).map(([name, value]) => {
+  const labels = narrow() ? null : lines.map((name) => [name,
+    name === "score" ? run.steps.at(-1).mean : run.steps.at(-1).rewards[name]]).filter(([, value]) => typeof value === "number")
+      .sort((a, b) => b[1] - a[1]).map(([name, value]) => {
     lowest = Math.max(y(value) + 4, lowest + 15);
     const kind = name === "score" ? "score" : name === fell ? "fell" : "";
-    return [mark(kind, lines.indexOf(name), width - right + 12, lowest - 4), written(width - right + 20, lowest, name.slice(0, 17), { class: kind === "score" ? "bold" : kind === "fell" ? "bad" : "quiet" })];
+    return [mark(kind, lines.indexOf(name), width - right + 12, lowest - 4),
+      written(width - right + 20, lowest, name.slice(0, 17), { class: kind === "score" ? "bold" : kind === "fell" ? "bad" : "quiet" })];
   });
   const best = run.steps.reduce((top, one) => (one.mean > top.mean ? one : top)), last = run.steps.at(-1);
   const every = Math.ceil(run.steps.length / (narrow() ? 4 : 9));
   return card("c8", "Scores over time", `Best in ${best.label} (${score(best.mean, 2)}), last ${score(last.mean, 2)}. Dots are rollouts, whiskers 95 % intervals.${narrow() ? ` Lines: ${lines.join(", ")}.` : ""}`,
-    picture(width, tall, `Mean score: ${run.steps.map((one) => `${one.label} ${score(one.mean, 2)}`).join(", ")}`, [low, (low + high) / 2, high].map((value) => [rule("line", leftEdge, y(value), width - right, y(value)), written(leftEdge - 6, y(value) + 4, number(value), { class: "quiet", "text-anchor": "end" })]),
-      dots, run.steps.map((one, at) => (typeof one.low === "number" ? rule("whisker", x(at), y(Math.max(low, one.low)), x(at), y(Math.min(high, one.high))) : null)), course, labels,
-      run.steps.map((one, at) => (at % every ? null : [written(x(at), tall - 22, one.label, { class: "quiet", "text-anchor": "middle" }), one.weights ? written(x(at), tall - 7, `weights ${one.weights}`, { class: "quiet", "text-anchor": "middle" }) : null]))));
+    picture(width, tall, `Mean score: ${run.steps.map((one) => `${one.label} ${score(one.mean, 2)}`).join(", ")}`,
+      [low, (low + high) / 2, high].map((value) => [rule("line", leftEdge, y(value), width - right, y(value)),
+      written(leftEdge - 6, y(value) + 4, number(value), { class: "quiet", "text-anchor": "end" })]),
+      dots, run.steps.map((one, at) => (typeof one.low === "number" ? rule("whisker", x(at), y(Math.max(low, one.low)), x(at),
+        y(Math.min(high, one.high))) : null)), course, labels,
+      run.steps.map((one, at) => (at % every ? null : [written(x(at), tall - 22, one.label, { class: "quiet", "text-anchor": "middle" }),
+        one.weights ? written(x(at), tall - 7, `weights ${one.weights}`, { class: "quiet", "text-anchor": "middle" }) : null]))));
 }
 
 function mark(kind, place, x, y) {
   if (kind === "score") return svg("circle", { class: "mark score", cx: x, cy: y, r: 4 });
-  const shapes = [`M${x} ${y - 4}L${x + 4} ${y + 3}L${x - 4} ${y + 3}Z`, `M${x - 3} ${y - 3}H${x + 3}V${y + 3}H${x - 3}Z`, `M${x} ${y - 4}L${x + 4} ${y}L${x} ${y + 4}L${x - 4} ${y}Z`];
+  const shapes = [`M${x} ${y - 4}L${x + 4} ${y + 3}L${x - 4} ${y + 3}Z`, `M${x - 3} ${y - 3}H${x + 3}V${y + 3}H${x - 3}Z`,
+    `M${x} ${y - 4}L${x + 4} ${y}L${x} ${y + 4}L${x - 4} ${y}Z`];
   return svg("path", { class: `mark ${kind}`, d: shapes[place % shapes.length] });
 }
 
 function spreadCard(run, varying) {
   const weight = (name) => (run.weights[name] === null ? "gate" : run.weights[name] === undefined ? "" : `× ${number(run.weights[name])}`);
-  const low = total(run.scores.bars.filter((bar) => bar.to < 0.2).map((bar) => bar.count)), high = total(run.scores.bars.filter((bar) => bar.from >= 0.8).map((bar) => bar.count));
+  const low = total(run.scores.bars.filter((bar) => bar.to < 0.2).map((bar) => bar.count)),
+    high = total(run.scores.bars.filter((bar) => bar.from >= 0.8).map((bar) => bar.count));
   const shown = varying.slice(0, 7);
-  return card(run.steps.length > 1 ? "c4" : "c12", "How scores are spread", `${share(low, run.scores.count)} below 0.2, ${share(high, run.scores.count)} at 0.8 or more.`,
-    el("div", { class: "spread-grid sides" }, run.scores.least !== run.scores.most ? histogram("score", run.scores, score(run.scores.mean, 2)) : null, shown.map((one) => histogram(one.name, one, `${weight(one.name)} · ${score(one.mean, 2)}`))),
+  return card(run.steps.length > 1 ? "c4" : "c12", "How scores are spread",
+    `${share(low, run.scores.count)} below 0.2, ${share(high, run.scores.count)} at 0.8 or more.`,
+    el("div", { class: "spread-grid sides" }, run.scores.least !== run.scores.most ? histogram("score", run.scores,
+      score(run.scores.mean, 2)) : null, shown.map((one) => histogram(one.name, one, `${weight(one.name)} · ${score(one.mean, 2)}`))),
     varying.length > shown.length ? el("p", { class: "quiet small" }, `and ${varying.length - shown.length} more rewards`) : null);
 }
 
 function stopsCard(name, run) {
   const natural = total(run.stop_reasons.filter((one) => one.natural).map((one) => one.count)), again = run.failed_attempts - run.failed;
-  const rows = run.stop_reasons.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name, "rollouts"], { stop_reason: one.name }, { title: one.what })),
-    el("td", { class: "fill" }, meter(one.count / run.rollouts, [0, 1], "", "long plain")), el("td", { class: "number" }, count(one.count)), el("td", { class: "number" }, tile(one.mean))));
+  const rows = run.stop_reasons.map((one) => el("tr", {}, el("th", { scope: "row" },
+    link(one.name, [name, "rollouts"], { stop_reason: one.name }, { title: one.what })),
+    el("td", { class: "fill" }, meter(one.count / run.rollouts, [0, 1], "", "long plain")), el("td", { class: "number" }, count(one.count)),
+      el("td", { class: "number" }, tile(one.mean))));
   return card("", "How rollouts stopped", `${share(natural, run.rollouts)} finished by themselves${again > 0 ? `; ${many(again, "attempt")} failed for other reasons and ${again === 1 ? "was" : "were"} run again` : ""}.`,
     table({ "aria-label": "Stop reasons" }, ["Stop reason", [unseen("Share"), null], ["Rollouts", "number"], ["Score", "number"]], rows),
-    run.failures.map((one) => el("p", { class: "small" }, el("b", {}, `${count(one.count)} × ${one.name}: `), link(one.last.slice(0, 160) || "the last one", [name, one.rollout]))));
+    run.failures.map((one) => el("p", { class: "small" }, el("b", {}, `${count(one.count)} × ${one.name}: `),
+      link(one.last.slice(0, 160) || "the last one", [name, one.rollout]))));
 }
 
 function timesCard(run) {
-  const [all, ...each] = run.times, shares = all.phases.map((seconds, at) => [PHASES[at], seconds]).sort((a, b) => b[1] - a[1]), longest = Math.max(...each.map((one) => total(one.phases)), 1e-9);
-  const row = (one, scale) => el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { class: "fill" }, stack(one.phases, scale)), el("td", { class: "number" }, duration(one.total)));
+  const [all, ...each] = run.times, shares = all.phases.map((seconds, at) => [PHASES[at], seconds]).sort((a, b) => b[1] - a[1]),
+    longest = Math.max(...each.map((one) => total(one.phases)), 1e-9);
+  const row = (one, scale) => el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { class: "fill" }, stack(one.phases, scale)),
+    el("td", { class: "number" }, duration(one.total)));
   return card("", "Where the time went", total(all.phases) ? `${shares[0][0]} takes ${share(shares[0][1], total(all.phases))} of all ${duration(all.total)} of rollout time.` : `${duration(all.total)} of rollout time.`,
     legend(PHASES.filter((phase, at) => all.phases[at] > 0).map((phase) => [phase, phase])),
-    table({ "aria-label": "Time by phase" }, [[unseen("Rollouts"), null], [unseen("Phases"), null], ["Time", "number"]], [row(all, total(all.phases)), ...each.map((one) => row(one, longest))]));
+    table({ "aria-label": "Time by phase" }, [[unseen("Rollouts"), null], [unseen("Phases"), null], ["Time", "number"]],
+      [row(all, total(all.phases)), ...each.map((one) => row(one, longest))]));
 }
 
 function spentCard(run) {
   const spent = run.spent, most = Math.max(spent.prompt, spent.completion);
-  const rows = [["prompt", kilo(spent.prompt), spent.prompt / most], ["completion", kilo(spent.completion), spent.completion / most], spent.per_second ? ["sampled per second", number(Number(spent.per_second.toPrecision(3)))] : null,
-    ["per rollout, median", kilo(spent.median)], run.passed < run.scored ? ["spent on unsolved ones", share(spent.unsolved, 1)] : null, spent.per_solved !== null ? ["cost of a solved one", money(spent.per_solved)] : null].filter(Boolean);
+  const rows = [["prompt", kilo(spent.prompt), spent.prompt / most], ["completion", kilo(spent.completion), spent.completion / most],
+    spent.per_second ? ["sampled per second", number(Number(spent.per_second.toPrecision(3)))] : null,
+    ["per rollout, median", kilo(spent.median)], run.passed < run.scored ? ["spent on unsolved ones", share(spent.unsolved, 1)] : null,
+      spent.per_solved !== null ? ["cost of a solved one", money(spent.per_solved)] : null].filter(Boolean);
   return card("", "Tokens and cost", `${kilo(spent.prompt + spent.completion)} tokens${run.cost === null ? "" : `, ${money(run.cost)}`}${run.tokens > spent.prompt + spent.completion ? `; ${kilo(run.tokens)} with all attempts` : ""}.`,
-    table({ "aria-label": "Tokens and cost" }, [[unseen("Quantity"), null], [unseen("Share"), null], [unseen("Value"), "number"]], rows.map(([key, value, part]) => el("tr", {}, el("th", { scope: "row" }, key), el("td", { class: "fill" }, part === undefined ? null : meter(part, [0, 1], "", "long plain")), el("td", { class: "number" }, value)))));
+    table({ "aria-label": "Tokens and cost" }, [[unseen("Quantity"), null], [unseen("Share"), null], [unseen("Value"), "number"]],
+      rows.map(([key, value, part]) => el("tr", {}, el("th", { scope: "row" }, key),
+      el("td", { class: "fill" }, part === undefined ? null : meter(part, [0, 1], "", "long plain")), el("td", { class: "number" }, value)))));
 }
 
 function toolsCard(name, run) {
-  const most = Math.max(1, ...run.tools.map((one) => one.calls)), worst = run.tools.reduce((top, one) => (one.errors / Math.max(one.calls, one.errors, 1) > top.errors / Math.max(top.calls, top.errors, 1) ? one : top));
+  const most = Math.max(1, ...run.tools.map((one) => one.calls)),
+    worst = run.tools.reduce((top, one) => (one.errors / Math.max(one.calls, one.errors, 1) > top.errors / Math.max(top.calls, top.errors, 1) ? one : top));
   return card("", "Tools", worst.errors ? `${worst.name || "A call without a name"} fails most often, in ${share(worst.errors, Math.max(worst.calls, worst.errors))} of its calls.` : "No call failed.",
-    table({ "aria-label": "Tools" }, ["Tool", [unseen("Share"), null], ["Calls", "number"], ["Failed", "number"]], run.tools.slice(0, 12).map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name || "(no name)", [name, "rollouts"], { tool: one.name })),
-      el("td", { class: "fill" }, meter(one.calls / most, [0, 1], "", "long plain")), el("td", { class: "number" }, count(one.calls)), el("td", { class: "number" }, one.errors ? link(count(one.errors), [name, "rollouts"], { tool: one.name, tool_errors: true }) : "0")))));
+    table({ "aria-label": "Tools" }, ["Tool", [unseen("Share"), null], ["Calls", "number"], ["Failed", "number"]],
+      run.tools.slice(0, 12).map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name || "(no name)", [name, "rollouts"], { tool: one.name })),
+      el("td", { class: "fill" }, meter(one.calls / most, [0, 1], "", "long plain")), el("td", { class: "number" }, count(one.calls)),
+        el("td", { class: "number" }, one.errors ? link(count(one.errors), [name, "rollouts"], { tool: one.name, tool_errors: true }) : "0")))));
 }
 
 function flightCard(run) {
-  const width = narrow() ? 720 : 1300, tall = 110, { bins, most, seconds, failed: when } = run.flight, x = (at) => 30 + (width - 40) * at / (bins.length - 1), y = (value) => 8 + (tall - 30) * (1 - value / most);
+  const width = narrow() ? 720 : 1300, tall = 110, { bins, most, seconds, failed: when } = run.flight,
+    x = (at) => 30 + (width - 40) * at / (bins.length - 1), y = (value) => 8 + (tall - 30) * (1 - value / most);
   let below = bins.map(() => 0);
   const areas = PHASES.map((phase, place) => {
     const above = bins.map((bin, at) => below[at] + bin[place]);
@@ -913,10 +991,14 @@ function flightCard(run) {
     return bins.some((bin) => bin[place] > 0) ? svg("polygon", { class: phase, points: path }) : null;
   });
   const idle = bins.filter((bin) => total(bin) < 0.6 * most).length;
-  return card("c12", "Rollouts in flight", `Up to ${Math.round(most)} at a time; ${share(idle, bins.length)} of the time less than 60 % of that.`, legend(PHASES.filter((phase, place) => bins.some((bin) => bin[place] > 0)).map((phase) => [phase, phase])),
-    scrolled("Rollouts in flight over time", wideOnly(picture(width, tall, `Rollouts in flight, at most ${Math.round(most)}, over ${duration(seconds)}`, areas, written(24, 14, Math.round(most), { class: "quiet", "text-anchor": "end" }), written(24, tall - 20, "0", { class: "quiet", "text-anchor": "end" }),
+  return card("c12", "Rollouts in flight", `Up to ${Math.round(most)} at a time; ${share(idle, bins.length)} of the time less than 60 % of that.`,
+    legend(PHASES.filter((phase, place) => bins.some((bin) => bin[place] > 0)).map((phase) => [phase, phase])),
+    scrolled("Rollouts in flight over time", wideOnly(picture(width, tall,
+      `Rollouts in flight, at most ${Math.round(most)}, over ${duration(seconds)}`, areas,
+      written(24, 14, Math.round(most), { class: "quiet", "text-anchor": "end" }), written(24, tall - 20, "0", { class: "quiet", "text-anchor": "end" }),
       when.map((at) => written(x((bins.length - 1) * Math.min(1, at / seconds)), tall - 20, "▲", { class: "bad", "text-anchor": "middle" })),
-      [0, 0.25, 0.5, 0.75, 1].map((part) => written(x(part * (bins.length - 1)), tall - 3, part ? duration(part * seconds) : "0 s", { class: "quiet", "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" }))))),
+      [0, 0.25, 0.5, 0.75, 1].map((part) => written(x(part * (bins.length - 1)), tall - 3, part ? duration(part * seconds) : "0 s",
+        { class: "quiet", "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" }))))),
     when.length ? el("p", { class: "quiet small" }, el("span", { class: "bad" }, "▲"), " a failed attempt") : null);
 }
 
@@ -928,10 +1010,15 @@ function wideOnly(node) {
 /** What is the same in every rollout, in one line. */
 function constants(run) {
   const sampling = run.said.policy?.[0]?.sampling ?? {};
-  const same = [run.model ? `model ${run.model}` : null, ...["temperature", "top_p"].filter((key) => typeof sampling[key] === "number").map((key) => `${key} ${sampling[key]}`),
-    ...run.rewards.filter((one) => one.least === one.most).map((one) => `reward ${one.name} ${number(one.least)}`), run.scores && run.scores.least === run.scores.most ? `score ${number(run.scores.least)}` : null,
-    run.stop_reasons.length === 1 && !run.failures.length ? `stop reason ${run.stop_reasons[0].name}` : null, run.tools.length === 1 && !run.tools[0].errors ? `tool ${run.tools[0].name}, ${many(run.tools[0].calls, "call")}, none failed` : null,
-    run.said.quarantined?.length ? `${many(run.said.quarantined.length, "row")} quarantined` : null, `started ${moment(run.started)}`, `${duration(run.seconds)}`, run.flight ? null : "no times of calls are recorded"].filter(Boolean);
+  const same = [run.model ? `model ${run.model}` : null, ...["temperature",
+    "top_p"].filter((key) => typeof sampling[key] === "number").map((key) => `${key} ${sampling[key]}`),
+    ...run.rewards.filter((one) => one.least === one.most).map((one) => `reward ${one.name} ${number(one.least)}`),
+      run.scores && run.scores.least === run.scores.most ? `score ${number(run.scores.least)}` : null,
+    run.stop_reasons.length === 1 && !run.failures.length ? `stop reason ${run.stop_reasons[0].name}` : null,
+      run.tools.length === 1 && !run.tools[0].errors ? `tool ${run.tools[0].name}, ${many(run.tools[0].calls, "call")}, none failed` : null,
+    run.said.quarantined?.length ? `${many(run.said.quarantined.length, "row")} quarantined` : null,
+      run.started ? `started ${moment(run.started)}` : null, run.seconds === null ? null : duration(run.seconds),
+      run.flight ? null : "no times of calls are recorded"].filter(Boolean);
   return el("p", { class: "quiet small" }, el("b", {}, "The same everywhere: "), same.join(" · "));
 }
 
@@ -947,14 +1034,19 @@ async function comparePart(turn, name, query, run) {
   if (!others.length) return { nodes: [el("p", {}, "There is no other run of this spec to compare with. ", link("All runs", []))] };
   const before = run.history.at(-1)?.run;
   others.sort((a, b) => (b.run === before) - (a.run === before) || (b.mode === run.mode) - (a.mode === run.mode));
-  return { nodes: [el("p", { class: "say" }, "Compare this run, as B, with another one of its spec:"), table({ class: "runs", "aria-label": "Runs to compare with" }, ["A", "Mode · model", ["Score", "number"], ["Interval, 0 to 1", "wide"], ["Started", "number wide"]],
-    others.map((one) => el("tr", {}, el("th", { scope: "row" }, link(named(one), ["compare", one.run, name], null, { "data-entry": "" }), one.run === before ? span("quiet small", " the run before") : null), el("td", { class: "quiet" }, [one.mode, one.model].filter(Boolean).join(" · ")),
-      el("td", { class: "number" }, tile(one.mean)), el("td", { class: "wide" }, whisker(one)), el("td", { class: "number quiet wide" }, moment(one.started)))))] };
+  return { nodes: [el("p", { class: "say" }, "Compare this run, as B, with another one of its spec:"),
+    table({ class: "runs", "aria-label": "Runs to compare with" },
+    ["A", "Mode · model", ["Score", "number"], ["Interval, 0 to 1", "wide"], ["Started", "number wide"]],
+    others.map((one) => el("tr", {}, el("th", { scope: "row" }, link(named(one), ["compare", one.run, name], null, { "data-entry": "" }),
+      one.run === before ? span("quiet small", " the run before") : null), el("td", { class: "quiet" }, [one.mode, one.model].filter(Boolean).join(" · ")),
+      el("td", { class: "number" }, tile(one.mean)), el("td", { class: "wide" }, whisker(one)),
+        el("td", { class: "number quiet wide" }, moment(one.started)))))] };
 }
 
 // --------------------------------------------------------------------------------------------- Rollouts of a run
 
-const WORDS = { stop_reason: "stop reason", first_epoch: "epoch from", last_epoch: "epoch to", tool_errors: "with failed calls", least: "from", most: "to", unsolved: "rows never solved", where: "", text: "text", group: "group", row: "row", state: "state", tool: "tool", reward: "value of" };
+const WORDS = { stop_reason: "stop reason", first_epoch: "epoch from", last_epoch: "epoch to", tool_errors: "with failed calls", least: "from",
+  most: "to", unsolved: "rows never solved", where: "", text: "text", group: "group", row: "row", state: "state", tool: "tool", reward: "value of" };
 let peeking = false, filtering = false; // whether a rollout is shown beside the list, and whether the filters are open
 
 function chips(parts, query) {
@@ -966,7 +1058,8 @@ function chips(parts, query) {
 }
 
 async function rolloutsPart(turn, name, query, run) {
-  const list = el("div", {}), news = el("p", { role: "status", class: "small" }), buttons = el("div", { class: "tools-bar" }), aside = el("aside", { "aria-label": "Peek", hidden: true });
+  const list = el("div", {}), news = el("p", { role: "status", class: "small" }), buttons = el("div", { class: "tools-bar" }),
+    aside = el("aside", { "aria-label": "Peek", hidden: true });
   const state = kept(location.hash), before = state.before ?? []; // cursors of the pages that were shown before this one
   let cursor = null, shown = 0, wait = null;
   const show = async (from) => {
@@ -992,8 +1085,10 @@ async function rolloutsPart(turn, name, query, run) {
     turnPage = found.cursor ? async () => { await turnTo(found.cursor, true)(); return true; } : null;
     const scores = found.rollouts.map((one) => one.score).filter((value) => value !== null);
     document.getElementById("shown").textContent = query.text ? `${count(found.rollouts.length)} found on this page` : `${count(found.fit)} of ${many(found.total, "rollout")}`;
-    buttons.replaceChildren(...(before.length || found.cursor ? [el("button", { type: "button", disabled: !before.length, onclick: turnTo(before.at(-1), false) }, "Previous page"),
-      el("button", { type: "button", disabled: !found.cursor, onclick: turnTo(found.cursor, true) }, "Next page")] : []), ...(scores.length ? [span("quiet small", "on this page: mean ", tile(mean(scores)))] : []));
+    buttons.replaceChildren(...(before.length || found.cursor ? [el("button",
+      { type: "button", disabled: !before.length, onclick: turnTo(before.at(-1), false) }, "Previous page"),
+      el("button", { type: "button", disabled: !found.cursor, onclick: turnTo(found.cursor, true) }, "Next page")] : []),
+        ...(scores.length ? [span("quiet small", "on this page: mean ", tile(mean(scores)))] : []));
   };
   const peek = async () => {
     const id = peeking && document.activeElement?.closest("tr")?.dataset.rollout;
@@ -1013,7 +1108,9 @@ async function rolloutsPart(turn, name, query, run) {
   const toggle = () => { peeking = !peeking; return peek(); };
   keysHere = { p: toggle };
   const body = el("div", { class: "flush" }, el("div", {}, list, buttons), aside);
-  const tools = el("div", { class: "flush tools-bar" }, el("input", { id: "by-text", type: "search", "aria-label": "Search texts, reasons, rows", placeholder: "Search texts, reasons, rows  /", value: query.text, oninput: (event) => {
+  const tools = el("div", { class: "flush tools-bar" }, el("input",
+    { id: "by-text", type: "search", "aria-label": "Search texts, reasons, rows", placeholder: "Search texts, reasons, rows  /", value: query.text,
+    oninput: (event) => {
     clearTimeout(wait);
     wait = setTimeout(() => {
       const { text: _, ...rest } = query;
@@ -1026,7 +1123,8 @@ async function rolloutsPart(turn, name, query, run) {
     }, 250);
   }, onkeydown: (event) => { if (event.key === "Enter") list.querySelector("a[data-entry]")?.focus(); } }), filterPop(name, query, run));
   const bar = el("span", { class: "row", id: "filters" }, chips([name, "rollouts"], query));
-  tools.append(bar, ...quick(name, query, run), span("space"), el("span", { id: "shown", role: "status", class: "quiet" }), el("button", { type: "button", id: "peek", class: "wide", "aria-pressed": peeking, onclick: toggle }, "Peek ", el("kbd", {}, "p")));
+  tools.append(bar, ...quick(name, query, run), span("space"), el("span", { id: "shown", role: "status", class: "quiet" }),
+    el("button", { type: "button", id: "peek", class: "wide", "aria-pressed": peeking, onclick: toggle }, "Peek ", el("kbd", {}, "p")));
   main.replaceChildren(tools, news, body); // fields are found by their ids from here on
   await show(state.cursor ?? null);
   if (peeking) peek();
@@ -1037,7 +1135,8 @@ async function rolloutsPart(turn, name, query, run) {
       if (!anew && (more <= 0 || now.read < 1)) return;
       run = now;
       const again = () => { before.length = 0; show(null).then(() => list.querySelector("a")?.focus()); };
-      news.replaceChildren(anew ? "The run was graded anew. " : `${many(more, "rollout")} more. `, el("button", { type: "button", onclick: again }, "Show them"));
+      news.replaceChildren(anew ? "The run was graded anew. " : `${many(more, "rollout")} more. `,
+        el("button", { type: "button", onclick: again }, "Show them"));
     },
   };
 }
@@ -1046,27 +1145,38 @@ async function rolloutsPart(turn, name, query, run) {
 function quick(name, query, run) {
   if (Object.keys(query).some((key) => key in WORDS)) return [];
   const chip = (text, more) => link(text, [name, "rollouts"], { ...query, ...more }, { class: "chip" });
-  return [run.scores && run.scores.least <= 0.2 ? chip("score ≤ 0.2", { most: "0.2" }) : null, run.failed_attempts ? chip(`without a score ${run.failed_attempts}`, { state: "failed" }) : null].filter(Boolean);
+  return [run.scores && run.scores.least <= 0.2 ? chip("score ≤ 0.2", { most: "0.2" }) : null,
+    run.failed_attempts ? chip(`without a score ${run.failed_attempts}`, { state: "failed" }) : null].filter(Boolean);
 }
 
 function filterPop(name, query, run) {
   const form = el("div"), goTo = () => {
-    const values = Object.fromEntries([...form.querySelectorAll("select, input")].map((field) => [field.name, field.type === "checkbox" ? field.checked : field.value]));
+    const values = Object.fromEntries([...form.querySelectorAll("select, input")].map((field) => [field.name,
+      field.type === "checkbox" ? field.checked : field.value]));
     location.hash = address([name, "rollouts"], { ...query, ...values });
   };
   const field = (label, key, control) => [el("label", { for: `by-${key}` }, label), control];
-  const choice = (label, key, values, none) => (values.length > 1 || query[key] ? field(label, key, el("select", { id: `by-${key}`, name: key, onchange: goTo }, el("option", { value: "" }, none),
-    [...new Set([...values, query[key]].filter(Boolean))].map((value) => el("option", { value, selected: query[key] === value }, value.replace("=", ": "))))) : []);
+  const choice = (label, key, values, none) => (values.length > 1 || query[key] ? field(label, key,
+    el("select", { id: `by-${key}`, name: key, onchange: goTo }, el("option", { value: "" }, none),
+    [...new Set([...values, query[key]].filter(Boolean))].map((value) => el("option", { value, selected: query[key] === value },
+      value.replace("=", ": "))))) : []);
   const bound = (label, key) => field(label, key, el("input", { id: `by-${key}`, type: "number", step: "any", name: key, value: query[key], onchange: goTo }));
-  form.append(...[choice("Stop reason", "stop_reason", run.stop_reasons.map((one) => one.name), "any"), choice("Rows with", "where", run.columns.flatMap((column) => column.values.map((one) => `${column.name}=${one.value}`)), "any"),
-    choice("State", "state", ["scored", "excluded", "failed", "waiting", "lost"], "any"), choice("Tool called", "tool", run.tools.map((one) => one.name), "any"),
-    field("with failed calls", "tool_errors", el("input", { id: "by-tool_errors", type: "checkbox", name: "tool_errors", checked: Boolean(query.tool_errors), onchange: goTo })),
+  form.append(...[choice("Stop reason", "stop_reason", run.stop_reasons.map((one) => one.name), "any"),
+    choice("Rows with", "where", run.columns.flatMap((column) => column.values.map((one) => `${column.name}=${one.value}`)), "any"),
+    choice("State", "state", ["scored", "excluded", "failed", "waiting", "lost"], "any"),
+      choice("Tool called", "tool", run.tools.map((one) => one.name), "any"),
+    field("with failed calls", "tool_errors", el("input", { id: "by-tool_errors", type: "checkbox", name: "tool_errors",
+      checked: Boolean(query.tool_errors), onchange: goTo })),
     choice("Value of", "reward", run.rewards.map((one) => one.name), "the score"), bound("from", "least"), bound("to", "most"),
     run.steps[0]?.label.startsWith("epoch") ? [bound("Epoch from", "first_epoch"), bound("Epoch to", "last_epoch")] : [],
-    field("Sort by", "sort", el("select", { id: "by-sort", name: "sort", onchange: goTo }, [["", "when they ended"], ["score", "score"], ["seconds", "time"], ["tokens", "tokens"], ["turns", "turns"], ["calls", "tool calls"], ["tool_errors", "failed calls"], ...run.rewards.map((one) => [`reward:${one.name}`, `reward ${one.name}`])]
+    field("Sort by", "sort", el("select", { id: "by-sort", name: "sort", onchange: goTo },
+      [["", "when they ended"], ["score", "score"], ["seconds", "time"], ["tokens", "tokens"], ["turns", "turns"], ["calls", "tool calls"],
+      ["tool_errors", "failed calls"], ...run.rewards.map((one) => [`reward:${one.name}`, `reward ${one.name}`])]
       .map(([value, text]) => el("option", { value, selected: (query.sort ?? "") === value }, text)))),
-    field("descending", "descending", el("input", { id: "by-descending", type: "checkbox", name: "descending", checked: Boolean(query.descending), onchange: goTo }))].flat(Infinity));
-  return el("details", { class: "pop", open: filtering, ontoggle: (event) => { filtering = event.target.open; } }, el("summary", {}, "+ Filter and sort"), form);
+    field("descending", "descending", el("input", { id: "by-descending", type: "checkbox", name: "descending", checked: Boolean(query.descending),
+      onchange: goTo }))].flat(Infinity));
+  return el("details", { class: "pop", open: filtering, ontoggle: (event) => { filtering = event.target.open; } },
+    el("summary", {}, "+ Filter and sort"), form);
 }
 
 function rolloutsTable(name, query, found, run) {
@@ -1075,13 +1185,20 @@ function rolloutsTable(name, query, found, run) {
   const head = (text, sort, kind) => {
     const on = sort && query.sort === sort;
     return [el("th", { scope: "col", class: kind, "aria-sort": on ? (query.descending ? "descending" : "ascending") : null },
-      sort ? el("button", { type: "button", onclick: () => { location.hash = address([name, "rollouts"], { ...query, sort, descending: on ? !query.descending : true }); } }, text) : text)];
+      sort ? el("button", { type: "button", onclick: () => { location.hash = address([name, "rollouts"],
+        { ...query, sort, descending: on ? !query.descending : true }); } }, text) : text)];
   };
-  const numbers = [["Turns", "turns", (one) => one.turns, (one) => count(one.turns)], ["Calls", "calls", (one) => one.calls, (one) => (one.call_errors ? [count(one.calls), el("span", { class: "bad", title: "failed" }, ` ✕${one.call_errors}`)] : count(one.calls))],
-    ["Tokens", "tokens", (one) => one.prompt_tokens + one.completion_tokens, (one) => kilo(one.prompt_tokens + one.completion_tokens)]].filter(([, , of]) => varies(of));
+  const numbers = [["Turns", "turns", (one) => one.turns, (one) => count(one.turns)],
+    ["Calls", "calls", (one) => one.calls, (one) => (one.call_errors ? [count(one.calls),
+    el("span", { class: "bad", title: "failed" }, ` ✕${one.call_errors}`)] : count(one.calls))],
+    ["Tokens", "tokens", (one) => one.prompt_tokens + one.completion_tokens,
+      (one) => kilo(one.prompt_tokens + one.completion_tokens)]].filter(([, , of]) => varies(of));
   const stops = run.stop_reasons.length > 1, reasons = found.rollouts.some((one) => one.reason || one.error);
-  const columns = [head("Score", "score", "w-score"), head("Rollout", null, "w-row"), ...rewards.map((one) => head(el("span", { class: "cut" }, one.name), `reward:${one.name}`, "w-reward wide")), stops ? head("Stop reason", null, "w-stop wide") : null,
-    ...numbers.map(([text, sort]) => head(text, sort, "w-number number optional")), head("Time", "seconds", "w-number number"), head(reasons ? "Why, or its answer" : "Answer", null, "w-why wide")].filter(Boolean);
+  const columns = [head("Score", "score", "w-score"), head("Rollout", null, "w-row"),
+    ...rewards.map((one) => head(el("span", { class: "cut" }, one.name), `reward:${one.name}`, "w-reward wide")),
+    stops ? head("Stop reason", null, "w-stop wide") : null,
+    ...numbers.map(([text, sort]) => head(text, sort, "w-number number optional")), head("Time", "seconds", "w-number number"),
+      head(reasons ? "Why, or its answer" : "Answer", null, "w-why wide")].filter(Boolean);
   return scrolled("Rollouts", table({ class: "list" }, columns, found.rollouts.map((one) => el("tr", { "data-rollout": one.id },
     el("td", {}, scoreTile(one, run)),
     el("th", { scope: "row", class: "w-row cut", title: one.label }, rolloutLink(name, one, query, { "data-entry": failed(one) ? "failed" : "" })),
@@ -1099,7 +1216,8 @@ function rewardCell(value, reward, run) {
 
 function partsOf(one, run) {
   const weights = Object.keys(run.weights).length ? run.weights : Object.fromEntries(one.rewards.map((reward) => [reward.name, undefined]));
-  return one.rewards.filter((reward) => weights[reward.name] !== undefined && weights[reward.name] !== 0).map((reward) => [reward.name, weights[reward.name], reward.value]);
+  return one.rewards.filter((reward) => weights[reward.name] !== undefined && weights[reward.name] !== 0).map((reward) => [reward.name,
+    weights[reward.name], reward.value]);
 }
 
 /** Why a rollout has its score: the sum of its rewards where the run says how they are weighted, else their values. */
@@ -1107,22 +1225,32 @@ function whyScore(one, run) {
   const parts = partsOf(one, run), others = one.rewards.filter((reward) => !parts.some(([name]) => name === reward.name));
   const sum = run.combine === "sum" && parts.length > 0 && !one.seat;
   const listed = sum ? others : one.rewards;
-  return [sum ? [waterfall(parts, one.score, { clamp: run.clamp }), parts.some(([, weight, value]) => weight > 0 && value !== null && value < 1) ? el("p", { class: "quiet small" }, "dashed: what was not earned") : null] : null,
-    listed.length ? table({ "aria-label": "Rewards" }, [sum ? "Metric" : "Reward", ["Value", "number"]], listed.map((reward) => el("tr", {}, el("th", { scope: "row" }, reward.name), el("td", { class: "number" }, number(reward.value))))) : null,
-    !sum && parts.length ? el("p", { class: "quiet small" }, `The score is the ${run.combine} of weight × value: ${parts.map(([name, weight]) => `${name} ${weight === null ? "gate" : number(weight)}`).join(", ")}.`) : null];
+  return [sum ? [waterfall(parts, one.score, { clamp: run.clamp }),
+    parts.some(([, weight, value]) => weight > 0 && value !== null && value < 1) ? el("p", { class: "quiet small" },
+    "dashed: what was not earned") : null] : null,
+    listed.length ? table({ "aria-label": "Rewards" }, [sum ? "Metric" : "Reward", ["Value", "number"]],
+      listed.map((reward) => el("tr", {}, el("th", { scope: "row" }, reward.name), el("td", { class: "number" }, number(reward.value))))) : null,
+    !sum && parts.length ? el("p", { class: "quiet small" },
+      `The score is the ${run.combine} of weight × value: ${parts.map(([name, weight]) => `${name} ${weight === null ? "gate" : number(weight)}`).join(", ")}.`) : null];
 }
 
 function peeked(name, one, run) {
   const answer = [...one.messages].reverse().find((message) => message.role === "assistant" && message.text);
-  return [el("div", { class: "row" }, scoreTile(one, run), heading(2, `${one.label || one.row_key}:${one.epoch}-${one.index}`), span("space"), link("Open", [name, one.id])), whyScore(one, run),
-    one.error ? el("p", { class: "note bad" }, one.error) : null, one.rewards.filter((reward) => reward.reason).map((reward) => el("div", { class: "why" }, heading(3, reward.name), pre(reward.reason.slice(0, 600)))),
-    answer ? el("div", { class: "why" }, heading(3, "Last answer"), pre(answer.text.slice(0, 1200))) : null, heading(3, `Time ${duration(one.seconds)}`), phasesOf(one),
-    one.members.length > 1 ? [heading(3, "Its group"), el("p", { class: "row" }, one.members.map((member) => link(scoreTile(member, run), [name, member.id], null, { title: member.id, "aria-label": `${member.id}, score ${score(member.score, 2)}` })))] : null];
+  return [el("div", { class: "row" }, scoreTile(one, run), heading(2, `${one.label || one.row_key}:${one.epoch}-${one.index}`), span("space"),
+    link("Open", [name, one.id])), whyScore(one, run),
+    one.error ? el("p", { class: "note bad" }, one.error) : null,
+      one.rewards.filter((reward) => reward.reason).map((reward) => el("div", { class: "why" }, heading(3, reward.name), pre(reward.reason.slice(0, 600)))),
+    answer ? el("div", { class: "why" }, heading(3, "Last answer"), pre(answer.text.slice(0, 1200))) : null,
+      heading(3, `Time ${duration(one.seconds)}`), phasesOf(one),
+    one.members.length > 1 ? [heading(3, "Its group"), el("p", { class: "row" },
+      one.members.map((member) => link(scoreTile(member, run), [name, member.id], null,
+      { title: member.id, "aria-label": `${member.id}, score ${score(member.score, 2)}` })))] : null];
 }
 
 function phasesOf(one) {
   const phases = PHASES.map((phase) => one.timings[phase] ?? 0);
-  return total(phases) ? [stack(phases), legend(PHASES.filter((phase, at) => phases[at] > 0).map((phase) => [phase, `${phase} ${duration(one.timings[phase])}`]))] : null;
+  return total(phases) ? [stack(phases), legend(PHASES.filter((phase, at) => phases[at] > 0).map((phase) => [phase,
+    `${phase} ${duration(one.timings[phase])}`]))] : null;
 }
 
 // ------------------------------------------------------------------------------------------------- Rows of a run
@@ -1132,14 +1260,19 @@ async function rowsPart(turn, name, query, run) {
   const show = async () => {
     const found = await source.rows(name, query);
     if (turn !== drawn) return;
-    const chip = (text, key, value) => link(text, [name, "rows"], { ...query, [key]: query[key] === value ? null : value, start: null }, { class: `chip${query[key] === value ? " on" : ""}`, "aria-current": query[key] === value ? "true" : null });
-    exchange(tools, [span("quiet", "Each square is a rollout, filled as high as its score."), span("space"), found.unsolved || query.unsolved ? chip(`never solved ${found.unsolved}`, "unsolved", "1") : null,
+    const chip = (text, key, value) => link(text, [name, "rows"], { ...query, [key]: query[key] === value ? null : value, start: null },
+      { class: `chip${query[key] === value ? " on" : ""}`, "aria-current": query[key] === value ? "true" : null });
+    exchange(tools, [span("quiet", "Each square is a rollout, filled as high as its score."), span("space"),
+      found.unsolved || query.unsolved ? chip(`never solved ${found.unsolved}`, "unsolved", "1") : null,
       found.columns.slice(0, 2).filter((column) => column.values.length <= 6).map((column) => column.values.map((value) => chip(`${column.name}: ${value}`, "where", `${column.name}=${value}`))),
       query.where && !found.columns.slice(0, 2).some((column) => column.values.length <= 6 && query.where.startsWith(`${column.name}=`)) ? chip(query.where.replace("=", ": "), "where", query.where) : null,
-      el("label", { class: "small", for: "by-sort" }, unseen("Sort by"), el("select", { id: "by-sort", onchange: (event) => { location.hash = address([name, "rows"], { ...query, sort: event.target.value, start: null }); } },
-        [["", "solved, lowest first"], ["spread", "most mixed first"], ["drop", "largest fall first"], ["name", "name"]].map(([value, text]) => el("option", { value, selected: (query.sort ?? "") === value }, text)))),
+      el("label", { class: "small", for: "by-sort" }, unseen("Sort by"),
+        el("select", { id: "by-sort", onchange: (event) => { location.hash = address([name, "rows"], { ...query, sort: event.target.value, start: null }); } },
+        [["", "solved, lowest first"], ["spread", "most mixed first"], ["drop", "largest fall first"],
+          ["name", "name"]].map(([value, text]) => el("option", { value, selected: (query.sort ?? "") === value }, text)))),
       el("span", { id: "shown", role: "status", class: "quiet" }, `${found.fit} of ${many(found.total, "row")}`)]);
-    exchange(body, [rowsTable(name, found, run), found.next ? el("p", { class: "tools-bar" }, link("Next rows", [name, "rows"], { ...query, start: found.next })) : null, el("div", { class: "tools-bar" }, legend(SCORES))]);
+    exchange(body, [rowsTable(name, found, run), found.next ? el("p", { class: "tools-bar" },
+      link("Next rows", [name, "rows"], { ...query, start: found.next })) : null, el("div", { class: "tools-bar" }, legend(SCORES))]);
   };
   await show();
   return { nodes: [tools, body], grown: (now) => { run = now; if (!main.contains(document.activeElement)) show(); } };
@@ -1148,27 +1281,37 @@ async function rowsPart(turn, name, query, run) {
 function rowsTable(name, found, run) {
   if (!found.rows.length) return el("p", { class: "tools-bar" }, "No row fits.");
   const range = rangeOf(run.scores, run.clamp), epochs = [...new Set(found.rows.flatMap((row) => row.epochs.map(([epoch]) => epoch)))].sort((a, b) => a - b);
-  const one = found.rows.every((row) => row.rollouts === 1), reasons = found.rows.some((row) => row.reason), labels = found.rows.map((row) => row.label || row.row_key), questions = found.rows.some((row) => row.question && row.question !== row.label);
-  const columns = ["Row", ...found.columns.map((column) => [column.name, "wide"]), one ? null : "Solved", ["Mean", "number"], ...epochs.map((epoch) => (epochs.length > 1 ? `epoch ${epoch}` : "Rollouts")), reasons ? ["Most frequent reason", "wide"] : questions ? ["Prompt", "wide"] : null].filter(Boolean);
+  const one = found.rows.every((row) => row.rollouts === 1), reasons = found.rows.some((row) => row.reason),
+    labels = found.rows.map((row) => row.label || row.row_key), questions = found.rows.some((row) => row.question && row.question !== row.label);
+  const columns = ["Row", ...found.columns.map((column) => [column.name, "wide"]), one ? null : "Solved", ["Mean", "number"],
+    ...epochs.map((epoch) => (epochs.length > 1 ? `epoch ${epoch}` : "Rollouts")),
+    reasons ? ["Most frequent reason", "wide"] : questions ? ["Prompt", "wide"] : null].filter(Boolean);
   const square = ([id, value]) => {
-    const fill = sized(el("i", { class: value === null ? "sn" : `f${step5(value, range)}` }), "height", value === null ? 1 : Math.max(0.08, portion(value, range)));
+    const fill = sized(el("i", { class: value === null ? "sn" : `f${step5(value, range)}` }), "height",
+      value === null ? 1 : Math.max(0.08, portion(value, range)));
     const told = `${id}, score ${score(value, 2)}`;
-    return source.live || source.data.details[id] ? link(fill, [name, id], null, { "aria-label": told, title: told, tabindex: "-1" }) : el("span", { role: "img", "aria-label": told, title: told }, fill);
+    return source.live || source.data.details[id] ? link(fill, [name, id], null, { "aria-label": told, title: told, tabindex: "-1" }) : el("span",
+      { role: "img", "aria-label": told, title: told }, fill);
   };
   const made = table({ class: "rows-table", "aria-label": "Rows and their rollouts" }, columns, found.rows.map((row, at) => el("tr", {},
-    el("th", { scope: "row", class: "w-row" }, link(shortened(labels[at], 60), [name, "rollouts"], { row: row.row_key }, { title: row.question, "data-entry": row.passed ? "" : "failed" })),
+    el("th", { scope: "row", class: "w-row" }, link(shortened(labels[at], 60), [name, "rollouts"], { row: row.row_key },
+      { title: row.question, "data-entry": row.passed ? "" : "failed" })),
     row.columns.map((value) => el("td", { class: "quiet wide" }, value)),
     one ? null : el("td", {}, meter(row.passed / row.rollouts, [0, 1], ""), span("small", ` ${count(row.passed)} of ${count(row.rollouts)}`)),
     el("td", { class: "number" }, tile(row.mean, false, range)),
-    epochs.map((epoch) => el("td", { class: "w-squares" }, el("div", { class: "squares" }, (row.epochs.find(([which]) => which === epoch)?.[1] ?? []).map(square)))),
-    reasons ? el("td", { class: "quiet wide reason", title: row.reason?.[0] }, row.reason ? `${row.reason[1]} × ${row.reason[0].slice(0, 90)}` : "") : questions ? el("td", { class: "quiet wide reason" }, row.question.slice(0, 90)) : null)));
+    epochs.map((epoch) => el("td", { class: "w-squares" }, el("div", { class: "squares" },
+      (row.epochs.find(([which]) => which === epoch)?.[1] ?? []).map(square)))),
+    reasons ? el("td", { class: "quiet wide reason", title: row.reason?.[0] },
+      row.reason ? `${row.reason[1]} × ${row.reason[0].slice(0, 90)}` : "") : questions ? el("td", { class: "quiet wide reason" },
+      row.question.slice(0, 90)) : null)));
   // One stop of the Tab key leads into the squares, and the arrow keys from there.
   made.querySelector(".squares a")?.setAttribute("tabindex", "0");
   made.addEventListener("keydown", (event) => {
     const from = event.target.closest(".squares a"), by = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
     if (!from || !by) return;
     event.preventDefault();
-    const lines = [...made.querySelectorAll("tbody tr")], line = lines.indexOf(from.closest("tr")), at = [...lines[line].querySelectorAll(".squares a")].indexOf(from);
+    const lines = [...made.querySelectorAll("tbody tr")], line = lines.indexOf(from.closest("tr")),
+      at = [...lines[line].querySelectorAll(".squares a")].indexOf(from);
     const to = [...(lines[line + by[0]]?.querySelectorAll(".squares a") ?? [])][at + by[1]];
     if (!to) return;
     from.tabIndex = -1;
@@ -1200,9 +1343,13 @@ async function rolloutPage(turn, name, id, view, query) {
     } while (cursor !== null);
     live.textContent = onlyFailed ? "No failed one follows in this list." : "The list ends here.";
   };
-  const beside = (text, key, backwards, onlyFailed) => el("button", { type: "button", onclick: () => step(backwards, onlyFailed).catch((error) => { live.textContent = error.message; }) }, text, " ", el("kbd", { class: "wide" }, key));
-  const members = one.seats.length > 1 ? one.seats : one.members, views = VIEWS.filter((each) => (each !== "group" || members.length > 1) && (each !== "tokens" || one.sequences.length || one.prompt_text));
-  const names = { conversation: "Conversation", tokens: "Tokens", group: one.seats.length > 1 ? `Episode of ${members.length}` : `Group of ${members.length}`, record: "Row and record" };
+  const beside = (text, key, backwards, onlyFailed) => el("button",
+    { type: "button", onclick: () => step(backwards, onlyFailed).catch((error) => { live.textContent = error.message; }) }, text, " ",
+    el("kbd", { class: "wide" }, key));
+  const members = one.seats.length > 1 ? one.seats : one.members,
+    views = VIEWS.filter((each) => (each !== "group" || members.length > 1) && (each !== "tokens" || one.sequences.length || one.prompt_text));
+  const names = { conversation: "Conversation", tokens: "Tokens",
+    group: one.seats.length > 1 ? `Episode of ${members.length}` : `Group of ${members.length}`, record: "Row and record" };
   place({
     crumbs: [[run.label.name || run.spec || name, [name]], ["Rollouts", [name, "rollouts"], query]],
     title: `${shortened(one.label || one.row_key, 48)}:${one.epoch}-${one.index}${one.attempt ? `r${one.attempt}` : ""}${one.seat ? ` ${one.seat}` : ""}`,
@@ -1211,8 +1358,10 @@ async function rolloutPage(turn, name, id, view, query) {
     tabs: views.map((each) => [names[each], each === "conversation" ? [name, id] : [name, id, each], query, each === view]),
   });
   const to = (each) => () => { if (views.includes(each)) location.hash = address(each === view ? [name, id] : [name, id, each], query); };
-  keysHere = { g: to("group"), t: to("tokens"), o: () => { const all = [...main.querySelectorAll("details.call")], open = all.some((each) => !each.open); all.forEach((each) => { each.open = open; }); } };
-  const about = [one.error ? el("p", { class: "note bad" }, one.error) : null, one.cut ? el("p", { class: "note" }, `Not shown here: ${one.cut === 1 ? "1 entry" : `${count(one.cut)} entries`}; rollouts.jsonl has the whole rollout.`) : null];
+  keysHere = { g: to("group"), t: to("tokens"), o: () => { const all = [...main.querySelectorAll("details.call")],
+    open = all.some((each) => !each.open); all.forEach((each) => { each.open = open; }); } };
+  const about = [one.error ? el("p", { class: "note bad" }, one.error) : null,
+    one.cut ? el("p", { class: "note" }, `Not shown here: ${one.cut === 1 ? "1 entry" : `${count(one.cut)} entries`}; rollouts.jsonl has the whole rollout.`) : null];
   const shown = { conversation: conversationView, tokens: tokensView, group: groupView, record: recordView };
   return [about, await shown[view](name, one, run, members)];
 }
@@ -1220,26 +1369,43 @@ async function rolloutPage(turn, name, id, view, query) {
 function conversationView(name, one, run) {
   const folded = total(one.messages.map((message) => message.calls.length));
   const best = one.members.filter((member) => member.score !== null).reduce((top, member) => (member.score > (top?.score ?? -Infinity) ? member : top), null);
-  const missing = partsOf(one, run).filter(([, weight, value]) => weight > 0 && value !== null && value < 1).sort((a, b) => b[1] * (1 - b[2]) - a[1] * (1 - a[2]))[0];
+  const missing = partsOf(one, run).filter(([, weight, value]) => weight > 0 && value !== null && value < 1)
+    .sort((a, b) => b[1] * (1 - b[2]) - a[1] * (1 - a[2]))[0];
   const say = one.score === null ? "It has no score." : missing && run.combine === "sum" ? `${missing[0]} is missing ${score(missing[1] * (1 - missing[2]), 2)}${best && best.id !== one.id && best.score > one.score ? `; the best of its group has ${score(best.score, 2)}` : ""}.` : "";
   const events = timeline(one);
-  return [events ? el("section", { class: "card" }, el("div", { class: "row" }, heading(2, "Timeline"), legend(PHASES.filter((phase) => events.phases.has(phase)).map((phase) => [phase, phase])), span("quiet small wide", "numbers are turns; a click goes to the turn")),
+  return [events ? el("section", { class: "card" }, el("div", { class: "row" }, heading(2, "Timeline"),
+    legend(PHASES.filter((phase) => events.phases.has(phase)).map((phase) => [phase, phase])),
+    span("quiet small wide", "numbers are turns; a click goes to the turn")),
     scrolled("Timeline of the rollout", wideOnly(events.drawn))) : null,
   el("div", { class: "two" }, el("section", { "aria-labelledby": "conversation" },
-    el("div", { class: "row" }, heading(2, "Conversation", { id: "conversation" }), folded ? el("button", { type: "button", onclick: () => keysHere.o() }, "Open all ", el("kbd", {}, "o")) : null, folded ? span("quiet small", `${many(folded, "tool call")} folded`) : null),
+    el("div", { class: "row" }, heading(2, "Conversation", { id: "conversation" }),
+      folded ? el("button", { type: "button", onclick: () => keysHere.o() }, "Open all ", el("kbd", {}, "o")) : null,
+      folded ? span("quiet small", `${many(folded, "tool call")} folded`) : null),
     conversation(one), ended(one), programPart(one)),
-  el("div", {}, one.rewards.length ? card("", one.score === null ? "Rewards" : `Why ${score(one.score, 2)}`, say || null, whyScore(one, run), one.rewards.filter((reward) => reward.reason || reward.metrics || reward.per_turn).map((reward) => el("div", { class: "why" },
+  el("div", {}, one.rewards.length ? card("", one.score === null ? "Rewards" : `Why ${score(one.score, 2)}`, say || null, whyScore(one, run),
+    one.rewards.filter((reward) => reward.reason || reward.metrics || reward.per_turn).map((reward) => el("div", { class: "why" },
       heading(3, [reward.name, span("quiet", ` = ${number(reward.value)}`)]), reward.reason ? pre(reward.reason) : null,
-      reward.metrics ? el("p", { class: "quiet small" }, Object.entries(reward.metrics).map(([key, value]) => `${key} ${number(value)}`).join(" · ")) : null, reward.per_turn ? el("p", { class: "quiet small" }, `per turn: ${reward.per_turn.map(number).join(", ")}`) : null))) : null,
+      reward.metrics ? el("p", { class: "quiet small" }, Object.entries(reward.metrics)
+        .map(([key, value]) => `${key} ${number(value)}`).join(" · ")) : null,
+        reward.per_turn ? el("p", { class: "quiet small" }, `per turn: ${reward.per_turn.map(number).join(", ")}`) : null))) : null,
     numbersCard(name, one, run), events ? null : el("p", { class: "quiet small" }, "When its calls started was not recorded.")))];
 }
 
 function numbersCard(name, one, run) {
   const costs = typeof one.cost === "number" ? one.cost : null;
-  const facts = [["time", duration(one.seconds)], ["turns", count(one.turns)], one.calls ? ["tool calls", one.call_errors ? [count(one.calls), span("bad", `, ${count(one.call_errors)} failed`)] : count(one.calls)] : null, ["prompt tokens, all turns", count(one.prompt_tokens)], ["sampled tokens", count(one.completion_tokens)], costs === null ? null : ["cost", money(costs)],
-    one.policy?.model ? ["model", one.policy.model] : null, typeof one.policy?.version === "number" ? ["weights", String(one.policy.version)] : null, one.image ? ["image", one.image.slice(0, 19)] : null, typeof one.started_at === "number" ? ["started", moment(one.started_at)] : null, ["row", link("its rollouts", [name, "rollouts"], { row: one.row_key })]].filter(Boolean);
-  return card("", "Numbers", null, table({ "aria-label": "Numbers" }, [[unseen("Quantity"), null], [unseen("Value"), "number"]], facts.map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, key), el("td", { class: "number" }, value)))), phasesOf(one),
-    one.attempts.length > 1 ? [heading(3, "Attempts at this place"), el("ul", { class: "tree" }, one.attempts.map((each) => el("li", {}, each.id === one.id ? el("code", {}, each.id) : link(each.id, [name, each.id], null, { class: "mono" }), span("quiet small", ` ${each.state}, ${each.stop_reason}`))))] : null);
+  const facts = [["time", duration(one.seconds)], ["turns", count(one.turns)],
+    one.calls ? ["tool calls", one.call_errors ? [count(one.calls), span("bad", `, ${count(one.call_errors)} failed`)] : count(one.calls)] : null,
+    ["prompt tokens, all turns", count(one.prompt_tokens)], ["sampled tokens", count(one.completion_tokens)], costs === null ? null : ["cost", money(costs)],
+    one.policy?.model ? ["model", shortened(one.policy.model, 32)] : null,
+      typeof one.policy?.version === "number" ? ["weights", String(one.policy.version)] : null, one.image ? ["image", one.image.slice(0, 19)] : null,
+      typeof one.started_at === "number" ? ["started", moment(one.started_at)] : null,
+      ["row", link("its rollouts", [name, "rollouts"], { row: one.row_key })]].filter(Boolean);
+  return card("", "Numbers", null, table({ "aria-label": "Numbers" }, [[unseen("Quantity"), null], [unseen("Value"), "number"]],
+    facts.map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, key), el("td", { class: "number" }, value)))), phasesOf(one),
+    one.attempts.length > 1 ? [heading(3, "Attempts at this place"),
+      el("ul", { class: "tree" }, one.attempts.map((each) => el("li", {},
+      each.id === one.id ? el("code", {}, each.id) : link(each.id, [name, each.id], null, { class: "mono" }),
+      span("quiet small", ` ${each.state}, ${each.stop_reason}`))))] : null);
 }
 
 /** Model calls, tool calls and rewards of a rollout over time; null where their starts were not recorded. */
@@ -1250,24 +1416,31 @@ function timeline(one) {
   let turn = 0;
   for (const message of one.messages) {
     turn = message.turn ?? turn;
-    for (const call of message.calls) if (call.started_at) events.push(["tools", call.started_at, call.seconds ?? 0, `${call.name}${call.error ? " failed" : ""}, turn ${turn}`, turn, Boolean(call.error)]);
+    for (const call of message.calls) if (call.started_at) events.push(["tools", call.started_at, call.seconds ?? 0,
+      `${call.name}${call.error ? " failed" : ""}, turn ${turn}`, turn, Boolean(call.error)]);
   }
   for (const reward of one.rewards) if (reward.started_at) events.push(["rewards", reward.started_at, reward.seconds, `reward ${reward.name}`, null]);
   if (!events.some(([phase]) => phase === "generation")) return null;
-  const first = Math.min(one.started_at ?? Infinity, ...events.map(([, at]) => at)), last = Math.max(...events.map(([, at, seconds]) => at + seconds)), all = Math.max(last - first, 0.001);
+  const first = Math.min(one.started_at ?? Infinity, ...events.map(([, at]) => at)),
+    last = Math.max(...events.map(([, at, seconds]) => at + seconds)), all = Math.max(last - first, 0.001);
   const width = narrow() ? 720 : 1300, x = (at) => 4 + (width - 8) * (at - first) / all, lane = { sandbox: 4, generation: 4, tools: 22, rewards: 40 };
-  const drawn = picture(width, 70, `Timeline: ${events.map(([, , seconds, text]) => `${text} ${duration(seconds)}`).join("; ")}`, events.map(([phase, at, seconds, text, turn, bad]) => {
+  const drawn = picture(width, 70, `Timeline: ${events.map(([, , seconds, text]) => `${text} ${duration(seconds)}`).join("; ")}`,
+    events.map(([phase, at, seconds, text, turn, bad]) => {
     const wide = Math.max(2, x(at + seconds) - x(at) - 1);
     const goes = turn === null ? {} : { onclick: () => document.getElementById(`turn-${turn}`)?.scrollIntoView(), cursor: "pointer" };
-    return svg("g", goes, svg("rect", { class: phase, x: x(at), y: lane[phase], width: wide, height: 14, rx: 2 }, svg("title", {}, `${text}, ${duration(seconds)}`)),
-      bad ? written(x(at) + 4, lane[phase] + 11, wide > 80 ? `✕ failed ${duration(seconds)}` : "✕", { class: "inside" }) : phase === "generation" && wide > 16 ? written(x(at) + 3, lane[phase] + 11, turn, { class: "inside" }) : null);
-  }), [0, 0.25, 0.5, 0.75, 1].map((part) => written(4 + part * (width - 8), 68, part ? duration(part * all) : "0 s", { class: "quiet", "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" })));
+    return svg("g", goes, svg("rect", { class: phase, x: x(at), y: lane[phase], width: wide, height: 14, rx: 2 },
+      svg("title", {}, `${text}, ${duration(seconds)}`)),
+      bad ? written(x(at) + 4, lane[phase] + 11, wide > 80 ? `✕ failed ${duration(seconds)}` : "✕",
+        { class: "inside" }) : phase === "generation" && wide > 16 ? written(x(at) + 3, lane[phase] + 11, turn, { class: "inside" }) : null);
+  }), [0, 0.25, 0.5, 0.75, 1].map((part) => written(4 + part * (width - 8), 68, part ? duration(part * all) : "0 s",
+    { class: "quiet", "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" })));
   return { drawn, phases: new Set(events.map(([phase]) => phase)) };
 }
 
 function ended(one) {
   if (one.natural) return el("p", { class: "quiet small" }, `■ ${one.stop_reason}: ${one.stop}`);
-  return el("p", { class: "stop" }, el("b", { class: "bad" }, `■ stopped: ${one.stop_reason}`), span("quiet", ` after ${many(one.turns, "turn")}${one.stop ? `: ${one.stop}` : ""}`));
+  return el("p", { class: "stop" }, el("b", { class: "bad" }, `■ stopped: ${one.stop_reason}`),
+    span("quiet", ` after ${many(one.turns, "turn")}${one.stop ? `: ${one.stop}` : ""}`));
 }
 
 const LONG = 600; // characters of a system prompt that is folded: it is the same in each rollout
@@ -1277,7 +1450,8 @@ function conversation(one) {
   return one.messages.map((message) => {
     const call = message.turn ? one.model_calls[message.turn - 1] : null;
     return el("section", { class: `message ${/^[a-z]+$/.test(message.role) ? message.role : "other"}`, id: message.turn ? `turn-${message.turn}` : null },
-      el("header", {}, el("b", {}, message.role), message.turn ? el("span", {}, `turn ${message.turn}`) : message.prompt ? el("span", {}, "prompt") : null, call ? [el("span", {}, many(call.completion_tokens, "token")), el("span", {}, duration(call.seconds))] : null),
+      el("header", {}, el("b", {}, message.role), message.turn ? el("span", {}, `turn ${message.turn}`) : message.prompt ? el("span", {},
+        "prompt") : null, call ? [el("span", {}, many(call.completion_tokens, "token")), el("span", {}, duration(call.seconds))] : null),
       message.reasoning ? fold(`Reasoning (${many(message.reasoning.length, "character")})`, () => pre(message.reasoning, { tabindex: "0" })) : null,
       message.role === "system" && message.text.length > LONG
         ? fold(`${message.text.slice(0, 90)} … (${many(message.text.length, "character")})`, () => pre(message.text, { tabindex: "0" }))
@@ -1291,13 +1465,15 @@ function programPart(one) {
   const program = one.program;
   if (!program) return null;
   const lines = program.lines.map((line) => el("li", { class: `depth${Math.min(line.depth, 5)}` }, fold(
-    [el("strong", {}, line.kind.replace("_", " ")), ` · call${line.calls.length === 1 ? "" : "s"} ${line.turns}`, line.from === null ? "" : ` · behind call ${line.from}`,
+    [el("strong", {}, line.kind.replace("_", " ")), ` · call${line.calls.length === 1 ? "" : "s"} ${line.turns}`,
+      line.from === null ? "" : ` · behind call ${line.from}`,
       el("span", { class: "quiet" }, ` · ${many(line.tokens, "token")}, ${line.trained === line.tokens ? "all" : line.trained ? count(line.trained) : "none"} trained`)],
     () => el("table", {}, el("tbody", {}, line.calls.map((call) => el("tr", {}, el("th", { scope: "row", class: "number" }, call.turn),
       el("td", { class: "mono" }, call.preview || NONE), el("td", { class: "number quiet" }, count(call.tokens)))))))));
   return el("section", { "aria-labelledby": "program" },
     heading(2, "Program", { id: "program" }),
-    el("p", { class: "quiet" }, [many(program.requests, "request"), program.refused ? `, ${count(program.refused)} refused${program.refusal ? ` (${program.refusal})` : ""}` : "",
+    el("p", { class: "quiet" }, [many(program.requests, "request"),
+      program.refused ? `, ${count(program.refused)} refused${program.refusal ? ` (${program.refusal})` : ""}` : "",
       program.exit_code === null ? " · ended by us" : ` · ended with status ${program.exit_code}`,
       program.sampling ? ` · asked for ${program.sampling}, and the spec's sampling was used` : ""]),
     lines.length ? el("ul", { class: "tree", "aria-label": "Its calls of the model" }, lines) : el("p", {}, "It has not called the model."),
@@ -1309,18 +1485,22 @@ function unwrapped(call) {
   const failure = call.error !== null && call.error !== undefined;
   try {
     const result = JSON.parse(call.result);
-    if (result && typeof result.output === "string") return { text: result.output || "(nothing was printed)", failure: failure || Boolean(result.exit_code), exit: result.exit_code || 0 };
+    if (result && typeof result.output === "string") return { text: result.output || "(nothing was printed)",
+      failure: failure || Boolean(result.exit_code), exit: result.exit_code || 0 };
   } catch { /* it is no JSON */ }
   return { text: call.result, failure, exit: 0 };
 }
 
 function toolCall(call) {
   const { text, failure, exit } = unwrapped(call), lines = (text ?? "").trimEnd().split("\n");
-  const outcome = [failure ? `✕ ${exit ? `exit ${exit}` : "failed"}` : null, lines.length > 1 ? `${count(lines.length)} lines` : lines[0].slice(0, 50), call.seconds ? duration(call.seconds) : null].filter(Boolean).join(" · ");
-  return fold([el("code", { class: "bold" }, call.name), span("quiet mono cut", given(call.arguments)), span(`small ${failure ? "bad" : "quiet"}`, outcome)], () => [
+  const outcome = [failure ? `✕ ${exit ? `exit ${exit}` : "failed"}` : null,
+    lines.length > 1 ? `${count(lines.length)} lines` : lines[0].slice(0, 50), call.seconds ? duration(call.seconds) : null].filter(Boolean).join(" · ");
+  return fold([el("code", { class: "bold" }, call.name), span("quiet mono cut", given(call.arguments)),
+    span(`small ${failure ? "bad" : "quiet"}`, outcome)], () => [
     heading(3, "Arguments"), pre(pretty(call.arguments), { tabindex: "0" }),
     call.error ? [heading(3, "Error"), pre(call.error)] : [],
-    heading(3, "Result"), call.result === null ? el("p", { class: "quiet" }, "The model was told nothing.") : pre(exit || text !== call.result ? text : pretty(text), { tabindex: "0" }),
+    heading(3, "Result"), call.result === null ? el("p", { class: "quiet" },
+      "The model was told nothing.") : pre(exit || text !== call.result ? text : pretty(text), { tabindex: "0" }),
   ], { class: `fold call${failure ? " failed" : ""}` });
 }
 
@@ -1328,7 +1508,8 @@ function toolCall(call) {
 function given(text) {
   try {
     const parsed = JSON.parse(text);
-    if (parsed && typeof parsed === "object" && !Array.isArray(parsed)) return Object.entries(parsed).map(([key, value]) => `${key}=${JSON.stringify(value)}`).join(", ").slice(0, 200);
+    if (parsed && typeof parsed === "object" && !Array.isArray(parsed)) return Object.entries(parsed)
+      .map(([key, value]) => `${key}=${JSON.stringify(value)}`).join(", ").slice(0, 200);
   } catch { /* as it was written */ }
   return text.replace(/\s+/g, " ").slice(0, 200);
 }
@@ -1345,10 +1526,13 @@ function pretty(text) {
 function recordView(name, one) {
   const told = (value) => pre(typeof value === "string" ? value : JSON.stringify(value, null, 1));
   const { messages: _, tools: _tools, members: _members, row, artifacts, sequences: _sequences, tokens: _tokens, ...rest } = one;
-  return el("div", { class: "grid" }, card("c6", "Row", row ? null : "The row of this group was not recorded.", row ? el("dl", { class: "fields" }, Object.entries(row).map(([key, value]) => [
+  return el("div", { class: "grid" }, card("c6", "Row", row ? null : "The row of this group was not recorded.",
+    row ? el("dl", { class: "fields" }, Object.entries(row).map(([key, value]) => [
     el("dt", {}, key, one.expected.includes(key) ? [" ", span("chip", "expected")] : null), el("dd", {}, told(value))])) : null),
-  card("c6", "Record, without conversation and tokens", null, fold("As JSON", () => pre(JSON.stringify(rest, null, 1), { tabindex: "0" }), { class: "fold", open: true }),
-    artifacts.length ? [heading(3, "Artifacts"), artifacts.map((artifact) => el("div", {}, el("p", {}, el("strong", {}, artifact.name), artifact.problem ? ` · ${artifact.problem}` : ` · ${many(artifact.bytes, "byte")} in ${many(artifact.files_count ?? artifact.files.length, "file")}`),
+  card("c6", "Record, without conversation and tokens", null,
+    fold("As JSON", () => pre(JSON.stringify(rest, null, 1), { tabindex: "0" }), { class: "fold", open: true }),
+    artifacts.length ? [heading(3, "Artifacts"), artifacts.map((artifact) => el("div", {},
+      el("p", {}, el("strong", {}, artifact.name), artifact.problem ? ` · ${artifact.problem}` : ` · ${many(artifact.bytes, "byte")} in ${many(artifact.files_count ?? artifact.files.length, "file")}`),
       el("ul", {}, artifact.files.map((file) => {
         const href = source.artifact(name, one.id, file);
         return el("li", {}, href ? el("a", { href, download: true, class: "mono" }, file) : el("span", { class: "mono" }, file));
@@ -1363,8 +1547,12 @@ const UNLIKELY = -1, SURPRISING = -2; // log-probabilities: 37 % and 13 %
 function tokensView(name, one) {
   const trained = total(one.sequences.map((sequence) => sequence.trained)), all = total(one.sequences.map((sequence) => sequence.tokens));
   return [card("", "What is trained on", one.sequences.length ? `${count(trained)} of ${many(all, "token")} (${share(trained, all)}) were sampled and are trained on${one.sequences.length > 1 ? `, in ${count(one.sequences.length)} sequences` : ""}.` : "No tokens are recorded: the server rendered the messages itself, or the run only measures.",
-    one.sequences.length ? el("p", { class: "legend" }, span("tokens", span("t", "trained")), "sampled by the policy", span("tokens", span("t l1", "unlikely")), "below 37 %", span("tokens", span("t l2", "surprising")), "below 13 %", "plain: prompt, tools, template") : null,
-    one.sequences.map((sequence, at) => [one.sequences.length > 1 ? heading(3, `Sequence ${at + 1}: ${many(sequence.tokens, "token")}, ${count(sequence.trained)} trained`) : null, at < 3 ? tokenView(name, one, at) : fold("Show its tokens", () => tokenView(name, one, at))])),
+    one.sequences.length ? el("p", { class: "legend" }, span("tokens", span("t", "trained")), "sampled by the policy",
+      span("tokens", span("t l1", "unlikely")), "below 37 %", span("tokens", span("t l2", "surprising")), "below 13 %",
+      "plain: prompt, tools, template") : null,
+    one.sequences.map((sequence, at) => [one.sequences.length > 1 ? heading(3,
+      `Sequence ${at + 1}: ${many(sequence.tokens, "token")}, ${count(sequence.trained)} trained`) : null,
+      at < 3 ? tokenView(name, one, at) : fold("Show its tokens", () => tokenView(name, one, at))])),
   el("section", { class: "card" }, heading(2, "What the model saw first"), fold("The prompt exactly as the model got it", () => promptView(one)))];
 }
 
@@ -1405,8 +1593,10 @@ function tokenView(name, one, sequence) {
       if (until === null) last = found.end;
       const whole = found.total;
       strip.replaceChildren(trainedStrip(box, first, whole));
-      more.replaceChildren(...[first > 0 && source.live ? el("button", { type: "button", onclick: () => load(Math.max(first - CHUNK, 0), first) }, "Show tokens before") : null,
-        last < whole && source.live ? el("button", { type: "button", onclick: () => load(last) }, "Show tokens after") : null, span("quiet small", `tokens ${count(first + 1)} to ${count(last)} of ${count(whole)}`)].filter(Boolean));
+      more.replaceChildren(...[first > 0 && source.live ? el("button", { type: "button", onclick: () => load(Math.max(first - CHUNK, 0), first) },
+        "Show tokens before") : null,
+        last < whole && source.live ? el("button", { type: "button", onclick: () => load(last) }, "Show tokens after") : null,
+          span("quiet small", `tokens ${count(first + 1)} to ${count(last)} of ${count(whole)}`)].filter(Boolean));
     } catch (error) {
       more.replaceChildren(problem(error));
     }
@@ -1424,8 +1614,10 @@ function trainedStrip(box, first, whole) {
     else runs.push({ on, at: first + at, size: 1 });
   });
   const width = narrow() ? 352 : 1300, x = (at) => width * at / whole;
-  return picture(width, 30, `${count(total(runs.filter((one) => one.on).map((one) => one.size)))} of the shown tokens are trained on`, svg("rect", { class: "untrained", x: 0, y: 2, width, height: 12 }),
-    runs.filter((one) => one.on).map((one) => svg("rect", { class: "trained", x: x(one.at), y: 0, width: Math.max(2, x(one.size)), height: 16 })), written(0, 28, "token 0", { class: "quiet" }), written(width, 28, count(whole), { class: "quiet", "text-anchor": "end" }));
+  return picture(width, 30, `${count(total(runs.filter((one) => one.on).map((one) => one.size)))} of the shown tokens are trained on`,
+    svg("rect", { class: "untrained", x: 0, y: 2, width, height: 12 }),
+    runs.filter((one) => one.on).map((one) => svg("rect", { class: "trained", x: x(one.at), y: 0, width: Math.max(2, x(one.size)), height: 16 })),
+      written(0, 28, "token 0", { class: "quiet" }), written(width, 28, count(whole), { class: "quiet", "text-anchor": "end" }));
 }
 
 function tokenSpan([text, turn, logprob], at, versions) {
@@ -1444,25 +1636,39 @@ const BESIDE = 8;
 async function groupView(name, one, run, all) {
   const seats = one.seats.length > 1, query = Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? ""));
   const ordered = seats ? all : [...all].sort((a, b) => (b.score ?? -Infinity) - (a.score ?? -Infinity)), start = Math.max(Number(query.from) || 0, 0);
-  const members = await Promise.all(ordered.slice(start, start + BESIDE).map((each) => source.rollout(name, each.id).catch((error) => ({ ...each, problem: error }))));
+  const members = await Promise.all(ordered.slice(start, start + BESIDE)
+    .map((each) => source.rollout(name, each.id).catch((error) => ({ ...each, problem: error }))));
   const turns = (each) => (each.messages ?? []).filter((message) => message.turn);
   const said = (message) => (message ? [message.text, ...message.calls.map((call) => `${call.name}(${given(call.arguments)})${call.error ? " ✕ failed" : ""}`)].filter(Boolean).join("\n") || "(nothing)" : null);
   const most = Math.max(0, ...members.map((each) => turns(each).length));
   const rows = [...Array(Math.min(most, 60)).keys()].map((at) => members.map((each) => said(turns(each)[at])));
   const parts = rows.findIndex((cells) => new Set(cells).size > 1), longest = Math.max(1e-9, ...members.map((each) => each.seconds ?? 0));
   const scores = all.map((each) => each.score).filter((value) => value !== null), equal = scores.length > 1 && new Set(scores).size === 1;
-  const lines = rows.map((cells, at) => el("tr", { "data-same": new Set(cells).size === 1 ? "" : null }, el("th", { scope: "row" }, `turn ${at + 1}`), cells.map((text, place) => (text === null ? el("td", { class: "absent" }, unseen("no such turn"))
+  const lines = rows.map((cells, at) => el("tr", { "data-same": new Set(cells).size === 1 ? "" : null },
+    el("th", { scope: "row" }, `turn ${at + 1}`), cells.map((text, place) => (text === null ? el("td", { class: "absent" }, unseen("no such turn"))
     : place > 0 && text === cells[0] ? el("td", { class: "same" }, "= the same") : el("td", { class: place > 0 && !seats ? "differs" : null }, pre(text))))));
   const same = lines.filter((line) => line.hasAttribute("data-same"));
   const further = (from, text) => (from >= 0 && from < all.length ? link(text, [name, one.id, "group"], { ...query, from }) : null);
   const first = seats ? "The agents of one episode." : `Best first. ${parts < 0 ? "All turns are the same" : `The first difference is in turn ${parts + 1}`}${equal ? "; all scores are equal, so a trainer learns nothing from them" : ""}.`;
-  return [el("p", { class: "row" }, el("b", {}, first), seats ? null : span("quiet", "Orange edge: differs from the first. Hatched: no such turn."), same.length ? el("label", { class: "small" }, el("input", { type: "checkbox", onchange: (event) => same.forEach((line) => { line.hidden = event.target.checked; }) }), " only turns that differ") : null),
-    one.row ? fold([el("b", {}, "Row "), span("quiet", one.label || one.row_key)], () => el("dl", { class: "fields" }, Object.entries(one.row).map(([key, value]) => [el("dt", {}, key), el("dd", {}, pre(typeof value === "string" ? value : JSON.stringify(value, null, 1)))]))) : null,
+  return [el("p", { class: "row" }, el("b", {}, first), seats ? null : span("quiet", "Orange edge: differs from the first. Hatched: no such turn."),
+    same.length ? el("label", { class: "small" }, el("input",
+    { type: "checkbox", onchange: (event) => same.forEach((line) => { line.hidden = event.target.checked; }) }), " only turns that differ") : null),
+    one.row ? fold([el("b", {}, "Row "), span("quiet", one.label || one.row_key)],
+      () => el("dl", { class: "fields" }, Object.entries(one.row).map(([key, value]) => [el("dt", {}, key),
+      el("dd", {}, pre(typeof value === "string" ? value : JSON.stringify(value, null, 1)))]))) : null,
     el("p", { class: "row" }, start ? further(Math.max(start - BESIDE, 0), "← better ones") : null, further(start + BESIDE, "further members →")),
-    scrolled("Members side by side", el("table", { class: "members" }, el("thead", {}, el("tr", {}, el("td", {}), members.map((each) => el("th", { scope: "col", class: each.id === one.id ? "here" : null }, el("div", { class: "row" }, scoreTile(each, run), link(`${each.seat || `${each.epoch}-${each.index}`}`, [name, each.id], null, { "data-entry": failed(each) ? "failed" : "", "aria-label": each.id })),
-      el("p", { class: "quiet small" }, each.stop_reason === "finished" ? "finished" : span("bad", "■ ", each.stop_reason), ` · ${many(each.turns, "turn")} · ${duration(each.seconds)}`), each.problem ? problem(each.problem) : null)))),
-    el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "rewards"), members.map((each) => el("td", {}, Array.isArray(each.rewards) ? each.rewards.map((reward) => el("div", { class: "row" }, span("small", reward.name), span("space"), rewardCell(reward.value, run.rewards.find((known) => known.name === reward.name) ?? reward, run))) : null))),
-      el("tr", {}, el("th", { scope: "row" }, "time"), members.map((each) => el("td", {}, each.timings ? sized(el("div", {}, stack(PHASES.map((phase) => each.timings[phase] ?? 0))), "width", (each.seconds ?? 0) / longest) : null))), lines)))];
+    scrolled("Members side by side", el("table", { class: "members" },
+      el("thead", {}, el("tr", {}, el("td", {}), members.map((each) => el("th", { scope: "col", class: each.id === one.id ? "here" : null },
+      el("div", { class: "row" }, scoreTile(each, run), link(`${each.seat || `${each.epoch}-${each.index}`}`, [name, each.id], null,
+      { "data-entry": failed(each) ? "failed" : "", "aria-label": each.id })),
+      el("p", { class: "quiet small" }, each.stop_reason === "finished" ? "finished" : span("bad", "■ ", each.stop_reason),
+        ` · ${many(each.turns, "turn")} · ${duration(each.seconds)}`), each.problem ? problem(each.problem) : null)))),
+    el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "rewards"),
+      members.map((each) => el("td", {}, Array.isArray(each.rewards) ? each.rewards.map((reward) => el("div", { class: "row" },
+      span("small", reward.name), span("space"), rewardCell(reward.value, run.rewards.find((known) => known.name === reward.name) ?? reward, run))) : null))),
+      el("tr", {}, el("th", { scope: "row" }, "time"), members.map((each) => el("td", {},
+        each.timings ? sized(el("div", {}, stack(PHASES.map((phase) => each.timings[phase] ?? 0))), "width",
+        (each.seconds ?? 0) / longest) : null))), lines)))];
 }
 
 // ------------------------------------------------------------------------------------------------------ Two runs
@@ -1475,63 +1681,92 @@ async function comparePage(turn, a, b, query) {
     both = await source.compare(a, b);
   } catch (error) {
     place({ crumbs: [], title: "These two runs cannot be compared" });
-    return [problem(error), el("p", {}, "A: ", link(a, [a], null, { class: "mono" }), el("br"), "B: ", link(b, [b], null, { class: "mono" })), el("p", {}, link("choose other runs", []))];
+    return [problem(error), el("p", {}, "A: ", link(a, [a], null, { class: "mono" }), el("br"), "B: ", link(b, [b], null, { class: "mono" })),
+      el("p", {}, link("choose other runs", []))];
   }
   if (turn !== drawn) return [];
   const { found } = both, main_ = found.score, pair = [both.a, both.b].map((path, at) => ({ path, label: { name: both.names["ab"[at]] } }));
   nameAll(pair);
   const name = (side) => named(pair["ab".indexOf(side)]);
-  const side = main_.low !== null && main_.low > 0 ? "good" : main_.high !== null && main_.high < 0 ? "bad" : "quiet", sign = { good: "▲", bad: "▼", quiet: "≈" }[side];
-  place({ crumbs: [], title: "Compare", facts: [link(`A ○ ${name("a")}`, [a], null, { class: "chip", title: both.a }), link(`B ● ${name("b")}`, [b], null, { class: "chip bold", title: both.b }), link("Swap", ["compare", b, a], query, { class: "chip" })] });
-  const kinds = { broken: "▼ broken", same: "= same", fixed: "▲ fixed" }, counts = Object.fromEntries(Object.keys(kinds).map((kind) => [kind, both.rows.filter((row) => row.change === kind).length]));
+  const side = main_.low !== null && main_.low > 0 ? "good" : main_.high !== null && main_.high < 0 ? "bad" : "quiet",
+    sign = { good: "▲", bad: "▼", quiet: "≈" }[side];
+  place({ crumbs: [], title: "Compare", facts: [link(`A ○ ${name("a")}`, [a], null, { class: "chip", title: both.a }),
+    link(`B ● ${name("b")}`, [b], null, { class: "chip bold", title: both.b }), link("Swap", ["compare", b, a], query, { class: "chip" })] });
+  const kinds = { broken: "▼ broken", same: "= same", fixed: "▲ fixed" },
+    counts = Object.fromEntries(Object.keys(kinds).map((kind) => [kind, both.rows.filter((row) => row.change === kind).length]));
   counts.same = both.graded - both.fixed - both.broken;
   [counts.fixed, counts.broken] = [both.fixed, both.broken];
   const goTo = (change_) => () => { location.hash = address(["compare", a, b], { change: query.change === change_ ? null : change_ }); };
   keysHere = { f: goTo("fixed"), b: goTo("broken"), s: goTo("same") };
   const rewards = found.measures.filter((one) => one.name.startsWith("reward/")).map((one) => ({ ...one, name: one.name.slice(7) }));
-  const asRow = (one) => (one.difference === 0 && one.a === one.b && rewardIsEqual(one) ? { name: one.name, value: 0, note: `${number(one.a)} in both` } : { name: one.name, value: one.difference, low: one.low, high: one.high });
+  const asRow = (one) => (one.difference === 0 && one.a === one.b && rewardIsEqual(one) ? { name: one.name, value: 0,
+    note: `${number(one.a)} in both` } : { name: one.name, value: one.difference, low: one.low, high: one.high });
   const costs = found.measures.filter((one) => !one.name.startsWith("reward/") && (one.a || one.b) && one.a).map((one) => ({ name: one.name.replaceAll("_", " "), value: one.difference / one.a, low: one.low === null ? null : one.low / one.a, high: one.high === null ? null : one.high / one.a, note: one.difference === 0 && one.a === one.b ? `${number(one.a)} in both` : null }));
   const other = [...both.warnings, both.found.left_out ? `${many(both.found.left_out, "row")} left out, graded in one of them at most` : null].filter(Boolean);
   const chosen = both.rows.filter((row) => !query.change || row.change === query.change);
   const body = el("tbody", {}, chosen.flatMap((row) => comparedRow(row, a, b)));
   return [el("div", { class: "flush" }, el("div", { class: "verdict" },
-    el("div", {}, el("p", { class: "quiet small" }, `B − A, mean score of ${many(main_.rows, "row")} graded in both`), el("p", { class: `big ${side}` }, `${sign} ${signed(main_.difference)}`)),
+    el("div", {}, el("p", { class: "quiet small" }, `B − A, mean score of ${many(main_.rows, "row")} graded in both`),
+      el("p", { class: `big ${side}` }, `${sign} ${signed(main_.difference)}`)),
     intervalPicture(main_),
-    el("div", {}, el("p", {}, el("b", {}, `${both.verdict[0].toUpperCase()}${both.verdict.slice(1)}`), main_.low === null ? "." : `: 95 % interval ${signed(main_.low)} to ${signed(main_.high)}.`, ` ${many(both.fixed, "row")} fixed, ${count(both.broken)} broken, ${count(counts.same)} the same; sign test p = ${number(found.p)}.`),
-      main_.detectable === null ? null : el("p", { class: "quiet small" }, `Four times in five, so many rows would show a true difference of ${number(main_.detectable)} or more.`),
+    el("div", {}, el("p", {}, el("b", {}, `${both.verdict[0].toUpperCase()}${both.verdict.slice(1)}`),
+      main_.low === null ? "." : `: 95 % interval ${signed(main_.low)} to ${signed(main_.high)}.`,
+      ` ${many(both.fixed, "row")} fixed, ${count(both.broken)} broken, ${count(counts.same)} the same; sign test p = ${number(found.p)}.`),
+      main_.detectable === null ? null : el("p", { class: "quiet small" },
+        `Four times in five, so many rows would show a true difference of ${number(main_.detectable)} or more.`),
       other.length ? el("p", { class: "quiet small" }, `Not the same in both: ${other.join("; ")}.`) : null,
       found.bounds ? el("p", { class: "quiet small" }, `Without a score: ${many(found.ungraded_a, "rollout")} in A, ${count(found.ungraded_b)} in B; graded, they could make the difference ${signed(found.bounds[0])} to ${signed(found.bounds[1])}.`) : null)),
-  both.refusals.length ? el("div", { class: "tools-bar" }, el("p", { class: "note bad" }, `Graded differently, so that the scores do not mean the same: ${both.refusals.join("; ")}`)) : null),
-  el("div", { class: "grid" }, card("c6", "Which reward explains it", "Difference of the means; the line is 0. Full dots are beyond chance.", forest([asRow(found.score), { ...asRow(found.passes), name: "solved" }, ...rewards.map(asRow)], (value) => signed(value))),
-    costs.length ? card("c6", "What it costs", "Difference in per cent of A; left of the line is less.", forest(costs, (value) => signed(100 * value, (part) => `${part.toFixed(0)} %`), true)) : null),
-  el("div", { class: "flush" }, el("div", { class: "tools-bar" }, el("b", {}, "Rows"), Object.entries(kinds).filter(([kind]) => counts[kind]).map(([kind, text]) => link(`${text} ${count(counts[kind])}`, ["compare", a, b], { change: query.change === kind ? null : kind }, { class: `chip${query.change === kind ? " on" : ""}`, "aria-current": query.change === kind ? "true" : null })),
-    span("space"), el("span", { class: "quiet small", role: "status" }, `○ A ● B · a row passes with ${number(found.success)} or more · ${count(chosen.length)} of ${count(both.graded)}, the most broken first`)),
-  scrolled("Rows of both runs", el("table", { class: "compared" }, el("thead", {}, el("tr", {}, [["Row"], ["A passes", "wide"], ["Mean score of the row, 0 to 1"], ["B passes", "wide"], ["B − A", "number"], ["Change", "wide"]].map(([text, kind]) => el("th", { scope: "col", class: kind ?? null }, text)))), body)))];
+  both.refusals.length ? el("div", { class: "tools-bar" }, el("p", { class: "note bad" },
+    `Graded differently, so that the scores do not mean the same: ${both.refusals.join("; ")}`)) : null),
+  el("div", { class: "grid" }, card("c6", "Which reward explains it", "Difference of the means; the line is 0. Full dots are beyond chance.",
+    forest([asRow(found.score), { ...asRow(found.passes), name: "solved" }, ...rewards.map(asRow)], (value) => signed(value))),
+    costs.length ? card("c6", "What it costs", "Difference in per cent of A; left of the line is less.",
+      forest(costs, (value) => signed(100 * value, (part) => `${part.toFixed(0)} %`), true)) : null),
+  el("div", { class: "flush" }, el("div", { class: "tools-bar" }, el("b", {}, "Rows"),
+    Object.entries(kinds).filter(([kind]) => counts[kind]).map(([kind, text]) => link(`${text} ${count(counts[kind])}`, ["compare", a, b],
+    { change: query.change === kind ? null : kind }, { class: `chip${query.change === kind ? " on" : ""}`,
+    "aria-current": query.change === kind ? "true" : null })),
+    span("space"), el("span", { class: "quiet small", role: "status" },
+      `○ A ● B · a row passes with ${number(found.success)} or more · ${count(chosen.length)} of ${count(both.graded)}, the most broken first`)),
+  scrolled("Rows of both runs", el("table", { class: "compared" },
+    el("thead", {}, el("tr", {}, [["Row"], ["A passes", "wide"], ["Mean score of the row, 0 to 1"], ["B passes", "wide"], ["B − A", "number"],
+    ["Change", "wide"]].map(([text, kind]) => el("th", { scope: "col", class: kind ?? null }, text)))), body)))];
 }
 
 function rewardIsEqual(one) { return one.low === null || (one.low === 0 && one.high === 0) || one.difference === 0; }
 
 function intervalPicture(one) {
-  const width = 420, reach = Math.max(0.1, Math.abs(one.difference), Math.abs(one.low ?? 0), Math.abs(one.high ?? 0)) * 1.15, x = (value) => width / 2 + value / reach * (width / 2 - 14);
+  const width = 420, reach = Math.max(0.1, Math.abs(one.difference), Math.abs(one.low ?? 0), Math.abs(one.high ?? 0)) * 1.15,
+    x = (value) => width / 2 + value / reach * (width / 2 - 14);
   const kind = one.low > 0 ? "better" : one.high < 0 ? "worse" : "even", ticks = [-1, -0.5, 0, 0.5, 1].map((part) => part * reach / 1.15);
   return picture(width, 46, `Difference ${signed(one.difference)}${one.low === null ? "" : `, 95 % interval ${signed(one.low)} to ${signed(one.high)}`}`, rule("line", 0, 18, width, 18), rule("axis", x(0), 2, x(0), 34),
     ticks.map((value) => written(x(value), 45, value ? signed(value, (part) => score(part, 2)) : "0", { class: "quiet", "text-anchor": "middle" })),
-    one.low === null ? null : [rule(`whisker ${kind}`, x(one.low), 18, x(one.high), 18), rule(`whisker ${kind}`, x(one.low), 9, x(one.low), 27), rule(`whisker ${kind}`, x(one.high), 9, x(one.high), 27)], svg("circle", { class: kind, cx: x(one.difference), cy: 18, r: 7 }));
+    one.low === null ? null : [rule(`whisker ${kind}`, x(one.low), 18, x(one.high), 18), rule(`whisker ${kind}`, x(one.low), 9, x(one.low), 27),
+      rule(`whisker ${kind}`, x(one.high), 9, x(one.high), 27)], svg("circle", { class: kind, cx: x(one.difference), cy: 18, r: 7 }));
 }
 
 function comparedRow(row, a, b) {
-  const width = narrow() ? 110 : 440, x = (value) => 8 + (width - 16) * Math.max(0, Math.min(1, value)), [before, after] = row.means, kind = { fixed: "better", broken: "worse", same: "same" }[row.change];
-  const passes = (passed) => (row.of <= 8 ? el("span", { class: "dots", role: "img", "aria-label": `${passed} of ${row.of}` }, "●".repeat(passed), "○".repeat(row.of - passed)) : `${passed} of ${row.of}`);
+  const width = narrow() ? 110 : 440, x = (value) => 8 + (width - 16) * Math.max(0, Math.min(1, value)), [before, after] = row.means,
+    kind = { fixed: "better", broken: "worse", same: "same" }[row.change];
+  const passes = (passed) => (row.of <= 8 ? el("span", { class: "dots", role: "img", "aria-label": `${passed} of ${row.of}` }, "●".repeat(passed),
+    "○".repeat(row.of - passed)) : `${passed} of ${row.of}`);
   const sides = el("tr", { hidden: true }, el("td", { colspan: 6 }));
   const button = el("button", { type: "button", "aria-expanded": "false", "data-entry": "", onclick: () => {
     sides.hidden = !sides.hidden;
     button.setAttribute("aria-expanded", !sides.hidden);
-    if (!sides.hidden && !sides.firstChild.hasChildNodes()) sides.firstChild.append(el("div", { class: "sides" }, [["A", a, 0], ["B", b, 1]].map(([which, run, place]) => el("div", { class: "card flat" }, heading(3, which), el("p", { class: "row" }, row.rollouts[place].map(([id, value]) => span("nowrap", tile(value), " ", link(id.slice(id.lastIndexOf(":") + 1), [run, id], null, { title: id }))))))));
+    if (!sides.hidden && !sides.firstChild.hasChildNodes()) sides.firstChild.append(el("div", { class: "sides" },
+      [["A", a, 0], ["B", b, 1]].map(([which, run, place]) => el("div", { class: "card flat" }, heading(3, which),
+      el("p", { class: "row" }, row.rollouts[place].map(([id, value]) => span("nowrap", tile(value), " ",
+      link(id.slice(id.lastIndexOf(":") + 1), [run, id], null, { title: id }))))))));
   } }, shortened(row.label, 60));
   return [el("tr", {}, el("th", { scope: "row" }, button), el("td", { class: "wide" }, passes(row.passed[0])),
-    el("td", {}, sized2(picture(width, 18, `A ${score(before, 2)}, B ${score(after, 2)}`, rule("line", 8, 9, width - 8, 9), rule(`whisker ${kind}`, x(before), 9, x(after), 9), svg("circle", { class: `open ${kind}`, cx: x(before), cy: 9, r: 5, "fill-opacity": 0 }), svg("circle", { class: kind, cx: x(after), cy: 9, r: 6 })), width)),
-    el("td", { class: "wide" }, passes(row.passed[1])), el("td", { class: "number" }, span("narrow", { fixed: "▲ ", broken: "▼ ", same: "= " }[row.change]), signed(after - before, (value) => score(value, 2))),
-    el("td", { class: `nowrap wide ${{ fixed: "good", broken: "bad", same: "quiet" }[row.change]}` }, { fixed: "▲ fixed", broken: "▼ broken", same: "= same" }[row.change])), sides];
+    el("td", {}, withWidth(picture(width, 18, `A ${score(before, 2)}, B ${score(after, 2)}`, rule("line", 8, 9, width - 8, 9),
+      rule(`whisker ${kind}`, x(before), 9, x(after), 9), svg("circle", { class: `open ${kind}`, cx: x(before), cy: 9, r: 5, "fill-opacity": 0 }),
+      svg("circle", { class: kind, cx: x(after), cy: 9, r: 6 })), width)),
+    el("td", { class: "wide" }, passes(row.passed[1])), el("td", { class: "number" },
+      span("narrow", { fixed: "▲ ", broken: "▼ ", same: "= " }[row.change]), signed(after - before, (value) => score(value, 2))),
+    el("td", { class: `nowrap wide ${{ fixed: "good", broken: "bad", same: "quiet" }[row.change]}` },
+      { fixed: "▲ fixed", broken: "▼ broken", same: "= same" }[row.change])), sides];
 }
 
 // ----------------------------------------------------------------------------------------------------------- Begin

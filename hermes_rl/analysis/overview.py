@@ -34,7 +34,6 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
     """Return the entry of a run in a list of runs, for the part that was read; its links call it `name`."""
     described = record.described
     counting = list(record.counting()) if counting is None else counting
-    first = [rollout.row_key for rollout in record.rollouts[:1]]
     shown: dict[str, Any] = Screen(LONGEST, ROOM).value(
         {
             "run": name,
@@ -46,7 +45,6 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             "running": running(record.path),
             "read": record.share_read,
             "torn": record.torn,
-            "question": next((row["question"] for row in record.previews(first, PREVIEW).values()), ""),
             **_times(record.path, described),
             **headline(counting, record.rollouts, record.usage, success_in(record)),
         }

@@ -434,22 +434,19 @@ class RunRecord:
         return self.previews([row_key], length)[row_key]["label"]
 
     def previews(self, row_keys: Iterable[str], length: int) -> dict[str, dict[str, str]]:
-        """Return the `label`, the `question` (its prompt) and the `expected` answer, cut to `length`, by row; empty if
-        unknown.
-        """
+        """Return the `label` and the `question` (its prompt), cut to `length`, by row; empty if unknown."""
         recorded: dict[str, RolloutSummary | None] = dict.fromkeys(row_keys)
         digests = {rollout.row_key: rollout.row_digest for rollout in self.rollouts}
         for rollout in self.rollouts:
             first_seat = rollout.index == 0 and rollout.group == rollout.episode
             if first_seat and recorded.get(rollout.row_key, rollout) is None:
                 recorded[rollout.row_key] = rollout
-        previews = {key: {"label": "", "question": "", "expected": ""} for key in recorded}
+        previews = {key: {"label": "", "question": ""} for key in recorded}
         for key, first in recorded.items():
             texts = previews[key]
             line = self.readable(first.id) if first is not None else None
             if line is not None:
                 texts["question"] = prompt_of(_prompt(line))
-                texts["expected"] = expected_of(line["row"]) if isinstance(line.get("row"), dict) else ""
             # Without `dataset.key` a key is the start of the content's hash, with a number for repeated content.
             texts["label"] = texts["question"] if key.startswith(digests.get(key, "")[:16]) else key
             previews[key] = {name: beginning(text, length) for name, text in texts.items()}
@@ -516,12 +513,6 @@ def text_of(content: Any) -> str:
             for part in content
         )
     return json.dumps(content, ensure_ascii=False, indent=1, default=str)
-
-
-def expected_of(row: Mapping[str, Any]) -> str:
-    """Return the expected answer of a row as a text; empty if no column is known to hold it."""
-    value = next((value for name, value in row.items() if name.lower() in EXPECTED and value is not None), "")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def beginning(text: str, length: int) -> str:

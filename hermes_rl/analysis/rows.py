@@ -15,7 +15,7 @@ from hermes_rl.analysis.rollout_view import PREVIEW, Screen
 from hermes_rl.errors import UserError
 from hermes_rl.runs.statistics import mean
 
-PAGE = 100
+PAGE = 60
 """Rows of a page."""
 SQUARES = 64
 """Rollouts of a row that are shown, the latest ones."""

@@ -141,7 +141,7 @@ def test_row_is_named_by_its_key_or_its_prompt_and_by_no_column(tmp_path: Path, 
     record = RunRecord(write_run(tmp_path / "run", [line]))
     record.refresh()
     assert record.label(key) == label
-    assert record.previews([key], 50)[key] == {"label": label, "question": "What is that?", "expected": "42"}
+    assert record.previews([key], 50)[key] == {"label": label, "question": "What is that?"}
 
 
 def test_prompt_that_names_a_row_is_the_question_after_examples(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ async def connected(
     if ray.is_initialized():
         raise UserError(
             "--ray: this process is connected to a Ray cluster already; let it disconnect first. Environments that "
-            "play at the same time share a connection: hermes_rl.connect_ray"
+            "run at the same time share a connection: hermes_rl.connect_ray"
         )
     for key in (opening.spec.policy_api_key for opening in openings):
         if key is not None and any(key.get_secret_value() in word for word in sys.orig_argv):
@@ -209,7 +209,7 @@ def _token_required(ray: ModuleType, address: str) -> Iterator[None]:
     raylet = ray._raylet
     if not hasattr(raylet, "AuthenticationTokenLoader"):
         raise UserError(
-            f"--ray needs Ray {LEAST} or later, and {ray.__version__} is installed: it asks nobody for a token, so any "
+            f"--ray needs Ray {LEAST} or later, and {ray.__version__} is installed: it requires no token, so any "
             f"machine that reaches its ports could run code in this run. pip install -U 'ray>={LEAST}'"
         )
     before = {name: os.environ.get(name) for name in (MODE, TOKEN)}
@@ -269,7 +269,7 @@ def _closed_head(ray: ModuleType, address: str) -> str:
         raise _cannot_connect(ray, address, "its head does not answer") from error
     if asked.returncode == OPEN:
         raise UserError(
-            f"--ray {address}: the cluster asks nobody for a token, so any machine that reaches it could run code in "
+            f"--ray {address}: the cluster requires no token, so any machine that reaches it could run code in "
             f"this run. Start the head and all nodes with {MODE}=token and one {TOKEN}: docs/scale.md has recipes"
         )
     if asked.returncode == REFUSED:

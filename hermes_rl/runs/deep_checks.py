@@ -116,7 +116,7 @@ def judge(
     asking = _asking(probe)
     doubt = _doubt(probe, groups[0].row, asking)
     elsewhere = (
-        f"but `--deep` plays in the default sandbox instead of {replaced}, in which it may score well"
+        f"but `--deep` uses the default sandbox instead of {replaced}, in which it may score well"
         if replaced is not None
         else None
     )
@@ -157,20 +157,20 @@ def _doubt(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | None:
     """Return why a script that replaces a model may have caused a low score, or None if the rewards alone decide."""
     for name, role in asking.items():
         return (
-            f"but `{role}`, which reward {name} asks, is played by a script here, and a script does not judge as a "
-            "model does: look at a few rows with the real one (`hermes-rl play`)"
+            f"but `{role}`, which reward {name} calls, is replaced by a script here, which does not judge like a "
+            "model: check a few rows with the real one (`hermes-rl play`)"
         )
     for seat in probe.seats:
         if seat.role != ONLY_SEAT.role:
             return (
-                f"but seat `{seat.name}` is played by a script here, and a script does not answer as a model does: "
-                "look at a few rows with the real one (`hermes-rl play`)"
+                f"but seat `{seat.name}` is replaced by a script here, which does not answer like a model: "
+                "check a few rows with the real one (`hermes-rl play`)"
             )
     user = probe.spec.user
     if user is not None and user.simulated and len(user_script(probe.spec, row, 0).turns) <= len(user.stop[:1]):
         return (
-            "but the simulated user is played by a script here, and the solution does not say what it says: give its "
-            "words as `user:` among the solution's turns"
+            "but the simulated user is replaced by a script here, and the solution has no messages for it: add "
+            "`user:` to the solution's turns"
         )
     return None
 
@@ -186,7 +186,7 @@ def failures(
                 first.setdefault(rollout.error, f"{kind} (row {findings.name(rollout.key.row)}): {rollout.error}")
     for error, message in first.items():
         role = next((role for name, role in asking.items() if f"reward {name!r}" in error), None)
-        scripted = None if role is None else f"but `{role}` is played by a script here"
+        scripted = None if role is None else f"but `{role}` is replaced by a script here"
         findings.add("reward_fails", message, doubt=scripted or elsewhere)
 
 
@@ -294,7 +294,7 @@ def _leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollo
         return
     if doubt is None and offered:
         doubt = "which is right where the answer is one of several, or a part of a longer text"
-    text = "the prompt holds the answer: saying what the solution says last is enough, and it stands there"
+    text = "the prompt contains the answer: the last message of the solution is enough, and the prompt contains it"
     findings.add("leaked_answer", text, doubt=doubt)
 
 
@@ -356,7 +356,7 @@ def _same_prompts(findings: DeepFindings, probe: Probe, groups: Sequence[Group])
         findings.add("same_prompt", same, doubt="and so is the solution")
     else:
         # Without tools a model cannot know which row it is asked about.
-        findings.add("same_prompt", f"{same}: does the template leave out the question?")
+        findings.add("same_prompt", f"{same}: does the template lack the question?")
 
 
 def _slow(findings: DeepFindings, rollouts: Iterable[Rollout]) -> None:
@@ -406,7 +406,7 @@ def _passes(
     """Report the blind answer that passes on most rows, if these are half of them, and the score of an empty answer."""
     success = probe.spec.evaluate.success_threshold
     shipped = probe.spec.folder.is_relative_to(shipped_dir("specs"))
-    doubt = "but the other seats are played by scripts here" if probe.seats else None
+    doubt = "but the other seats are replaced by scripts here" if probe.seats else None
     for name, found in sorted(summary.items(), key=lambda each: -each[1]["passing"]):
         by_chance = len(passing[name]) == 1  # a row whose right answer this is, as half of two rows may be
         if not by_chance and (found["passing"] >= PASSING_SHARE or (shipped and found["mean"] >= PASSING_SHARE)):

@@ -74,9 +74,9 @@ class RunDirectory:
         if content and content.get("fingerprint") != current and directory.has_rollouts:
             changed = ", ".join(changed_parts(content, spec, mode))
             raise UserError(
-                f"{path} holds a run of something else ({content.get('name')}, {content.get('fingerprint')}; this one "
-                f"is {spec.name}, {current}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
-                "Choose another --out, or --fresh to start beside it"
+                f"{path} contains a run of another spec ({content.get('name')}, {content.get('fingerprint')}; this one "
+                f"is {spec.name}, {current}{f'; changed: {changed}' if changed else ''}): nothing was changed. "
+                "Choose another --out, or use --fresh to start a new run next to it"
             )
         return directory
 
@@ -85,9 +85,8 @@ class RunDirectory:
         form = self.described().get("format")
         if form != FORMAT and self.has_rollouts and (self.path / "run.json").exists():
             raise UserError(
-                f"{self.path} holds a run in the form of an earlier version of hermes-rl (format {form or 1} in "
-                f"run.json; this version writes format {FORMAT}), which cannot be gone on with: use --fresh to start "
-                "beside it"
+                f"{self.path} contains a run of an earlier version of hermes-rl (format {form or 1} in run.json; this "
+                f"version writes format {FORMAT}), which cannot be resumed: use --fresh to start a new run next to it"
             )
 
     def sibling(self) -> RunDirectory | None:

@@ -107,7 +107,7 @@ class Evaluation:
     def problem(self) -> str | None:
         """Reason why the evaluation counts as failed, or None if it does not."""
         if self.unasked.total() == self.rollouts:
-            return "no agent program has asked the model, so the scores say nothing of it"
+            return "no agent program has called the model, so the scores do not measure it"
         if self.ungraded > TOLERATED * self.rollouts:
             failed = f"{self.ungraded} of {self.rollouts} rollouts could not be graded, more than {TOLERATED * 100:g} %"
             return f"{failed}; see `error` in rollouts.jsonl"
@@ -171,11 +171,11 @@ async def run_evaluate(spec: Spec, launch: RunOptions) -> tuple[Evaluation, RunD
 def sampling_line(spec: Spec) -> str:
     """Return the temperature of an evaluation and its reason: one rollout per row and several are not comparable."""
     if "temperature" in spec.evaluate.agent.model_fields_set:
-        why = "evaluate.agent.temperature says so"
+        why = "set by evaluate.agent.temperature"
     elif spec.evaluate.rollouts == 1:
         why = "there is one rollout per row; evaluate.agent.temperature sets another"
     else:
-        why = f"there are {spec.evaluate.rollouts} rollouts per row, which sample as agent.temperature says"
+        why = f"there are {spec.evaluate.rollouts} rollouts per row, which use agent.temperature"
     return f"evaluation at temperature {spec.agent_for('evaluate').temperature:g}: {why}"
 
 
@@ -226,8 +226,8 @@ class _Evaluating:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
         if self.stopped is not None and not any(map(store.played, self.groups)):
             raise RunError(
-                f"it ended before all rollouts of a row had ended: {self.stopped}. What has ended is kept, and the "
-                "same command with a larger budget goes on"
+                f"it ended before all rollouts of a row had ended: {self.stopped}. Complete results are saved, and the "
+                "same command with a larger budget resumes the run"
             )
         evaluation = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
         # The clock of the machine may be set meanwhile; durations come from the monotonic clock.

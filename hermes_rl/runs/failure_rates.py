@@ -114,7 +114,7 @@ class FailureRates:
         why = "what its agent does may keep them from being graded"
         if own.causes[WORKER_DIED] > own.causes.total() / 2:
             why = (
-                "the workers that played them died, each with all that it had; something on this machine may end them, "
+                "the workers that ran them died, with all of their rollouts; something on this machine may end them, "
                 "such as a lack of memory"
             )
         return (
@@ -149,9 +149,9 @@ class FailureRates:
         """Description of the rate and its causes; empty if nothing failed."""
         if not self.all.causes:
             return ""
-        words = f"{self.all.failure_rate:.1%} of the rollouts played were lost ({self.all.listed})"
+        words = f"{self.all.failure_rate:.1%} of the rollouts failed ({self.all.listed})"
         if self.retries_exhausted.total():
-            words += f", {self.retries_exhausted.total()} of {self.members} members of groups were given up"
+            words += f", {self.retries_exhausted.total()} of {self.members} members of groups had no retries left"
         if self.kept_as_worst:
             words += f" and {self.kept_as_worst} of them count as the worst of their group"
         return f"{words}, see `failure_rates` in run.json"

@@ -44,7 +44,7 @@ FILES: Mapping[str, str] = {
 """The file of each format; for `atif` a directory."""
 PAIRS_AS_TEXT = "dpo-text.jsonl"
 CONTRASTING = ("dpo", "kto")
-"""Formats that need the rollouts with low scores, which `min_score` and `keep_best` would leave out."""
+"""Formats that need the rollouts with low scores, which `min_score` and `keep_best` would exclude."""
 _KEPT = ("role", "tool_call_id", "name", "reasoning_content")
 
 
@@ -73,11 +73,11 @@ class RolloutChoice:
 
 @dataclass(frozen=True)
 class RecordedRollouts:
-    """The rollouts of a run, read anew by each call.
+    """The rollouts of a run; each call reads them again.
 
     Attributes:
         groups: returns the groups to write, one for each trained seat.
-        lines: returns the records of every group and seat, also of those that are not trained on.
+        lines: returns the records of every group and seat, including seats that are not trained on.
         rewards: names of the rewards.
         tokenizer: the policy's tokenizer, if it is known.
     """
@@ -107,7 +107,7 @@ def _write_sft(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) ->
     if choice.min_score is choice.keep_best is None and len(scores) > 1:
         mixed = (
             f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and "
-            "`process.keep_best` (--min-score and --keep-best) leave out rollouts that a model should not learn from"
+            "`process.keep_best` (--min-score and --keep-best) exclude rollouts that a model should not learn from"
         )
     return [_write(path, "sft", recorded, lambda group: sft_rows(group, tokens=known, choice=choice)) + mixed]
 
@@ -117,7 +117,7 @@ def _write_openai(path: Path, recorded: RecordedRollouts, choice: RolloutChoice)
     note = _write(path, "openai", recorded, lambda group: openai_rows(group, choice, refused))
     if refused:
         reasons = ", ".join(f"{reason} ({number})" for reason, number in refused.most_common())
-        note += f"; {pluralize(refused.total(), 'rollout')} left out, which OpenAI would refuse: {reasons}"
+        note += f"; {pluralize(refused.total(), 'rollout')} excluded, which OpenAI would refuse: {reasons}"
     return [note]
 
 

@@ -69,8 +69,8 @@ class GroupIndex(Mapping[str, GroupEntry]):
             )
         except sqlite3.Error as error:
             raise RunError(
-                f"the temporary file of this run's index cannot be written: {error}. What is complete is kept; make "
-                "room or set TMPDIR, and the same command goes on from there"
+                f"the temporary file of this run's index cannot be written: {error}. Complete results are saved; free "
+                "disk space or set TMPDIR, and run the same command to resume"
             ) from error
 
     def __getitem__(self, group: str) -> GroupEntry:

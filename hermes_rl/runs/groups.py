@@ -229,8 +229,8 @@ class GroupsFile:
             size = _members(line)
             if size not in (None, group_size):
                 raise UserError(
-                    f"{self.journal.path} holds groups of {size}, and process.group_size is {group_size}: set it to "
-                    f"{size} to go on, or use --fresh to start beside it"
+                    f"{self.journal.path} contains groups of {size}, but process.group_size is {group_size}: set it to "
+                    f"{size} to resume, or use --fresh to start a new run next to it"
                 )
 
     def groups(self) -> list[str]:

@@ -128,7 +128,7 @@ class Journal:
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise UserError(f"{self.path}:{number}: this line is no JSON object; take it out, or use --fresh")
+            raise UserError(f"{self.path}:{number}: this line is not a JSON object; remove it, or use --fresh")
         missing = [key for key in keys if key not in record]
         if missing:
             raise UserError(
@@ -187,7 +187,7 @@ def cannot_write(path: Path) -> Iterator[None]:
 
 def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
-        f"{path} cannot be written: {error.strerror}. What is complete is kept; the same command goes on from there"
+        f"{path} cannot be written: {error.strerror}. Complete results are saved; the same command resumes the run"
     )
 
 

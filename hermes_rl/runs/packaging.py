@@ -46,9 +46,9 @@ def stage(
             size, count = size + file.stat().st_size, count + 1
             if size > MOST_BYTES or count > MOST_FILES:
                 note(
-                    f"{top} is too large to travel to the nodes of the cluster (at most {MOST_BYTES >> 20} MiB and "
-                    f"{MOST_FILES} files do): each node has to have it at the same path. Or give the spec and its code "
-                    "a folder of their own"
+                    f"{top} is too large to copy to the nodes of the cluster (the limit is {MOST_BYTES >> 20} MiB and "
+                    f"{MOST_FILES} files): provide it at the same path on each node, or move the spec and its code to "
+                    "a separate directory"
                 )
                 shutil.rmtree(into)
                 into.mkdir()

@@ -138,8 +138,8 @@ class Processing:
         if self.complete < self.target and summary.stopped is None:
             if rows := run.quarantine.record():
                 last = rows[-1]["detail"]
-                raise RunError(f"every row was set aside, as each failed again and again. The last: {last}")
-            raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
+                raise RunError(f"every row is quarantined, because each failed repeatedly. The last: {last}")
+            raise RunError("the dataset has no rows to run; see dataset.filter, .eval and .limit")
         summary.attempts = run.attempts
         summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.excluded)
         summary.quarantined, summary.lost = run.quarantine.record(), run.failure_rates.words
@@ -199,8 +199,8 @@ class Processing:
         excluded = summary.uniform + summary.unmade + ended
         if summary.written == 0 and excluded > max(10 * self.target, HOPELESS):
             raise RunError(
-                f"{excluded} groups were left out ({summary.uniform} uniform, {ended} by `on_stop`, {summary.unmade} "
-                "by code of the environment's own) and none was written: the task may be too easy or too hard for this "
+                f"{excluded} groups were excluded ({summary.uniform} uniform, {ended} by `on_stop`, {summary.unmade} "
+                "by the environment's code) and none was written: the task may be too easy or too hard for this "
                 "policy"
             )
 
@@ -213,6 +213,6 @@ class Processing:
             summary.unmade += 1
         if (summary.uniform + summary.unmade) % max(self.target, MANY) == 0:
             self.run.progress.note(
-                f"{summary.uniform} groups were left out as uniform, {summary.unmade} by code of the environment's own,"
-                f" and {self.complete} of {self.target} are written; where that goes on the run never ends"
+                f"excluded {summary.uniform} uniform groups, and {summary.unmade} by the environment's code; "
+                f"{self.complete} of {self.target} are written: if this continues, the run never ends"
             )

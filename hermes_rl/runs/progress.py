@@ -261,7 +261,7 @@ class Progress:
         self._text = f"{done}/{total or '?'} {what}"
         if (done or further) and not self.quiet:
             more = f", and {pluralize(further, 'rollout')} of unfinished ones" if further else ""
-            self.note(f"going on: {done} of {total or '?'} {what} are there already{more}")
+            self.note(f"resuming: {done} of {total or '?'} {what} exist already{more}")
 
     def step(self, done: int, group: Group) -> None:
         """Count a group that has ended."""

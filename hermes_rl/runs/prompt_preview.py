@@ -109,7 +109,7 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
         return begins[0]
     if begins:
         raise UserError(
-            f"--row: {len(begins)} rows begin with {wanted!r}: {', '.join(begin.key for begin in begins[:5])}"
+            f"--row: {len(begins)} rows start with {wanted!r}: {', '.join(begin.key for begin in begins[:5])}"
         )
     count = rows.length if rows.length is not None else "endless"
     other = "; --split eval looks among the rows for evaluation" if split == "train" else ""
@@ -153,7 +153,7 @@ async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_tex
         )
         try:
             await loop.run(compiled.prompt(row))
-            raise AssertionError("a rollout begins with a model call")
+            raise AssertionError("a rollout starts with a model call")
         except _AskedError as asked:
             request = asked.request
     rendered = Rendered(row, request, compiled.policy.configs[0], exact=policy.kind.exact)

@@ -21,7 +21,7 @@ WHOLE = ("id", "row_key", "group", "index", "state", "rewards", "score", "messag
 
 
 def current_record(line: Any) -> Any:
-    """Return a record, or a part of it, with the names of this version; `RECORD` has those of earlier versions."""
+    """Return a record, or a part of it, with the names of this version; `RECORD` maps the names of earlier versions."""
     if not isinstance(line, dict) or not line.keys() & RECORD.keys():
         return line
     line = {RECORD.get(name, name): value for name, value in line.items()}
@@ -66,7 +66,7 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
     None.
     """
     if not isinstance(line, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     for name in keys:
         if name not in line:
             return f"has no {name!r}"
@@ -76,14 +76,14 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
 def problem_of_description(described: object) -> str | None:
     """Return as a predicate what differs in the value of a `run.json` from a run's form; else None."""
     if not isinstance(described, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     return "is nested too deeply" if too_deep(described) else _wrong(described, _DESCRIPTION)
 
 
 def problem_of_spec(spec: object) -> str | None:
     """Return as a predicate how the spec of a run differs from the form that readers of runs expect; else None."""
     if not isinstance(spec, dict):
-        return "is no mapping"
+        return "is not a mapping"
     return _wrong(spec, _SPEC)
 
 

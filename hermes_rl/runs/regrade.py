@@ -52,8 +52,8 @@ async def regrade(
     changed = changed_parts(described, spec, mode)
     if changed:
         raise UserError(
-            f"{', '.join(changed)} would be other than when the rollouts were played; regrade changes only how they "
-            f"are scored. `hermes-rl run {described.get('spec')} {mode} --fresh` plays anew"
+            f"{', '.join(changed)} differ from the run's; regrade changes only the scoring. "
+            f"`hermes-rl run {described.get('spec')} {mode} --fresh` starts a new run"
         )
     with directory:
         async with compiled_to_grade(spec, environ) as compiled:
@@ -75,8 +75,8 @@ def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
     directory.require_format()
     described = directory.described()
     if (mode := described.get("mode")) not in ("process", "evaluate"):
-        what = "what serve sent is with its trainer" if mode == "serve" else "there is no run (run.json)"
-        raise UserError(f"{path} cannot be graded anew: {what}")
+        what = "the trainer has the groups that serve sent" if mode == "serve" else "there is no run (run.json)"
+        raise UserError(f"{path} cannot be regraded: {what}")
     return RunDirectory(path, str(described.get("fingerprint"))), described
 
 
@@ -100,7 +100,7 @@ async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
     """Remove the groups whose scores have changed, and write them and the groups that may be written since."""
     store, file = records.store, records.groups_file
     assert file is not None
-    encoder = Encoder(None, "the rollout was kept without tokens")
+    encoder = Encoder(None, "the rollout was recorded without tokens")
     drop, params = compiled.spec.process.drop_uniform, generation_params(compiled.spec, "process")
     written = file.reconcile(store, records.changed)
     for name in sorted(set(store.groups) - written):

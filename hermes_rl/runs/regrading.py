@@ -112,16 +112,16 @@ class Grading:
         paying = self.paying(line)
         weightings = [weighting for weighting in self.weightings if weighting.name in paying]
         if weightings and not line["rewards"]:
-            return None, "it was left out before it was graded"
+            return None, "it was excluded before it was graded"
         try:
             values = {weighting.name: RewardValue(line["rewards"][weighting.name]["value"]) for weighting in weightings}
             return combine(weightings, values, self.clamp, self.combine), None
         except RewardFailure as failure:
-            return None, f"cannot be scored anew: {failure}"
+            return None, f"cannot be scored again: {failure}"
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"rollout {line.get('id')} has no value of every reward ({error}), so it cannot be scored anew; "
-                "use --fresh to start beside it"
+                f"rollout {line.get('id')} lacks the value of a reward ({error}), so it cannot be scored again; "
+                "use --fresh to start a new run next to it"
             ) from error
 
 
@@ -178,8 +178,8 @@ async def bring_up_to_date(
     before = directory.described().get("grading")
     if not isinstance(before, Mapping):
         raise UserError(
-            f"{directory.path}: run.json does not say how the rollouts that are there were graded; use --fresh to "
-            "start beside them"
+            f"{directory.path}: run.json does not describe the grading of the recorded rollouts; use --fresh to "
+            "start a new run next to it"
         )
     rejudging = Rejudging(directory, compiled, grading, rows, note)
     changed_rewards = grading.changed(before)
@@ -197,7 +197,7 @@ async def bring_up_to_date(
         await acquire_in_thread(rewrite, lambda _: None)
         changed = rescoring.changed
         if rescoring.count:
-            note(f"the scoring has changed: {rescoring.count} rollouts that were there are scored anew")
+            note(f"scoring changed: rescoring {rescoring.count} recorded rollouts")
     (directory.path / PROGRESS).unlink(missing_ok=True)  # its values are in the rollouts now
     return changed
 
@@ -240,13 +240,13 @@ class Rescoring:
 def obstacle(reward: GradedReward) -> str | None:
     """Return why a reward cannot judge recorded rollouts, or None if it can."""
     if reward.function.uses_context and not reward.fresh:
-        return "it looks into the rollout's own sandbox (ctx), which is gone; `sandbox: fresh` looks at kept artifacts"
+        return "it reads the rollout's sandbox (ctx), which no longer exists; `sandbox: fresh` reads saved artifacts"
     if reward.steps is not None:
-        return "it is called behind each step, while the rollout is played"
+        return "it is called after each step, while the rollout runs"
     if "state" in reward.function.parameters:
         return "it reads the state object, which ended with its rollout"
     if reward.shares is not None or {"seats", "paid"} & reward.function.parameters.keys():
-        return "it looks at several seats of an episode at a time"
+        return "it reads several seats of an episode at a time"
     return None
 
 
@@ -256,9 +256,9 @@ def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
     obstacles = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
     if obstacles:
         lines = [
-            f"rewards.{name} has changed and cannot be judged from what the run kept: {why}" for name, why in obstacles
+            f"rewards.{name} has changed and cannot be computed from the run's record: {why}" for name, why in obstacles
         ]
-        raise UserError("\n".join([*lines, "give it back as it was, or use --fresh to start beside the run"]))
+        raise UserError("\n".join([*lines, "undo the change, or use --fresh to start a new run next to this one"]))
 
 
 @dataclass
@@ -303,7 +303,7 @@ class Rejudging:
         names = (
             f"reward {next(iter(changed))} has" if len(changed) == 1 else f"rewards {', '.join(sorted(changed))} have"
         )
-        self.note(f"{names} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
+        self.note(f"{names} changed: regrading {len(wanted)} recorded rollouts without new model calls")
         with closing(self.directory.journal(PROGRESS)) as journal:
             self._resume(journal, changed)
             await self._rollouts(store, wanted, rows, journal)
@@ -332,9 +332,7 @@ class Rejudging:
             if len(rows) == len(keys):
                 return rows
         missing = sorted(keys - set(rows))[0]
-        raise UserError(
-            f"row {missing} is no longer in the dataset, so its rollouts cannot be judged anew; use --fresh"
-        )
+        raise UserError(f"row {missing} is no longer in the dataset, so its rollouts cannot be regraded; use --fresh")
 
     def _resume(self, journal: Journal, changed: set[str]) -> None:
         """Load the values that an earlier call has judged by the same rewards."""
@@ -447,6 +445,6 @@ async def _all(works: Iterable[Any]) -> None:
         if not isinstance(error, Failure):
             raise error from None
         raise RunError(
-            f"a rollout could not be judged anew: {error.detail}. Nothing was changed, and what has been judged is "
-            "kept: the same command goes on"
+            f"a rollout could not be regraded: {error.detail}. The run is unchanged, and values computed so far are "
+            "saved: the same command continues"
         ) from error

@@ -57,8 +57,8 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
         if not same:
             theirs, ours = (each or "the small built-in one" for each in (name, own))
             message = (
-                f"the tokenizer of the teacher ({theirs}) is not that of the policy ({ours}), so it would read other "
-                "texts; where only names differ, write the policy's under `tokenizer` of the teacher"
+                f"the teacher's tokenizer ({theirs}) differs from the policy's ({ours}), so it would read other "
+                "texts; if only their names differ, set the teacher's `tokenizer` to the policy's"
             )
             problems.append(spec.problem(path, message))
     return problems

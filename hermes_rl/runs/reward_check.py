@@ -87,7 +87,7 @@ async def check_rewards(
     sample = await asyncio.to_thread(_rows, spec, split, rows)
     findings, report = DeepFindings(spec), DeepReport(rows=len(sample))
     if not sample:
-        findings.add("no_rows", "no rows are left to play: does dataset.filter drop them all?")
+        findings.add("no_rows", "no rows are left to run: does dataset.filter drop them all?")
         report.findings = findings.found
         return report
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:

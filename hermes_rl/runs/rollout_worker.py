@@ -1,9 +1,9 @@
-"""`Player`: the body of a worker, which runs rollouts for a run in another process and stores nothing.
+"""`RolloutWorker`: the body of a worker process, which runs rollouts for a run and stores nothing.
 
-Owns the compiled spec of its process (sandboxes, clients of servers, tokenizer, the spec's user code), and the handling
-of a request until its response. The run decides which rollouts run, in which order and how often, and what is written.
-The transport of requests and responses belongs to the owner of the player: a worker process (`worker`), or an actor of
-a Ray cluster (`cluster`).
+It owns the compiled spec of its process (sandboxes, clients of servers, tokenizer, the spec's user code), and handles
+each request until its response. The run decides which rollouts run, in which order and how often, and writes all
+files. The transport of requests and responses belongs to its owner: a worker process (`worker`), or an actor of a Ray
+cluster (`cluster`).
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class RowSource:
             return first
         if split == "eval":
             raise RunError("the dataset has no rows to evaluate on; see dataset.eval, .filter and .limit")
-        raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
+        raise RunError("the dataset has no rows to run; see dataset.filter, .eval and .limit")
 
     async def __aiter__(self) -> AsyncIterator[Row]:
         begun, self._begun = self._begun, None
@@ -178,12 +178,12 @@ class RunBudget:
 
     @property
     def problem(self) -> str | None:
-        """Why a limit cannot be kept: servers do not report what it bounds; None if all can be."""
+        """Reason why a limit cannot be enforced, because servers do not report its quantity; None if all can be."""
         if self.max_cost is not None and self.meter.unpriced:
             role = self.meter.unpriced[0]
             return (
-                f"budget.max_cost cannot be kept: the server of `{role}` does not say what a call costs (usage.cost); "
-                f"say it in servers.{role}.prices, or use budget.max_tokens"
+                f"budget.max_cost cannot be enforced: the server of `{role}` does not report costs (usage.cost); "
+                f"set servers.{role}.prices, or use budget.max_tokens"
             )
         if self.max_tokens is not None and self.meter.roles.get(POLICY, Usage()).uncounted:
             return (
@@ -205,12 +205,12 @@ class RunBudget:
         if self.max_failures is not None and self.failures.total() > self.max_failures:
             causes = ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
             raise RunError(
-                f"{self.failures.total()} groups could not be played ({causes}), more than "
+                f"{self.failures.total()} groups failed ({causes}), more than "
                 f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
             )
 
     def require_kept(self) -> None:
-        """Raise RunError if a limit cannot be kept."""
+        """Raise RunError if a limit cannot be enforced."""
         if (problem := self.problem) is not None:
             raise RunError(problem)
 
@@ -225,7 +225,7 @@ class RunBudget:
         return None
 
     def used_up(self) -> str | None:
-        """Return a description of what ends the run cleanly; None while there is budget."""
+        """Return a description of the exhausted limit that ends the run cleanly; None while there is budget."""
         if self.ended is not None:
             return self.ended
         if (spent := self.spent()) is not None:
@@ -640,7 +640,7 @@ class Run:
         if group.dropped is not None and self.plan.whole:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
         if self.quarantine.count(group):
-            self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
+            self.progress.note(f"quarantined row {group.row.key}: it failed repeatedly ({group.detail})")
         self.budget.count(group)
 
     async def _wait(self, *, for_ever: bool) -> None:

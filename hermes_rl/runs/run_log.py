@@ -92,4 +92,4 @@ class _File(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         self._failed = True
-        self._progress.say(f"{self.baseFilename} cannot be written any more; the run goes on without it")
+        self._progress.say(f"stopped writing {self.baseFilename}: writing failed; the run continues without it")

@@ -98,10 +98,10 @@ class Retried:
         """Description of the retries; empty if there were none."""
         calls = ", ".join(f"{role} {count}" for role, count in self.calls.items())
         why = f" ({self.last_failure:.120})" if self.last_failure else ""
-        parts = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
+        parts = [f"rollouts retried: {self.rollouts}"] if self.rollouts else []
         parts += [f"calls sent again: {calls}{why}"] if calls else []
         if self.died:
-            parts.append(f"workers that died: {self.died} (rollouts played again because of it: {self.replayed})")
+            parts.append(f"workers that died: {self.died} (rollouts retried because of it: {self.replayed})")
         return "; ".join(parts)
 
     def record(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def require_runnable(spec: Spec, launch: RunOptions, compiled: CompiledSpec | No
     if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
         raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
     if launch.mode == "evaluate" and spec.dataset.eval is None:
-        raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
+        raise UserError("dataset.eval is missing: select the rows for evaluation, such as {fraction: 0.1} or `only`")
     if launch.mode != "evaluate" and spec.agents and not spec.trained_seats:
         raise UserError(
             f"agents: no seat is trained (`train: false`), so {launch.mode} has nothing to give; evaluate can"
@@ -268,12 +268,12 @@ async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = Non
         ):
             if plan.keep_lost and isinstance(environment, GroupRunner):
                 raise UserError(
-                    "on_stop.retries_exhausted is worst, and this environment plays its groups by code of its own: "
-                    "leave it out, and let that code say what a lost member counts as"
+                    "on_stop.retries_exhausted is worst, but this environment runs its groups with its own code: "
+                    "remove the key, and let that code score a member without retries left"
                 )
             compiled.keep = partial(keep_artifacts, directory.artifacts)
             if not directory.has_rollouts and launch.out is None and (new := changed_sections(directory, spec, launch)):
-                launch.progress.note(f"{new}: all rollouts are played anew; what is there stays")
+                launch.progress.note(f"{new}: starting a new run; the earlier run remains")
             budget = budget_of(spec, launch.mode, meter_of(directory.described()))
             async with (
                 open_records(
@@ -448,8 +448,8 @@ def _require_plain(own: CustomHooks | None) -> None:
     """Raise UserError for workers of a class with user code: they run only the spec."""
     if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
         raise UserError(
-            "workers: this environment has code of its own beside the spec, which runs in one process alone; leave "
-            "`workers` out, or set it to 1"
+            "workers: this environment has its own Python code besides the spec, which runs in a single process; "
+            "remove `workers`, or set it to 1"
         )
 
 
@@ -457,15 +457,18 @@ _OF_A_TRAINER = "it is about a trainer, and only serve has one: leave it out"
 _WITHOUT_EFFECT: Mapping[str, tuple[tuple[Mode, ...], str]] = {
     "max_token_length": (
         ("process", "evaluate"),
-        "it is the longest sequence that a trainer is sent. Set agent.max_tokens to bound a turn, or "
+        "it limits the sequences sent to a trainer. Set agent.max_tokens to bound a turn, or "
         "agent.max_trajectory_tokens to bound a rollout",
     ),
-    "worker_timeout": (("serve", "process", "evaluate"), "no group is given up. Set agent.timeout to bound a rollout"),
-    "max_eval_workers": (("process",), "process plays no evaluation. Set --env.max_num_workers"),
+    "worker_timeout": (
+        ("serve", "process", "evaluate"),
+        "groups have no timeout. Set agent.timeout to limit a rollout",
+    ),
+    "max_eval_workers": (("process",), "process runs no evaluation. Set --env.max_num_workers"),
     "max_num_workers": (("evaluate",), "it bounds training. Set --env.max_eval_workers or evaluate.concurrency"),
     "max_num_workers_per_node": (("evaluate",), "it bounds training. Set evaluate.concurrency"),
     "data_path_to_save_groups": (("evaluate",), "an evaluation writes no groups. Set --env.data_dir_to_save_evals"),
-    "data_dir_to_save_evals": (("process",), "process plays no evaluation. Set --env.data_path_to_save_groups"),
+    "data_dir_to_save_evals": (("process",), "process runs no evaluation. Set --env.data_path_to_save_groups"),
     **dict.fromkeys(
         (
             "batch_size",

@@ -509,8 +509,8 @@ class RolloutStore:
         known = self._groups.get(group)
         if known is not None and known.digest and known.digest != row.digest[:DIGITS]:
             raise UserError(
-                f"row {row.key} has changed since its rollouts were played; nothing was touched: use --fresh to start "
-                "beside them, or give back the row that was"
+                f"row {row.key} has changed since its rollouts ran; nothing was changed: use --fresh to start a new "
+                "run next to this one, or restore the row"
             )
 
     def lines(self, groups: Iterable[str]) -> Iterator[list[Line]]:

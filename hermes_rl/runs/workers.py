@@ -332,7 +332,7 @@ class Workers:
                 current = {policy.number: policy.told() for policy in self._acting}
             except Exception:
                 # A trainer's function returns the version; the rollouts that start raise its error.
-                log.exception("the version of the weights, or the model's name, cannot be told")
+                log.exception("sending the version of the weights or the model's name failed")
                 await asyncio.sleep(SAME)
                 continue
             news = {number: told for number, told in current.items() if self._announced.get(number) != told.order}
@@ -480,8 +480,8 @@ class Workers:
         several = f"{deaths} workers died one after the other while they had"
         died = "a worker died while it had" if deaths == 1 else several
         raise WorkersDied(
-            f"{died} {what} ({handle.ended}). It, or another one that they had, may take the worker with it; what is "
-            "complete is kept"
+            f"{died} {what} ({handle.ended}). This rollout, or another one of theirs, may kill its worker; "
+            "complete results are saved"
         )
 
     def _keep_artifacts(self, line: Line, get: Callable[[], Mapping[str, TakenArtifact]]) -> None:
@@ -520,7 +520,7 @@ class Workers:
             now = time.monotonic()
             without = now if self._ready else without
             if now - without > ROOM:
-                self._give_up(RunError(f"no worker could play for {ROOM:.0f} s: {self._source.explain()}"))
+                self._give_up(RunError(f"no worker was available for {ROOM:.0f} s: {self._source.explain()}"))
                 return
 
     async def _keep(self, number: int) -> None:
@@ -551,8 +551,8 @@ class Workers:
             if handle.placed and handle.error is None:  # else it has not even started
                 self.died += 1
                 self.replayed += handle.lost
-                again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
-                self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
+                again = f", retrying its {handle.lost} rollouts" if handle.lost else ""
+                self._note(f"replacing {handle.name}, which died ({handle.ended}){again}")
             self._handles[number] = self._source.handle(number, self._heard)
             self._share()
 
@@ -581,13 +581,13 @@ class Workers:
         count = self._in_vain.total()
         if not elsewhere and not others:
             in_vain = RunError(
-                f"{count} workers ended one after the other before they had played anything (the last: "
-                f"{handle.ended}). What is complete is kept; without workers the same command goes on"
+                f"{count} workers ended one after the other before they had finished a rollout (the last: "
+                f"{handle.ended}). Complete results are saved; without workers the same command resumes the run"
             )
             self._give_up(handle.error or in_vain)
             return False
         reason = str(handle.error) if handle.error is not None else f"{DEATHS} workers died there ({handle.ended})"
-        text = f"{handle.location} is excluded, and the other workers go on: {reason}"
+        text = f"excluded {handle.location}, the other workers continue: {reason}"
         if reason not in self._excluded_for:
             self._note(text)
         else:

@@ -163,7 +163,7 @@ def find_spec(source: str | Path) -> Found:
     repository = fetched(address)
     if not repository.trusted:
         raise UserError(
-            f"{repository.address} has not been agreed to on this machine: its code would run with your rights. "
+            f"{repository.address} has not been confirmed on this machine: its code would run with your rights. "
             f"`hermes-rl validate {repository.address}` shows what it is and asks; `--trust` agrees without being asked"
         )
     file = spec_of(repository)

@@ -663,16 +663,16 @@ async def test_a_record_is_of_one_spec_and_where_groups_are_compared_of_one_size
     record = tmp_path / "run"
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
         await env.run_group(env.rows()[0], 2, Sampler().policy(), group="g")
-        with pytest.raises(UserError, match=r"holds groups of 2, whose members rewards\.longest compares"):
+        with pytest.raises(UserError, match=r"contains groups of 2, whose members rewards\.longest compares"):
             await env.run_group(env.rows()[0], 3, Sampler().policy())
         with pytest.raises(UserError, match="another run is using"):
             await open_env(spec_in(tmp_path, COMPARED), record=record).open()
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
-        with pytest.raises(UserError, match="holds groups of 2"):
+        with pytest.raises(UserError, match="contains groups of 2"):
             await env.run(env.rows()[0], Sampler().policy())
         again = await env.run_group(env.rows()[0], 2, Policy.sampling(never, None), group="g")
         assert len(again.scores) == 2
-    with pytest.raises(UserError, match="holds a run of something else"):
+    with pytest.raises(UserError, match="contains a run of another spec"):
         await open_env(spec_in(tmp_path, TEXT.replace("What is", "Say")), record=record).open()
 
 

@@ -78,14 +78,14 @@ def test_what_it_foretells_is_what_the_run_does(tmp_path: Path, capsys: pytest.C
     assert status(["run", "terminal-files", *more, "--quiet", "--set", "rewards.concise.args.best=1"]) == 0
     assert recorded(run) == 8 + 4
     said = capsys.readouterr().err
-    assert "concise has changed: 8 rollouts that were there are judged anew" in said
+    assert "concise has changed: regrading 8 recorded rollouts" in said
 
 
 def test_what_would_be_refused_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", "terminal-files", *SMALL, "--quiet"]) == 0
     capsys.readouterr()
     for change, said in (
-        ("rewards.file_matches.args.path=x", "rewards.file_matches has changed and cannot be judged"),
+        ("rewards.file_matches.args.path=x", "rewards.file_matches has changed and cannot be computed"),
         ("agent.max_turns=3", "changed: agent"),
     ):
         assert status(["run", "terminal-files", *SMALL, "--dry-run", "--set", change]) == 2

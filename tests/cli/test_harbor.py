@@ -314,7 +314,7 @@ async def test_evaluate_resumes_with_the_remaining_tasks(tmp_path: Path) -> None
     again = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
     assert again == both, "nothing is played anew"
     task(tmp_path / "tasks/b", test="echo 1 > /logs/verifier/reward.txt\n")
-    with pytest.raises(UserError, match=r"a run of something else .*changed: dataset"):
+    with pytest.raises(UserError, match=r"a run of another spec .*changed: dataset"):
         await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
 
 

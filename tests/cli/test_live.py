@@ -183,7 +183,7 @@ def test_the_panel_fits_the_terminal(columns: int) -> None:
     panel._folder = "outputs/" + "x" * 100
     panel._status = RunStatus(
         64, None, {"model": 50, "tools": 10, "rewards": 3}, 7, 1_234_567, 1.5,
-        {"sandbox_failure": 3}, "rollouts played again: 3", False,
+        {"sandbox_failure": 3}, "rollouts retried: 3", False,
     )  # fmt: skip
     panel.values = {f"reward-{n}": panel.values["score"].__class__([0.0, 0.5, 1.0]) for n in range(8)}
     with panel.console.capture() as captured:

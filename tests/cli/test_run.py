@@ -131,7 +131,7 @@ servers: {policy: {type: scripted}}
         in done.stderr
     )
     assert "ended with status 4: I ask nobody" in done.stderr
-    assert "no agent program has asked the model, so the scores say nothing of it" in done.stderr
+    assert "no agent program has called the model, so the scores do not measure it" in done.stderr
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_ctrl_c_saves_complete_groups_and_the_same_command_resumes(tmp_path: Pat
         (["run", "terminal-files", "process", "--env.group_sizes", "3"], "group_size"),
         (["run", "terminal-files", "process", "--slurm", "true"], "--slurm"),
         (["run", "terminal-files", "process", "--env-file", "missing.env"], "missing.env"),
-        (["regrade", "outputs"], "outputs cannot be graded anew: there is no run"),
+        (["regrade", "outputs"], "outputs cannot be regraded: there is no run"),
     ],
 )
 def test_invalid_input_exits_with_status_2_and_a_hint(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def test_another_run_in_a_folder_of_the_set_is_refused(folder: Path, capsys: Out
     (folder / "sums.yaml").write_text(SPEC.replace("= ?", "is what?"))
     assert status(["run", "small.yaml", "evaluate", "--quiet"]) == 2
     said = capsys.readouterr().err
-    assert "outputs/small/few/bad holds a run of something else" in said
+    assert "outputs/small/few/bad contains a run of another spec" in said
     assert "changed: prompt" in said
 
 

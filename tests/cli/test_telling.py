@@ -108,7 +108,7 @@ def play(folder: Path, model: Model, *words: str, rows: str = "null") -> subproc
 def test_run_reports_retried_rollouts_and_calls(tmp_path: Path, model: Model) -> None:
     done = play(tmp_path, model, "process", "--verbose")
     assert done.returncode == 0, done.stderr
-    told = "rollouts played again: 1; calls sent again: policy 1"
+    told = "rollouts retried: 1; calls sent again: policy 1"
     assert told in done.stdout and told in done.stderr
     retried = json.loads((tmp_path / "run" / "run.json").read_text())["retried"]
     assert retried == {"rollouts": 1, "calls": {"policy": 1}}
@@ -143,7 +143,7 @@ async def test_chat_server_without_a_tokenizer_is_warned_about_before_any_call(t
     [
         ((), 0.0, "one rollout per row"),
         (("evaluate.rollouts=2",), 1.0, "2 rollouts per row"),
-        (("evaluate.agent.temperature=0.3",), 0.3, "evaluate.agent.temperature says so"),
+        (("evaluate.agent.temperature=0.3",), 0.3, "set by evaluate.agent.temperature"),
     ],
 )
 def test_evaluate_reports_its_sampling_temperature(

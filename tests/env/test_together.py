@@ -158,7 +158,7 @@ async def test_failing_spec_stops_all_and_the_same_command_resumes(tmp_path: Pat
             (tmp_path / "short" / "broken").touch()
             output = await ended(process)
         assert process.returncode == 1, output
-        assert "error: short: 1 groups could not be played" in output and "the reward is broken" in output
+        assert "error: short: 1 groups failed" in output and "the reward is broken" in output
         assert "Traceback" not in output
         assert "the reward is broken" in (tmp_path / "run" / "short" / "run.log").read_text()
         of_the_other = tmp_path / "run" / "long" / "run.log"

@@ -596,7 +596,7 @@ async def test_run_resumes_with_every_seat_baseline(tmp_path: Path, baseline: st
     with RunDirectory(tmp_path / "run") as directory, closing(RolloutStore(directory, 3)) as store:
         assert {store.uniform(group) for group in store.groups} == {baseline == "seat"}, "as `Group.uniform` says"
     if baseline != "episode":  # whose comparisons are whole at any number of episodes
-        with pytest.raises(UserError, match=r"holds groups of 3, and process\.group_size is 2"):
+        with pytest.raises(UserError, match=r"contains groups of 3, but process\.group_size is 2"):
             await played_so_far(3, 2)
 
 
@@ -709,7 +709,7 @@ async def test_changed_weights_rescore_recorded_episodes_but_not_seat_rewards(
     assert await played_with({"win": {**win, "weight": 2}}) == {"white": 0.8, "black": -0.8}
     texts = {"fn": "code.py:texts", "range": [0, 9], "seats": ["black"]}
     assert await played_with({"win": win, "texts": texts}) == {"white": 0.4, "black": 1.6}
-    with pytest.raises(UserError, match=r"rewards\.win has changed and cannot be judged .*several seats"):
+    with pytest.raises(UserError, match=r"rewards\.win has changed and cannot be computed .*several seats"):
         await played_with({"win": {**win, "seats": {"white": 1, "black": -2}}, "texts": texts})
 
 

@@ -251,7 +251,7 @@ async def test_recorded_steps_are_rescored_but_not_judged_again(tmp_path: Path) 
     assert score() == pytest.approx(2 / 3)
     await again("rewards.whole.weight=1")
     assert score() == pytest.approx(2 / 3 + 0.2)
-    with pytest.raises(UserError, match=r"rewards would be other than when the rollouts were played"):
+    with pytest.raises(UserError, match=r"rewards differ from the run's"):
         await again("rewards.said.per_step=last")
 
 

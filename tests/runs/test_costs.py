@@ -110,7 +110,9 @@ def test_what_costs_is_shown_and_bounded(capsys: pytest.CaptureFixture[str]) -> 
     assert "cost in $" in capsys.readouterr().out
     bound = ["--set", "budget.max_cost=0.000001", "--set", "evaluate.concurrency=1"]
     assert status(["run", "priced.yaml", "evaluate", "--out", "b", *bound]) == 1
-    assert "a row had ended: budget.max_cost (1e-06 $) is used up. What has ended is kept" in capsys.readouterr().err
+    assert (
+        "a row had ended: budget.max_cost (1e-06 $) is used up. Complete results are saved" in capsys.readouterr().err
+    )
 
 
 def test_final_output_reports_the_cost(capsys: pytest.CaptureFixture[str]) -> None:

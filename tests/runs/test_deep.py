@@ -97,7 +97,7 @@ FAULTS = {
     "leaked answer": (
         "of {{ country }}?",
         "of {{ country }}? (It is {{ capital }}.)",
-        "the prompt holds the answer",
+        "the prompt contains the answer",
     ),
     "the question is left out": ("of {{ country }}?", "of the country?", "the prompt is the same for every row"),
     "a filter that empties the data": ("prompt:", "  filter: country == 'Atlantis'\nprompt:", "no rows are left"),
@@ -469,7 +469,7 @@ async def test_scripted_judge_verdict_is_a_warning_not_a_problem(tmp_path: Path,
     )
     report = await examined(tmp_path, text)
     assert report.problems == []
-    said = "`judge`, which reward right asks, is played by a script here, and a script does not judge as a model does"
+    said = "`judge`, which reward right calls, is replaced by a script here, which does not judge like a model"
     assert any(said in warning for warning in report.warnings), report.warnings
     broken = text.replace("rewards:\n", "rewards:\n  mine: {fn: code.py:broken, args: {target: a}}\n")
     assert any("mine" in problem for problem in (await examined(tmp_path, broken)).problems)
@@ -483,7 +483,7 @@ async def test_omitted_scripted_user_message_is_a_warning_not_a_problem(tmp_path
     )
     report = await examined(tmp_path, text)
     assert report.problems == []
-    assert any("the simulated user is played by a script" in one and "`user:`" in one for one in report.warnings)
+    assert any("the simulated user is replaced by a script" in one and "`user:`" in one for one in report.warnings)
     told = text.replace('[{say: "{{ capital }}"}]', '[{say: "{{ capital }}"}, {user: I am Bob.}]')
     assert any("every answer scores 0" in problem for problem in (await examined(tmp_path, told)).problems)
 

@@ -158,7 +158,7 @@ def test_different_run_is_refused_and_fresh_uses_a_new_directory(spec: Spec, tmp
         directory.describe(spec, {})
         directory.journal("rollouts.jsonl").append({"id": "a"})
     RunDirectory.choose(spec, "process", out)
-    with pytest.raises(UserError, match="holds a run of something else"):
+    with pytest.raises(UserError, match="contains a run of another spec"):
         RunDirectory.choose(other_spec(), "process", out)
     assert RunDirectory.choose(other_spec(), "process", out, fresh=True).path == tmp_path / "run-2"
 
@@ -206,7 +206,7 @@ def test_record_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
     journal = Journal(path)
-    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is no JSON object"):
+    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is not a JSON object"):
         list(journal.read())
     journal.close()
 
@@ -289,7 +289,7 @@ def test_what_no_run_has_written_is_said_and_not_read(tmp_path: Path, text: str)
         RunDirectory(tmp_path).described()
     (tmp_path / "lines.jsonl").write_text('{"b": 1}\n' + text + "\n")
     journal = Journal(tmp_path / "lines.jsonl")
-    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is no JSON object"):
+    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is not a JSON object"):
         list(journal.read())
     journal.close()
 

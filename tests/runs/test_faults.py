@@ -86,7 +86,7 @@ def test_full_disk_stops_the_run_and_the_same_command_resumes_it(folder: Path) -
         cp -r disk/run after
     """
     done = confined(folder, ["--size", "160000", "--tmpfs", str(folder / "disk")], script)
-    assert "cannot be written: No space left on device. What is complete is kept" in done.stderr, done.stderr
+    assert "cannot be written: No space left on device. Complete results are saved" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("status")] == ["status 1", "status 0"]
     kept = (folder / "before" / "rollouts.jsonl").read_text()

@@ -23,7 +23,7 @@ process: {groups: 3, group_size: 2}
 @pytest.mark.parametrize(
     ("mode", "more", "said"),
     [
-        ("process", "", "the dataset has no rows to play; see dataset.filter"),
+        ("process", "", "the dataset has no rows to run; see dataset.filter"),
         ("evaluate", ", eval: only", "the dataset has no rows to evaluate on; see dataset.eval"),
     ],
 )

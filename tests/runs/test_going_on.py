@@ -30,10 +30,10 @@ def folder(tmp_path: Path, played: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("process.group_size=2", "groups of 4, and process.group_size is 2"),
+        ("process.group_size=2", "groups of 4, but process.group_size is 2"),
         (
             "rewards.file_matches.args={path: other, content: x}",
-            "file_matches has changed and cannot be judged",
+            "file_matches has changed and cannot be computed",
         ),
         ("prompt.user=other", "changed: prompt"),
     ],
@@ -51,7 +51,7 @@ def test_changed_weights_rescore_recorded_rollouts(folder: Path) -> None:
     more = [*RUN[:-1], "process.groups=2", "--set", "rewards.concise.weight=-0.5", "--set", "on_stop.max_turns=mask"]
     done = hermes(*more, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "the scoring has changed: 4 rollouts that were there are scored anew" in done.stderr
+    assert "scoring changed: rescoring 4 recorded rollouts" in done.stderr
     rollouts = {line["id"]: line for line in lines(folder / "run" / "rollouts.jsonl")}
     weights = {"file_matches": 1.0, "concise": -0.5}
     for line in rollouts.values():
@@ -111,5 +111,5 @@ def test_dropped_stop_reasons_do_not_count_as_failures(tmp_path: Path) -> None:
     short = ["--set", "agent.max_turns=1", "--set", "on_stop.max_turns=drop", "--quiet", *small]
     done = hermes("run", "terminal-files", "process", "--out", "run", "--set", "process.groups=2", *short, cwd=tmp_path)
     assert done.returncode == 1
-    assert "groups were left out" in done.stderr
+    assert "groups were excluded" in done.stderr
     assert "max_failures" not in done.stderr

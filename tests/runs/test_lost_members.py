@@ -83,7 +83,9 @@ async def test_member_with_exhausted_retries_is_masked_and_scored_as_the_worst(t
     told = json.loads((tmp_path / "run/run.json").read_text())["failure_rates"]
     assert told["members"] == {"ended": 6, "retries_exhausted": 2, "kept_as_worst": 2}
     assert {row["retries_exhausted"] for row in told["rows"]} == {1}
-    assert "2 of 6 members of groups were given up and 2 of them count as the worst of their group" in summary.lost
+    assert (
+        "2 of 6 members of groups had no retries left and 2 of them count as the worst of their group" in summary.lost
+    )
     trained = [json.loads(line) for line in (tmp_path / "run/sft.jsonl").read_text().splitlines()]
     assert {row["score"] for row in trained} == {0.0, 2.0}
     record = RunRecord(tmp_path / "run")

@@ -79,10 +79,7 @@ async def test_one_hears_of_a_task_in_which_every_group_is_uniform(tmp_path: Pat
     plan = ProcessPlan(2, 3, drop_uniform=True, concurrency=2)
     summary = await play_process(World(), tmp_path, plan, budget=budget, said=said)
     assert summary.uniform == 25
-    assert (
-        "10 groups were left out as uniform, 0 by code of the environment's own, and 0 of 3 are written"
-        in said.getvalue()
-    )
+    assert "excluded 10 uniform groups, and 0 by the environment's code; 0 of 3 are written" in said.getvalue()
 
 
 async def test_a_dropped_group_is_replaced_by_the_next_row_and_counted_by_cause(tmp_path: Path) -> None:
@@ -150,7 +147,7 @@ async def test_a_deadline_ends_the_run_cleanly(tmp_path: Path) -> None:
 
 
 async def test_no_rows_are_a_failed_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no rows to play"):
+    with pytest.raises(RunError, match="no rows to run"):
         await play_process(World(), tmp_path, ProcessPlan(2, 1), count=0)
 
 
@@ -259,7 +256,7 @@ async def test_repeatedly_failing_row_is_quarantined_and_reported(tmp_path: Path
     assert summary.failed == {"sandbox_failure": 2}
     entry = {"row_key": "row0", "cause": "sandbox_failure", "detail": "no space left"}
     assert summary.quarantined == [entry]
-    assert "row row0 is set aside: it failed again and again (no space left)" in said.getvalue()
+    assert "quarantined row row0: it failed repeatedly (no space left)" in said.getvalue()
 
 
 async def test_a_row_that_failed_once_is_not(tmp_path: Path) -> None:
@@ -276,7 +273,7 @@ async def test_a_row_that_failed_once_is_not(tmp_path: Path) -> None:
 
 async def test_run_stops_with_the_reason_if_every_row_is_quarantined(tmp_path: Path) -> None:
     world = World(on_grade=broken("row0", "row1", "row2"))
-    with pytest.raises(RunError, match=r"every row was set aside.*no space left"):
+    with pytest.raises(RunError, match=r"every row is quarantined.*no space left"):
         await play_process(world, tmp_path, ProcessPlan(2, 12, concurrency=2))
 
 
@@ -290,7 +287,7 @@ async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(t
     summary = await play_process(world, tmp_path / "told", plan, budget=RunBudget(max_cost=1.4))
     assert (summary.stopped, summary.written) == ("budget.max_cost (1.4 $) is used up", 3)
     assert lines(tmp_path / "told" / "rollouts.jsonl")[0]["usage"]["cost"] == 0.25
-    with pytest.raises(RunError, match=r"max_cost cannot be kept.*max_tokens"):
+    with pytest.raises(RunError, match=r"max_cost cannot be enforced.*max_tokens"):
         await play_process(World(on_grade=by_index), tmp_path / "not", plan, budget=RunBudget(max_cost=1.4))
 
 

@@ -51,7 +51,7 @@ def test_changed_reward_code_regrades_recorded_rollouts_with_a_notice(tmp_path: 
     write(tmp_path, factor="10")
     done = hermes(*EVALUATE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "rewards long, place have changed: 8 rollouts that were there are judged anew, none is played" in done.stderr
+    assert "rewards long, place have changed: regrading 8 recorded rollouts without new model calls" in done.stderr
     after = rollouts(tmp_path)
     assert [line["messages"] for line in after] == [line["messages"] for line in before]
     assert [line["score"] for line in after] == [line["score"] * 10 for line in before]
@@ -131,7 +131,7 @@ def test_invalid_reward_option_is_refused_before_regrading(tmp_path: Path, chang
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def long(ctx, *, word):\n    return 1.0\n", "it looks into the rollout's own sandbox (ctx)"),
+        ("def long(ctx, *, word):\n    return 1.0\n", "it reads the rollout's sandbox (ctx)"),
         ("def long(state, *, word):\n    return 1.0\n", "it reads the state object"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_needs_more_than_the_messages_is_refused_by_name(tmp_path: Path, co
     for command in (EVALUATE, ["regrade", "run"]):
         done = hermes(*command, cwd=tmp_path)
         assert done.returncode == 2
-        assert f"rewards.long has changed and cannot be judged from what the run kept: {said}" in done.stderr
+        assert f"rewards.long has changed and cannot be computed from the run's record: {said}" in done.stderr
         assert "rewards.place" not in done.stderr
     assert (tmp_path / "run" / "rollouts.jsonl").read_text() == before
 
@@ -200,7 +200,7 @@ def test_artifacts_that_are_not_what_was_taken_are_refused(tmp_path: Path, how: 
         (tmp_path / "run" / "spec.yaml").write_text(
             (tmp_path / "run" / "spec.yaml").read_text().replace("path: work", "path: left")
         )
-        said = "artifacts would be other than when the rollouts were played"
+        said = "artifacts differ from the run's"
     done = hermes("regrade", "run", "--trust", cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
@@ -212,7 +212,7 @@ def test_regrade_refuses_changes_that_affect_the_rollouts(tmp_path: Path) -> Non
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
     done = hermes("regrade", "run", "--set", "prompt.user=other", cwd=tmp_path)
     assert done.returncode == 2
-    assert "prompt would be other than when the rollouts were played" in done.stderr
+    assert "prompt differ from the run's" in done.stderr
 
 
 def test_changed_prompt_starts_a_new_run_with_a_notice(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_changed_prompt_starts_a_new_run_with_a_notice(tmp_path: Path) -> None:
     done = hermes("run", "spec.yaml", "evaluate", "--quiet", "--set", "prompt.user=other", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "prompt changed since outputs/spec/evaluate-" in done.stderr
-    assert "all rollouts are played anew" in done.stderr
+    assert "starting a new run; the earlier run remains" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["evaluate", "regrade"])
@@ -236,4 +236,4 @@ def test_changed_judge_model_regrades_recorded_rollouts(tmp_path: Path, command:
     again = EVALUATE if command == "evaluate" else ["regrade", "run"]
     done = hermes(*again, "--set", "servers.judge.model=second", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "reward long has changed: 8 rollouts that were there are judged anew, none is played" in done.stderr
+    assert "reward long has changed: regrading 8 recorded rollouts without new model calls" in done.stderr

@@ -70,7 +70,7 @@ def test_other_weights_and_a_clamp_give_other_scores(files: Files) -> None:
     files.regrade(grading(10.0, clamp=(0.0, 15.0)))
     assert files.scores() == [None, 15.0, 5.5]
     assert files.changed == {"row-1:0"}
-    assert files.said == ["the scoring has changed: 2 rollouts that were there are scored anew"]
+    assert files.said == ["scoring changed: rescoring 2 recorded rollouts"]
 
 
 def test_the_same_scoring_changes_nothing(files: Files) -> None:
@@ -95,10 +95,10 @@ def test_stop_reason_rule_may_change_between_regrades(files: Files) -> None:
 
 def test_a_value_that_is_missing_is_named(tmp_path: Path) -> None:
     files = Files(tmp_path, rollout(0, 1.0, a=1.0))
-    with pytest.raises(UserError, match=r"rollout row-1:0-0r0 has no value of every reward \('b'\)"):
+    with pytest.raises(UserError, match=r"rollout row-1:0-0r0 lacks the value of a reward \('b'\)"):
         files.regrade(grading(2.0))
 
 
 def test_run_without_recorded_grading_is_not_resumed(files: Files) -> None:
-    with pytest.raises(UserError, match=r"run\.json does not say how"):
+    with pytest.raises(UserError, match=r"run\.json does not describe the grading"):
         files.regrade(grading(), old=None)

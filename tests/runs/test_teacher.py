@@ -320,7 +320,7 @@ def test_validate_compares_local_tokenizers_of_policy_and_teacher(tmp_path: Path
     )
     done = hermes("validate", "other.yaml", cwd=tmp_path, loaded=LIBRARIES)
     assert done.returncode == 2
-    assert "other.yaml:10:12: the tokenizer of the teacher" in done.stderr
+    assert "other.yaml:10:12: the teacher's tokenizer" in done.stderr
     assert "the small built-in one), so it would read other texts" in done.stderr
     with pytest.raises(UserError, match="the tokenizer of the teacher"):
         require_same_tokenizer(parse_spec((tmp_path / "other.yaml").read_text()))

@@ -53,7 +53,7 @@ def test_oversized_directory_is_not_packaged_and_is_reported(tmp_path: Path, mon
     monkeypatch.setattr(packaging, "MOST_BYTES", 1000)
     found, told = staged(tmp_path / "task", tmp_path / "into")
     assert found == set()
-    assert "too large to travel" in told[0] and "at the same path" in told[0]
+    assert "too large to copy" in told[0] and "at the same path" in told[0]
 
 
 def test_paths_of_a_spec_lead_to_where_its_folders_arrive(tmp_path: Path) -> None:

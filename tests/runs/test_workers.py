@@ -271,7 +271,7 @@ async def test_workers_refuse_an_environment_with_custom_code(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"serve\.workers: only `hermes-rl run` starts workers"):
         await env(*env.config_init()).setup()
     launch = RunOptions("process", tmp_path / "run", progress=Progress(quiet=True))
-    with pytest.raises(UserError, match="workers: this environment has code of its own"):
+    with pytest.raises(UserError, match="workers: this environment has its own Python code"):
         await run_subclass(with_spec(Own, spec, "process"), launch)
 
 
@@ -328,7 +328,7 @@ def test_killed_worker_loses_only_its_current_rollouts(tmp_path: Path) -> None:
         until(lambda: played(tmp_path) >= 4)
         os.kill(workers_of(run.pid)[0], signal.SIGKILL)
         assert run.wait(90) == 0, said(tmp_path)
-    assert said(tmp_path).count("has died (it was ended by SIGKILL") == 1
+    assert said(tmp_path).count("which died (it was ended by SIGKILL") == 1
     lost = json.loads((tmp_path / "run" / "run.json").read_text())["retried"]["workers"]
     assert lost["died"] == 1 and 1 <= lost["rollouts"] <= 4
     assert "workers that died: 1" in said(tmp_path)
@@ -381,7 +381,7 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
     [
         ("a reward", "3 workers died one after the other while they had rollout"),
         pytest.param(
-            "the start", "workers ended one after the other before they had played anything", marks=pytest.mark.slow
+            "the start", "workers ended one after the other before they had finished a rollout", marks=pytest.mark.slow
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_worker_whose_replacements_cannot_start_is_excluded(tmp_path: Path, fail
         (tmp_path / "broken").touch()
         os.kill(workers_of(run.pid)[0], signal.SIGKILL)
         assert run.wait(90) == 0, said(tmp_path)
-    assert "of 2 is excluded, and the other workers go on: " in said(tmp_path) and reason in said(tmp_path)
+    assert "of 2, the other workers continue: " in said(tmp_path) and reason in said(tmp_path)
     assert len(groups(tmp_path / "run")) == 10 and "Traceback" not in said(tmp_path)
 
 
@@ -436,7 +436,7 @@ async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, m
         await asyncio.sleep(0.05)
     os.kill(workers_of(os.getpid())[0], signal.SIGSTOP)
     await playing
-    assert "has died (it said nothing any more)" in told.getvalue()
+    assert "which died (it said nothing any more)" in told.getvalue()
     assert len(groups(tmp_path / "run")) == 3
 
 

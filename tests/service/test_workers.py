@@ -169,7 +169,7 @@ def test_service_stops_with_the_reason_if_its_workers_keep_dying(tmp_path: Path)
         for pid in workers_of(service.process.pid):
             os.kill(pid, signal.SIGKILL)
         assert service.process.wait(60) == 1
-        assert "workers ended one after the other before they had played anything" in service.said
+        assert "workers ended one after the other before they had finished a rollout" in service.said
         assert "Traceback" not in service.said
 
 

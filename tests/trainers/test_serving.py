@@ -254,7 +254,7 @@ async def test_rows_that_fail_again_and_again_end_the_run_with_the_cause(tmp_pat
     def broken(key: RolloutKey) -> float:
         raise SandboxFailure("no space left")
 
-    with pytest.raises(RunError, match=r"every row was set aside.*no space left"):
+    with pytest.raises(RunError, match=r"every row is quarantined.*no space left"):
         await serve(Collects(steps=1), tmp_path, World(on_grade=broken), count=2)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from hermes_rl import UserError
 
 with contextlib.suppress(ImportError):
-    # Its modules import each other in a circle, which only this entrance gets through: worlds are carried to other
-    # processes, which would enter by the module of an environment's class.
+    # Its modules have circular imports that only work from this entry point. Unpickling an environment in another
+    # process would start from the module of its class.
     import agentdojo.task_suite.load_suites  # noqa: F401
 
 VERSION = "v1.2.2"
 MOST_STEPS = 14
-"""Steps that a solution may take before its words."""
+"""Maximum number of steps of a solution before its final message."""
 STEPS = 16
 """Answers of a model that are read; what the last of them calls is not carried out."""
 LONGEST_LIST = 1 << 16
@@ -24,7 +24,7 @@ LONGEST_LIST = 1 << 16
 
 @cache
 def suites() -> dict[str, Any]:
-    """The four suites by name."""
+    """Return the four suites by name."""
     try:
         from agentdojo.task_suite.load_suites import get_suites
     except ImportError as error:
@@ -34,12 +34,12 @@ def suites() -> dict[str, Any]:
 
 @cache
 def environment(suite: str) -> Any:
-    """A suite's environment, as it is before any task."""
+    """Return a suite's environment in its initial state, before any task."""
     return suites()[suite].load_and_inject_default_environment({})
 
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The user tasks, each with the calls and words that solve it."""
+    """Yield the user tasks, each with the calls and messages that solve it."""
     own = suites()
     from agentdojo.agent_pipeline.agent_pipeline import load_system_message
 
@@ -55,7 +55,7 @@ def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 def read(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as the original takes them: a text that is a list in Python is that list."""
+    """Convert arguments like the original: a text that contains a Python list becomes that list."""
     from ast import literal_eval
 
     from agentdojo.agent_pipeline.tool_execution import is_string_list
@@ -79,7 +79,7 @@ class World:
         ]
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What the tool of this name answers; an error is an answer too."""
+        """Return the result of the tool of this name; an error is a result too."""
         from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
         from agentdojo.functions_runtime import FunctionsRuntime
 
@@ -89,7 +89,7 @@ class World:
 
 
 def utility(result: Any, item: dict[str, Any], state: World) -> float:
-    """Whether the task is done, as its own check says."""
+    """Return 1 if the task's own check passes, else 0."""
     from agentdojo.functions_runtime import FunctionCall
     from agentdojo.types import text_content_block_from_string
 

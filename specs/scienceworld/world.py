@@ -1,4 +1,4 @@
-"""ScienceWorld's tasks: which there are, and one of them as the world that answers the agent."""
+"""Load ScienceWorld's tasks, and simulate one of them as the user that replies to the agent."""
 
 import fcntl
 import json
@@ -17,7 +17,7 @@ MOST_MOVES = 100
 
 
 class Simulator:
-    """The simulator, in a Java of its own."""
+    """The simulator, in a separate Java process."""
 
     def __init__(self, memory: str = "1g") -> None:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -43,7 +43,7 @@ class Simulator:
 
 
 def variations(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The variations of a split, the first ones with the commands that solve them."""
+    """Yield the variations of a split, the first ones with the commands that solve them."""
     try:
         import scienceworld  # noqa: F401
     except ImportError as error:
@@ -61,8 +61,8 @@ def variations(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 def listed(split: str) -> Iterator[dict[str, Any]]:
-    """The first variation of each task, then the second, and so on."""
-    simulator = Simulator("3g")  # it keeps something of each task that it has loaded
+    """Yield the first variation of each task, then the second, and so on."""
+    simulator = Simulator("3g")  # it holds memory for each task that it has loaded
     server, own = simulator.server, dict[str, list[int]]()
     for task in server.getTaskNames():
         server.load(task, 0, "easy", False)
@@ -92,7 +92,7 @@ class Science:
         self.score = 0
 
     def act(self, words: str | None) -> str | dict[str, Any]:
-        """What the world answers to a command; the task and a look around where there is none yet."""
+        """Return the simulator's reply to a command; before the first, the task and a look around."""
         said = str(self.server.step("look around" if words is None else words.strip()))
         self.score = round(100 * self.server.getScore())
         if words is None:
@@ -101,10 +101,10 @@ class Science:
         return {"say": said, "done": done}
 
     def close(self) -> None:
-        """End the world."""
+        """Stop the simulator."""
         self.simulator.close()
 
 
 def points(result: Any, state: Science) -> float:
-    """The share of the task's goals that were reached; -1 for what spoils it."""
+    """Return the share of the task's goals that were reached; -1 for an action that makes the task impossible."""
     return state.score / 100

@@ -13,7 +13,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def call(name: str, args: dict[str, Any]) -> str:
-    """One call of a tool."""
+    """Execute one call of a tool."""
     if name == "store":
         STOCK[args["what"]] = STOCK.get(args["what"], 0) + args["boxes"] * args["each"]
         return "stored"
@@ -21,7 +21,7 @@ def call(name: str, args: dict[str, Any]) -> str:
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-    """The result of a request; None for one that is not known."""
+    """Return the result of a request, or None if its method is unknown."""
     if method == "initialize":
         server = {"name": "inventory", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": server}

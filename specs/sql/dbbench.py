@@ -20,7 +20,7 @@ NOTHING = {"none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infi
 
 
 def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The 300 tasks of the benchmark, each with what the original says and offers."""
+    """Yield the 300 tasks of the benchmark, each with the original's messages and tools."""
     folder = checkout("AGENTBENCH_DIR", "THUDM/AgentBench", str(PLACE))
     source = ast.parse((folder / PLACE).read_text("utf-8"))
     texts = [node.value for node in source.body if ast.unparse(node).startswith("SYSTEM_PROMPT = ")]
@@ -53,7 +53,7 @@ def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 class MultiAgentEpisode:
-    """A table in a database of its own, until an answer is committed."""
+    """A table in a separate database, until an answer is committed."""
 
     imports = ("mysql.connector",)
 
@@ -68,7 +68,7 @@ class MultiAgentEpisode:
         self.committed = self.right = False
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a call answers. The original reads the first of its arguments, whatever its name is."""
+        """Return the result of a call. The original reads the first of its arguments, whatever its name is."""
         if self.committed:
             return "The answer is committed."
         if name == "execute_sql":
@@ -78,11 +78,11 @@ class MultiAgentEpisode:
         return "The answer is committed."
 
     def without_call(self, words: str | None) -> str:
-        """What words without a call are answered."""
+        """Return the reply to a message without a call."""
         return "Internal error: No tool calls found despite finish reason."
 
     def execute(self, statement: Any) -> str:
-        """What the database answers to a statement, up to 800 characters of it."""
+        """Return the database's result of a statement, up to 800 characters of it."""
         try:
             connection = self.database.connection()
             with connection.cursor() as cursor:
@@ -97,24 +97,25 @@ class MultiAgentEpisode:
         return answer if len(answer) <= 800 else answer[:800] + "[TRUNCATED]"
 
     def compared(self, answer: Any) -> bool:
-        """Whether it is right. A number or a mapping never is: the original fails at it, and counts that as wrong."""
+        """Return True for a right answer. A number or a mapping never is: the original fails on it, and counts that as
+        wrong."""
         if answer and not isinstance(answer, str | list):
             return False
         return cleaned(self.digest()) == cleaned(self.truth) if self.writes else equal(answer, self.truth)
 
     def digest(self) -> str:
-        """The digest of all rows, whatever their order."""
+        """Return the digest of all rows, regardless of their order."""
         columns = ",".join(f"`{column['name']}`" for column in self.table["table_info"]["columns"])
         short = f"SELECT substring(MD5(CONCAT_WS(',', {columns})), 1, 5) AS digest FROM `{self.table['table_name']}`"
         return self.execute(f"SELECT md5(group_concat(digest ORDER BY digest)) FROM ({short}) AS rows_of_table")
 
     def close(self) -> None:
-        """Leave nothing of it."""
+        """Delete the database."""
         self.database.close()
 
 
 def filled(table: dict[str, Any]) -> Iterator[Any]:
-    """The statements that make a table; all its columns are texts."""
+    """Yield the statements that create a table; all its columns are texts."""
     columns, lines = table["table_info"]["columns"], table["table_info"]["rows"]
     names = [f"`{column['name']}`" for column in columns]
     yield f"CREATE TABLE `{table['table_name']}` ({','.join(f'{name} TEXT' for name in names)})"
@@ -127,7 +128,7 @@ def filled(table: dict[str, Any]) -> Iterator[Any]:
 
 
 def equal(answer: Any, truth: Any) -> bool:
-    """Whether an answer has the values that it should have: numbers to a hundredth and one by one, texts as a set."""
+    """Return True if an answer has the expected values: numbers to a hundredth and one by one, texts as a set."""
     values, wanted = cleaned(answer), cleaned(truth)
     if not all(map(is_number, [*values, *wanted])):
         return set(values) == set(wanted)
@@ -141,7 +142,7 @@ def equal(answer: Any, truth: Any) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is read as one."""
+    """Return True if a text can be parsed as a number."""
     try:
         float(text)
     except ValueError:
@@ -150,7 +151,7 @@ def is_number(text: str) -> bool:
 
 
 def cleaned(answer: Any) -> list[str]:
-    """The values of an answer, which may be a list, or a text that is one as Python or MySQL writes it."""
+    """Return the values of an answer: a list, or a text with a list in the syntax of Python or MySQL."""
     if answer is None:
         return ["0"]
     if isinstance(answer, str):
@@ -164,7 +165,7 @@ def cleaned(answer: Any) -> list[str]:
 
 
 def written(text: str) -> list[Any]:
-    """The values of a list that is written as Python, or else between commas that are not within quotes."""
+    """Return the values of a list in Python syntax, or else the parts between commas outside of quotes."""
     try:
         values = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -183,7 +184,7 @@ def written(text: str) -> list[Any]:
 
 
 def plain(text: str) -> str:
-    """A value without what is only its form: a percent sign, commas between digits, words for nothing."""
+    """Return a value without formatting: percent sign, commas between digits, words for an empty value."""
     text = text.strip()
     if text.endswith("%"):
         return text[:-1].strip()
@@ -193,5 +194,5 @@ def plain(text: str) -> str:
 
 
 def right(result: Any, state: MultiAgentEpisode) -> float:
-    """Whether the answer that was committed is right."""
+    """Return 1 if the committed answer is right, else 0."""
     return float(state.right)

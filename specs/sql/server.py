@@ -61,11 +61,11 @@ def checkout(variable: str, repository: str, file: str) -> Path:
 
         program()
     except (ImportError, OSError) as error:
-        raise UserError(f"there is no MariaDB to play it in: {HOW} ({error})") from error
+        raise UserError(f"MariaDB is not available: {HOW} ({error})") from error
     if not (directory / file).is_file() or not directory.is_absolute():
         raise UserError(
-            f"{variable} names no checkout: git clone https://github.com/{repository}, and let it name that directory "
-            f"by its absolute path; it is played in a MariaDB: {HOW}"
+            f"{variable} names no checkout: git clone https://github.com/{repository}, and set it to the absolute "
+            f"path of that directory; the tasks run in MariaDB: {HOW}"
         )
     return directory
 
@@ -101,7 +101,7 @@ def new_files(options: tuple[str, ...]) -> bytes:
 
 
 class Server:
-    """A server in a directory of its own, to which nobody else can connect."""
+    """A server in its own directory, which no other process can connect to."""
 
     def __init__(self, options: tuple[str, ...]) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sql-"))
@@ -167,7 +167,7 @@ def first_statements() -> bytes:
 
 
 class Database:
-    """A database on a server of its own, and the agent's user, who may do anything there and nothing elsewhere."""
+    """A database on its own server, and the agent's user, who has all rights there and none elsewhere."""
 
     def __init__(self, name: str, statements: Iterable[Any], options: tuple[str, ...]) -> None:
         self.server, self.name = Server(options), name
@@ -185,12 +185,12 @@ class Database:
         except mysql.connector.Error:
             pass
         if self.opened is not None:
-            self.server.execute(["KILL USER agent@localhost"])  # else what it waits for goes on
+            self.server.execute(["KILL USER agent@localhost"])  # otherwise the statement continues to run
         self.opened = self.server.connection(user="agent", database=self.name, **how)
         return self.opened
 
     def undo(self, error: Exception) -> None:
-        """Take back what a statement has begun, if there is still a connection that does not wait for its result."""
+        """Roll back a statement's changes, if a connection exists that does not wait for its result."""
         import mysql.connector
 
         try:

@@ -25,7 +25,7 @@ UNPLAYABLE = (164, 178, 225, 531, 638, 802)
 
 @cache
 def databases() -> dict[str, list[str]]:
-    """The statements that make each database."""
+    """Return the statements that create each database."""
     text = (checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP) / DUMP).read_text("utf-8")
     parts = re.split(r"^CREATE DATABASE .*\n+USE `(\w+)`;\n", text, flags=re.MULTILINE)[1:]
     made = {}
@@ -37,7 +37,7 @@ def databases() -> dict[str, list[str]]:
 
 
 def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The questions of Spider's development set."""
+    """Yield the questions of Spider's development set."""
     folder = checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP)
     for number, row in enumerate(json.loads((folder / "data/sql/spider/ic_spider_dev.json").read_text("utf-8"))):
         gold = [
@@ -50,7 +50,7 @@ def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 class Spider:
-    """One of the databases, in a copy of its own."""
+    """One of the databases, in a separate copy."""
 
     imports = ("mysql.connector",)
     reads = tuple(filter(None, [os.environ.get("INTERCODE_DIR")]))
@@ -88,11 +88,11 @@ class Spider:
         return "Submitted."
 
     def again(self, words: str | None) -> str:
-        """What words without a call are answered."""
-        return "Call execute with a statement of SQL, or submit where the last result answers the question."
+        """Return the reply to a message without a call."""
+        return "Call execute with a statement of SQL, or submit if the last result answers the question."
 
     def fetched(self, sql: str) -> Any:
-        """The rows that a statement gives; None where it gives none, and what went wrong as a text."""
+        """Return the rows of a statement, None if it returns no rows, or an error as text."""
         import mysql.connector
 
         try:
@@ -102,16 +102,16 @@ class Spider:
             return f"Error executing query: {error.msg}"
 
     def score(self) -> float:
-        """How near the last result is to gold's, on the database as the agent has found it."""
+        """Return the similarity of the last result to gold's, on the database that the agent started with."""
         return shared(self.last, self.gold) if isinstance(self.last, list) else 0.0
 
     def close(self) -> None:
-        """Leave nothing of it."""
+        """Delete the database."""
         self.database.close()
 
 
 def shared(rows: list[Any], gold: list[Any]) -> float:
-    """Shared rows by all rows, times how alike they are ordered."""
+    """Return the number of shared rows over all rows, times the similarity of their order."""
     ours, theirs = list(map(str, rows)), list(map(str, gold))
     both, either = Counter(ours) & Counter(theirs), Counter(ours) | Counter(theirs)
     if not either:
@@ -122,13 +122,13 @@ def shared(rows: list[Any], gold: list[Any]) -> float:
 
 
 def first_of(rows: list[str], counts: Counter[str]) -> list[str]:
-    """The first rows of each text, as many as are counted."""
+    """Return the first rows of each text, up to its count."""
     left = counts.copy()
     return [row for row in rows if (left.subtract([row]) or left[row] >= 0)]
 
 
 def tau(ours: list[str], theirs: list[str]) -> float:
-    """Kendall's tau-b of the rows by their text; NaN where all are the same."""
+    """Return Kendall's tau-b of the rows by their text; NaN if all are the same."""
     pairs = sorted(zip(ours, theirs, strict=True))
     total = len(pairs) * (len(pairs) - 1) // 2
     ties = sum(n * (n - 1) // 2 for n in Counter(ours).values())
@@ -144,5 +144,5 @@ def tau(ours: list[str], theirs: list[str]) -> float:
 
 
 def score(result: Any, state: Spider) -> float:
-    """How near the last result is to gold's."""
+    """Return the similarity of the last result to gold's."""
     return state.score()

@@ -9,7 +9,7 @@ FRUIT = ("apples", "pears", "plums")
 
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """One question per number."""
+    """Yield one question per number."""
     for number in count():
         random = Random(f"{seed}:{split}:{number}")
         boxes, each = random.randint(2, 9), random.randint(3, 12)

@@ -14,7 +14,7 @@ OURS = Path(__file__).parents[1] / "data" / "terminal-bench"
 
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """One row per folder of ``$TERMINAL_BENCH_TASKS``, or of the three small ones that come along."""
+    """Yield one row per directory of ``$TERMINAL_BENCH_TASKS``, or of the three small included tasks."""
     folder = Path(os.environ.get("TERMINAL_BENCH_TASKS") or OURS)
     for task in sorted(path.parent for path in folder.glob("*/task.yaml")):
         described = yaml.safe_load(read_text(task / "task.yaml"))

@@ -18,11 +18,11 @@ LACKING = re.compile(
 
 
 def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) -> Score:
-    """What the script of the tests writes as the reward, from 0 to 1; where it writes none, 1 if it exits with 0.
+    """Return the reward that the test script writes, from 0 to 1; if it writes none, 1 if it exits with 0.
 
     Args:
         ctx: the rollout's sandbox.
-        script: what runs the tests, as /tests/test.sh.
+        script: the script that runs the tests, copied to /tests/test.sh.
         tests: files for /tests, as a tar.gz in base64.
         timeout: seconds of the script; one that takes longer scores 0.
     """
@@ -58,7 +58,7 @@ def _run(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, A
 
 
 def _files(archive: str) -> list[tuple[str, bytes, int]]:
-    """Path, content and mode of each file of an archive; links and paths that lead out of it are left out."""
+    """Return the path, content and mode of each file of an archive, without links and paths that lead out of it."""
     if not archive:
         return []
     found = []
@@ -71,7 +71,7 @@ def _files(archive: str) -> list[tuple[str, bytes, int]]:
 
 
 def _value(told: str | None, answer: dict[str, Any]) -> float:
-    """Return the number that was written, 0 where it is none from 0 to 1; without one, 1 if the script exits with 0."""
+    """Return the number that was written, 0 if it is not from 0 to 1; without one, 1 if the script exits with 0."""
     if told is None:
         return float(answer["exit_code"] == 0)
     try:

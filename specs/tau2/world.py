@@ -1,4 +1,4 @@
-"""τ²-bench's domains: their tasks, their world as it is for one task, and its score by the rules of the task."""
+"""Run τ²-bench's domains: their tasks, the simulated domain of one task, and its score by the rules of the task."""
 
 import json
 import logging
@@ -12,12 +12,12 @@ from hermes_rl import UserError
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks the internet for prices
 BANK = "banking_knowledge"
 STEPS, ERRORS = 200, 10
-"""Messages and failed calls, of both sides: with so many a conversation is over, and worth nothing."""
+"""Limits of messages and of failed calls, of both sides; a conversation that reaches one ends with a score of 0."""
 
 
 @cache
 def original() -> Any:
-    """The package, without what it logs."""
+    """Return the package, with its logging disabled."""
     try:
         from loguru import logger
 
@@ -34,22 +34,23 @@ def original() -> Any:
 
 @cache
 def tasks(domain: str) -> dict[str, Any]:
-    """All tasks of a domain, by their ids."""
+    """Return all tasks of a domain, by their ids."""
     return {task.id: task for task in original().get_tasks_loader(domain)(None)}
 
 
 NOTES = dict.fromkeys(
     [("retail", "2"), ("retail", "3"), ("retail", "4")], "gold asks for a product that is not there (issue 89)"
 ) | {("airline", "9"): "its user names two dates (issue 47)"}
-"""What is known to be wrong with a task, by domain and id; issues are those of the original."""
+"""Known faults of tasks, by domain and id; issue numbers refer to the original repository."""
 ALIVE: list[Any] = []
-"""All worlds of a rollout's process, with which they end: to free one would take time, and memory that is shared."""
+"""All simulations of a rollout's process. They are never freed: freeing takes time, and unshares memory."""
 READY: dict[str, list[Any]] = {}
-"""Worlds by domain that nobody has used yet: those for a rollout and its gold are made before its process is."""
+"""Unused simulations by domain. The ones for a rollout and its gold are created before its process is forked."""
 
 
 def made(domain: str, task: Any) -> Any:
-    """The world of a domain. That of a bank is without its documents, and has its gold calls to log what they read."""
+    """Return the simulation of a domain. A bank's has no documents; it has its gold calls to log the documents they
+    read."""
     if READY.get(domain):
         return READY[domain].pop()
     if domain != BANK:
@@ -59,7 +60,7 @@ def made(domain: str, task: Any) -> Any:
 
 
 def started(task: Any, domain: str) -> Any:
-    """A world as it is when the task begins."""
+    """Return a simulation in the initial state of the task."""
     world, initial = made(domain, task), task.initial_state
     data, actions = (initial.initialization_data, initial.initialization_actions) if initial else (None, None)
     world.set_state(initialization_data=data, initialization_actions=actions, message_history=[])
@@ -70,33 +71,33 @@ def started(task: Any, domain: str) -> Any:
 
 
 def retail(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The tasks of a shop."""
+    """Yield the tasks of a shop."""
     return rows("retail", split)
 
 
 def airline(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The tasks of an airline."""
+    """Yield the tasks of an airline."""
     return rows("airline", split)
 
 
 def telecom(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The tasks of a telephone company, whose customers have telephones of their own to operate."""
+    """Yield the tasks of a telephone company, whose customers operate their own telephones."""
     return rows("telecom", split)
 
 
 def telecom_full(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """All 2,285 of them: for training those that are not for evaluation."""
+    """Yield the 2,285 tasks of the telephone company; training gets all that are not for evaluation."""
     tested = {row["id"] for row in rows("telecom", "test")}
     return (row for row in rows("telecom", "full") if (row["id"] in tested) == (split != "train"))
 
 
 def banking(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The tasks of a bank, which are not split."""
+    """Yield the tasks of a bank, which are not split."""
     return rows(BANK, split)
 
 
 def rows(domain: str, split: str) -> Iterator[dict[str, Any]]:
-    """The tasks of the domain's own split for training, or for evaluation."""
+    """Yield the tasks of the domain's split for training, or for evaluation."""
     world = made(domain, next(iter(tasks(domain).values())))
     from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
     from tau2.user.user_simulator import UserSimulator
@@ -123,7 +124,7 @@ def rows(domain: str, split: str) -> Iterator[dict[str, Any]]:
 
 
 def asks(criteria: Any, basis: str) -> bool:
-    """Whether a task's score is made of this, too."""
+    """Return True if a task's score includes this part."""
     return basis in {each.value for each in criteria.reward_basis}
 
 
@@ -132,14 +133,14 @@ WORDS = {"say": "Please go on.", "user": "I did."}
 
 
 def turn_of(action: Any) -> dict[str, Any]:
-    """A gold action, as its side makes it."""
+    """Return a gold action as a turn of its side."""
     return {
         "tools" if action.requestor == "assistant" else "user_tools": [{"name": action.name, "args": action.arguments}]
     }
 
 
 def gold(task: Any) -> list[dict[str, Any]]:
-    """The gold actions of both sides, and what has to be said, as turns."""
+    """Return the gold actions of both sides, and the required messages, as turns."""
     turns: list[dict[str, Any]] = [{"user": "Hello."}]
     criteria = task.evaluation_criteria
     for action in criteria.actions or []:
@@ -153,20 +154,20 @@ def gold(task: Any) -> list[dict[str, Any]]:
 
 @cache
 def documents(domain: str) -> list[dict[str, Any]]:
-    """The schemas of the agent's tools."""
+    """Return the schemas of the agent's tools."""
     world = made(domain, next(iter(tasks(domain).values())))
     return [tool.openai_schema["function"] for tool in world.get_tools()]
 
 
 class World:
-    """What agent and user act on."""
+    """The simulated domain that agent and user act on."""
 
     domain: str
     imports = ("tau2.registry", "tau2.agent.llm_agent", "tau2.user.user_simulator")
 
     @classmethod
     def prepare(cls) -> None:
-        """Make what each rollout needs, in the process of which its own will be a fork."""
+        """Create the objects that each rollout needs, in the process from which rollouts are forked."""
         documents(cls.domain)
         if cls.domain != BANK:
             READY[cls.domain] = [original().get_env_constructor(cls.domain)() for _ in range(2)]
@@ -177,20 +178,20 @@ class World:
         self.errors, self.calls = 0, list[Any]()
         """Failed calls of tools that exist, and all calls of either side."""
         self.writes: list[tuple[str, ...]] = []
-        """Calls of either side that may change the world, in order."""
+        """Calls of either side that may change the domain's state, in order."""
         ALIVE.append(self)
         self.documents = documents(self.domain)
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What the agent's call answers."""
+        """Return the result of the agent's call."""
         return self.answer(name, arguments, "assistant")
 
     def call_of_user(self, name: str, arguments: dict[str, Any]) -> str:
-        """What the user's call answers."""
+        """Return the result of the user's call."""
         return self.answer(name, arguments, "user")
 
     def answer(self, name: str, arguments: dict[str, Any], requestor: str) -> str:
-        """The text that a call answers, what went wrong included."""
+        """Return the text result of a call, including errors."""
         from tau2.data_model.message import ToolCall
 
         call = ToolCall(id="call", name=name, arguments=arguments, requestor=requestor)
@@ -203,11 +204,11 @@ class World:
         return str(message.content)
 
     def databases(self) -> Any:
-        """What gold has to leave as the agent did, where the task asks for that: the databases of both sides."""
+        """Return the databases of both sides if the task compares them with gold's, else None."""
         return Databases(self) if asks(self.task.evaluation_criteria, "DB") else None
 
     def too_many_errors(self) -> bool:
-        """Whether the conversation is over for them."""
+        """True if the conversation ends because of too many errors."""
         return self.errors >= ERRORS
 
 
@@ -236,9 +237,9 @@ class Bank(World):
 
 
 class Databases:
-    """The databases of agent and user: equal after the same writes, and where their hashes are the same.
+    """The databases of agent and user. They are equal after the same writes, or if their hashes are equal.
 
-    To hash them takes longer than to write them, and both far longer than what was done.
+    Hashing takes longer than copying them, and both take much longer than the calls of a rollout.
     """
 
     def __init__(self, state: World) -> None:
@@ -265,7 +266,8 @@ class Databases:
 
 
 def by_the_rules(result: Any, state: Any) -> float:
-    """The product of what the task asks for beside databases and a judge's word: how the world is, calls, and words."""
+    """Return the product of the task's criteria except databases and a judge: the domain's state, calls, and
+    messages."""
     criteria, world = state.task.evaluation_criteria, state.world
     said = [message for message in result.messages[result.prompt_length :] if message["role"] != "tool"]
     offered = {each["name"] for each in state.documents}

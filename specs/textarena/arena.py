@@ -1,4 +1,4 @@
-"""TextArena's games for one player: which there are, how four of them are won, and one as the world of an agent."""
+"""Load TextArena's games for one player, solve four of them, and run one as the user that replies to an agent."""
 
 import random
 from collections import deque
@@ -15,11 +15,11 @@ GAMES = (
     *("LightsOut-v0", "LogicPuzzle-v0", "Minesweeper-v0", "PegJump-v0", "RushHour-v0", "Secretary-v0", "Set-v0"),
     "Sudoku-v0-easy",
 )
-"""Countdown, Cryptarithm, Slitherlink and ThreeCardMonte are left out: they raise at a move of another form."""
+"""Countdown, Cryptarithm, Slitherlink and ThreeCardMonte are excluded: they raise on a malformed move."""
 
 
 def begun(game: str, seed: int, players: int = 1) -> Any:
-    """A game that waits for its first move."""
+    """Return a game that waits for its first move."""
     try:
         import textarena
     except ImportError as error:
@@ -39,7 +39,7 @@ def _wrappers(game: str) -> list[type]:
 
 
 def told(game: Any, player: int, messages: list[tuple[int, str, Any]]) -> str:
-    """What a player is told, as the original's wrapper shows it; its own moves are in the conversation already."""
+    """Return the new messages to a player, as the original's wrapper shows them, without the player's own moves."""
     from textarena.wrappers import LLMObservationWrapper
 
     # Others hide what players say, and the game describes their moves.
@@ -54,12 +54,12 @@ def told(game: Any, player: int, messages: list[tuple[int, str, Any]]) -> str:
 
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """Each game with one seed after the other, and the moves that win it where we know some."""
+    """Yield each game with one seed after the other, and the moves that win it if there is a solver."""
     for number in count():
         for game in GAMES:
             before, own = random.getstate(), 1000 * seed + number
             moves = SOLVERS[game](begun(game, own)) if game in SOLVERS else []
-            random.setstate(before)  # it is the runner's
+            random.setstate(before)  # it belongs to the runner
             yield {"id": f"{game}-{own}", "game": game, "seed": own, "moves": [{"say": move} for move in moves]}
 
 
@@ -74,7 +74,7 @@ class Arena:
         self.over, self.reward = False, 0.0
 
     def move(self, words: str | None) -> str | dict[str, Any]:
-        """What the game says to a move, or at its beginning."""
+        """Return the game's reply to a move, or its first message."""
         if words is not None:
             self.over, _ = self.game.step(words)
         text = told(self.game, *self.game.get_observation())
@@ -86,7 +86,7 @@ class Arena:
 
 
 def reward(result: Any, state: Arena) -> float:
-    """The game's own reward; 0 for a game that is not over."""
+    """Return the game's own reward; 0 for a game that is not over."""
     return state.reward
 
 
@@ -94,12 +94,12 @@ def reward(result: Any, state: Arena) -> float:
 
 
 def guess_the_number(game: Any) -> list[str]:
-    """The number itself."""
+    """Return the number itself."""
     return [f"[{game.state.game_state['game_number']}]"]
 
 
 def frozen_lake(game: Any) -> list[str]:
-    """The shortest way to the goal."""
+    """Return the shortest path to the goal."""
     grid, start = game.state.game_state["grid"], tuple(game.player_pos)
     ways = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     paths, waiting = {start: []}, deque([start])
@@ -116,7 +116,7 @@ def frozen_lake(game: Any) -> list[str]:
 
 
 def tower_of_hanoi(game: Any) -> list[str]:
-    """The moves of the well-known recursion."""
+    """Return the moves of the well-known recursion."""
 
     def moved(disks: int, source: str, target: str, spare: str) -> list[str]:
         if disks == 0:
@@ -128,7 +128,7 @@ def tower_of_hanoi(game: Any) -> list[str]:
 
 
 def mastermind(game: Any) -> list[str]:
-    """A wrong code, then the right one."""
+    """Return a wrong code, then the right one."""
     code = list(game.state.game_state["secret_code"])
     wrong = next(list(other) for other in permutations(code) if list(other) != code)
     return [f"[{' '.join(map(str, guess))}]" for guess in (wrong, code)]

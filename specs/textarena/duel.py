@@ -1,4 +1,4 @@
-"""TextArena's games for two players: which there are, moves by which the first player wins, and one as a world."""
+"""Load TextArena's games for two players, find winning moves of the first player, and run one as an environment."""
 
 import random
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ MOVES: dict[str, list[str]] = {
     "Breakthrough-v0": [f"[{a}{row}{b}{row + 1}]" for a, b in ("aa", "bb", "cc", "dd", "ee") for row in range(1, 8)],
     "SimpleNegotiation-v0": ["Hello.", "[Offer: 1 Wheat -> 1 Wood]", "[Accept #1]", "[Deny #1]"],
 }
-"""The games, and what may be said in each; many of it is against the rules at the moment."""
+"""The games, and the possible moves in each, many of which are illegal at a given moment."""
 MOST = 200
-"""Moves of a game by chance, which is given up then."""
+"""Maximum number of moves of a random game."""
 TRIES = 200
 """Games by chance that are looked through for one that the first player wins."""
 
@@ -42,7 +42,7 @@ def played(game: str, seed: int, chance: random.Random) -> tuple[list[dict[str, 
 
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """Each game with one seed after the other, and the moves of a play that the first player wins, if one was found."""
+    """Yield each game with one seed after the other, and moves that win for the first player, if any were found."""
     for number in count():
         for game in MOVES:
             before, own = random.getstate(), 1000 * seed + number
@@ -54,7 +54,7 @@ def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 class Duel:
-    """One game. It says who moves next, and what that player sees."""
+    """One game. It selects the player that moves next, and the messages to that player."""
 
     imports = ("textarena",)
     """What is loaded once, and not in each rollout's process."""
@@ -82,5 +82,5 @@ class Duel:
 
 
 def reward(result: Any, state: Duel) -> float:
-    """The game's own reward for this player; 0 for a game that is not over."""
+    """Return the game's own reward for this player; 0 for a game that is not over."""
     return float(state.rewards.get(int(result.seat.removeprefix("player")), 0.0))

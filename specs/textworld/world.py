@@ -1,4 +1,4 @@
-"""TextWorld's games: which there are, and one of them as the world that answers the agent."""
+"""Load TextWorld's games, and run one of them as the user that replies to the agent."""
 
 import fcntl
 import os
@@ -39,7 +39,7 @@ def compiled(game: dict[str, Any], directory: Path) -> Path:
 
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The games, each with the commands that win it; each is compiled once on a machine."""
+    """Yield the games, each with the commands that win it; each is compiled once on a machine."""
     CACHE.mkdir(parents=True, exist_ok=True)
     for game in GAMES:
         with (CACHE / "lock").open("w") as lock:
@@ -50,7 +50,7 @@ def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 def walkthrough(description: Path) -> list[str]:
-    """The commands that win a game."""
+    """Return the commands that win a game."""
     from textworld.generator import Game as Description
 
     return list(Description.load(str(description)).walkthrough)
@@ -79,14 +79,14 @@ class Game:
         self.now, self.done = self.game.reset(), False
 
     def act(self, words: str | None) -> str | dict[str, Any]:
-        """What the game answers to a command; its first text where there is none yet."""
+        """Return the game's reply to a command, or its first text."""
         if words is None:
             return str(self.now.feedback).strip()
         self.now, _, self.done = self.game.step(" ".join(words.split()))
         return {"say": str(self.now.feedback).strip(), "done": bool(self.done)}
 
     def points(self) -> float:
-        """The share of the game's points that were made."""
+        """Return the share of the game's points that were scored."""
         return float(self.now.score) / float(self.now.max_score)
 
     def close(self) -> None:
@@ -95,5 +95,5 @@ class Game:
 
 
 def share_of_points(result: Any, state: Game) -> float:
-    """The share of the game's points that the agent has made."""
+    """Return the share of the game's points that the agent has scored."""
     return state.points()

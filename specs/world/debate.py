@@ -20,10 +20,10 @@ async def debate(seats: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def won(result: Any) -> float:
-    """1 for the side that the judge prefers."""
+    """Return 1 for the side that the judge prefers."""
     return float((result.outcome or {}).get("winner") == result.seat)
 
 
 def named_topic(result: Any, topic: str) -> float:
-    """1 where each sentence names what it is about."""
+    """Return 1 if each message names the topic."""
     return float(bool(result.texts) and all(topic.lower() in text.lower() for text in result.texts))

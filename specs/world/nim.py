@@ -1,4 +1,4 @@
-"""Nim for two seats: its piles, its rules, and who has won."""
+"""Nim for two seats: its piles, its rules, and its winner."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -9,7 +9,7 @@ SEATS = ("first", "second")
 
 
 def piles(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """Piles that the first player can win, with the moves of a game in which it does."""
+    """Yield piles that the first player can win, with the moves of a game in which it does."""
     chance = Random(seed)
     for number in count():
         pile = chance.choice([size for size in range(5, 21) if size % 4])
@@ -29,7 +29,7 @@ class Nim:
         self.next = "first"
 
     def turn(self, said: dict[str, str | None] | None) -> dict[str, str] | None:
-        """Make the move that was said, and say who hears what next; None where the game is over."""
+        """Make the seat's move, and return the messages to the next seat, or None if the game is over."""
         if said is None:
             return {"first": f"There are {self.left}."}
         mover, other = self.next, SEATS[self.next == "first"]
@@ -45,5 +45,5 @@ class Nim:
 
 
 def won(result: Any, state: Nim) -> float:
-    """1 for the seat that has won."""
+    """Return 1 for the seat that has won."""
     return float(state.winner == result.seat)

@@ -1,4 +1,4 @@
-"""A question of one seat for several others, and what it is worth."""
+"""Let one seat ask several others, and score its question."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ SIGNS = {"sums": "+", "differences": "-", "products": "*"}
 
 
 async def ask(seats: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """Let the proposer ask, and all solvers answer at the same time; no answer to what is no question."""
+    """Let the proposer ask, and all solvers answer at the same time; an invalid question gets no answers."""
     question = await seats["proposer"].say()
     asked = QUESTION.fullmatch(question or "")
     if asked is None or asked[2] != SIGNS[row["kind"]]:
@@ -21,13 +21,13 @@ async def ask(seats: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def right(result: Any) -> float:
-    """1 for the right number."""
+    """Return 1 for the right number."""
     value = (result.outcome or {}).get("value")
     return float(value is not None and result.final_response.strip() == str(value))
 
 
 def between(result: Any, paid: dict[str, dict[str, float]]) -> float:
-    """1 where half of the solvers were right, 0 where all were, or none."""
+    """Return 1 if half of the solvers were right, 0 if all were, or none."""
     if (result.outcome or {}).get("value") is None:
         return 0.0
     share = [values["right"] for name, values in paid.items() if "right" in values]

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Retail:
-    """One world per rollout."""
+    """The orders of a shop, one object per rollout."""
 
     agent_tools = ("find_order", "cancel_order", "change_address")
     user_tools = ("look_at_receipt",)
@@ -54,5 +54,5 @@ class Retail:
 
 
 def orders_equal(state: Retail, *, goal: dict[str, dict[str, str]]) -> bool:
-    """1 where the order book is as the customer wanted it, else 0."""
+    """Return 1 if the order book matches the customer's goal, else 0."""
     return state.orders == goal

@@ -322,7 +322,7 @@ def test_validate_compares_local_tokenizers_of_policy_and_teacher(tmp_path: Path
     assert done.returncode == 2
     assert "other.yaml:10:12: the teacher's tokenizer" in done.stderr
     assert "the small built-in one), so it would read other texts" in done.stderr
-    with pytest.raises(UserError, match="the tokenizer of the teacher"):
+    with pytest.raises(UserError, match="the teacher's tokenizer"):
         require_same_tokenizer(parse_spec((tmp_path / "other.yaml").read_text()))
 
 

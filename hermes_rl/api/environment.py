@@ -667,8 +667,8 @@ class Env(OfThisProcess, RenamedAttributes):
             there = self._store.size if self._store is not None else directory.described().get("group_size", size)
             if compared and there != size:
                 raise UserError(
-                    f"{directory.path} holds groups of {there}, whose members {', '.join(self.comparing)} compares; "
-                    f"groups of {size} need a record of their own"
+                    f"{directory.path} contains groups of {there}, whose members {', '.join(self.comparing)} compares; "
+                    f"record groups of {size} in another directory"
                 )
             if self._store is None:
                 # Both splits, so that a changed reward finds the rows of recorded rollouts.

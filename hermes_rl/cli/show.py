@@ -195,7 +195,7 @@ def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType
 
 
 def _findings(record: RunRecord) -> Iterator[RenderableType]:
-    """Yield what went wrong, the most costly first."""
+    """Yield the problems of the run, the most costly first."""
     findings = findings_of(record)
     if findings:
         made = table("what went wrong", "costs", "see", right=("costs", "see"))

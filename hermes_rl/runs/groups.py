@@ -223,8 +223,8 @@ class GroupsFile:
         for line in self.journal.read(*GROUP_KEYS):
             if line.get("run", None if self.moved else self.run) != self.run:
                 raise UserError(
-                    f"{self.journal.path} holds groups of another run ({line.get('run')}; this one is {self.run}): "
-                    "move it, or choose another place"
+                    f"{self.journal.path} contains groups of another run ({line.get('run')}; this one is {self.run}): "
+                    "move it, or choose another path"
                 )
             size = _members(line)
             if size not in (None, group_size):
@@ -251,8 +251,8 @@ class GroupsFile:
             group, layer = line["group"], line.get("layer", 0)
             if self.moved and group not in store.groups:
                 raise UserError(
-                    f"{self.journal.path} holds groups of a run in another directory than {store.path} (such as "
-                    f"{group}): move it, or choose another place"
+                    f"{self.journal.path} contains groups of a run in another directory than {store.path} (such as "
+                    f"{group}): move it, or choose another path"
                 )
             seen = layers.setdefault(group, set())
             extra = extra or layer in seen

@@ -22,7 +22,7 @@ LONGEST_NAME, LONGEST_TAG, LONGEST_NOTE, MOST_TAGS = 80, 40, 4_000, 20
 
 @dataclass(frozen=True, slots=True)
 class RunLabel:
-    """Name, tags and note of a run; empty if nobody gave any."""
+    """Name, tags and note of a run; empty if the run has none."""
 
     name: str = ""
     tags: tuple[str, ...] = ()

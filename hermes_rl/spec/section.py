@@ -225,7 +225,7 @@ class _BuiltLater:
 
 
 def _of_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return a validator that reads a text; a ValueError says what is wrong with it."""
+    """Return a validator that parses a text; its ValueError describes the fault."""
 
     def validate(value: Any) -> Any:
         try:

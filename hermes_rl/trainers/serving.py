@@ -388,8 +388,8 @@ class Serving:
             await asyncio.Event().wait()  # the end of the run is detected elsewhere
         aside = self.run.quarantine.record()
         if not aside:
-            raise RunError("there are no more rows to play, and the trainer has not had its steps")
-        raise RunError(f"every row was set aside, as each failed again and again. The last: {aside[-1]['detail']}")
+            raise RunError("no rows are left, and the trainer has not completed its steps")
+        raise RunError(f"every row is quarantined, because each failed repeatedly. The last: {aside[-1]['detail']}")
 
     def _skip(self, row: Row, group: str, epoch: int) -> bool:
         if self.log.is_resolved(group):

@@ -38,6 +38,7 @@ from hermes_rl.runs.provenance import moment, provenance
 from hermes_rl.runs.renderer_check import require_same_tokenizer
 from hermes_rl.runs.rollout_worker import WorkerSetup, encoder_with
 from hermes_rl.runs.run import Plan, RowSource, Run, RunBudget
+from hermes_rl.runs.run_log import run_log
 from hermes_rl.runs.setup import budget_of, meter_of, open_records, require_machine
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import PolicyWorkers, Workers, open_workers, require_shares
@@ -206,6 +207,8 @@ class Env(OfThisProcess, RenamedAttributes):
             await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
+                self._stack.enter_context(run_log(self._directory.path, Progress(quiet=True), self._environ))
+                logger.info("recording rollouts of %s in %s", self.spec.name, self._directory.path)
                 self._meter = meter_of(self._directory.described())
                 self._compiled.keep = partial(keep_artifacts, self._directory.artifacts)
             for rows in self._rows.values():

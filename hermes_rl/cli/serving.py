@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hermes_rl import open_env
 from hermes_rl.active_environment import with_environment
+from hermes_rl.analysis.report import write_report_or_say
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.multi_spec import alike_names, load_each
 from hermes_rl.cli.options import Options
@@ -50,12 +51,17 @@ def serve_rollouts(
             record = out / spec.name if several else out
         record = beside(record) if fresh else record
         served.append(ToServe(spec, record, workers_of(spec, "serve", service.ray)))
+        echo(f"starting {spec.name}; its rollouts are recorded in {record}", err=True)
 
     def say(line: str) -> None:
         echo(with_environment(line), err=True)
 
     with reduce_gc_pauses(), logged(say, verbose=verbose):
-        return asyncio.run(serve(served, service, environ, echo))
+        status = asyncio.run(serve(served, service, environ, echo))
+    for _, record, _ in served:
+        if (record / "run.json").is_file():  # a rollout was recorded
+            write_report_or_say(record, say)
+    return status
 
 
 def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:

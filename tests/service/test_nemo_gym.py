@@ -130,7 +130,7 @@ async def test_who_goes_away_or_a_service_that_ends_releases_a_run(tmp_path: Pat
             answer = await answering
             assert (answer.status, answer.json["error"]) == (503, "ending")
             assert await asyncio.to_thread(service.process.wait, 30) == 0
-            assert service.said == ""
+            assert service.said == "starting sums; its rollouts are recorded in outputs/sums/rollouts\n"
 
 
 def test_means_are_of_numbers_that_can_be_summed() -> None:

@@ -64,7 +64,10 @@ def test_an_idle_service_ends_at_once(tmp_path: Path, number: signal.Signals, st
         service.post("/run", {"responses_create_params": {}, "verifier_metadata": {"row_key": service.keys()[0]}})
         service.process.send_signal(number)
         assert service.process.wait(30) == status
-        assert service.said == ""
+        assert service.said == "starting sums; its rollouts are recorded in outputs/sums/rollouts\n"
+    record = tmp_path / "outputs" / "sums" / "rollouts"
+    assert "recording rollouts of sums" in (record / "run.log").read_text()
+    assert "<!doctype html>" in (record / "report.html").read_text().lower()
 
 
 async def test_shutdown_completes_started_groups_and_starts_no_others(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SET_UP, USED = commands()[:2], [command for command in commands()[2:] if command
 
 def test_set_up_is_what_ci_does() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    assert SET_UP == ["python3 -m venv .venv && . .venv/bin/activate", "pip install -c constraints.txt -e '.[test]'"]
+    assert SET_UP == ["python3 -m venv .venv && . .venv/bin/activate", "pip install -c constraints.txt -e ."]
     assert "--constraint constraints.txt --editable '.[test," in ci
     assert TESTS in commands()
     assert f"\n{TESTS} " in ci

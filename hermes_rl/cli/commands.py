@@ -39,7 +39,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", help="Print log messag
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Print long output without a pager.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the spec: --set agent.max_turns=5.")
 ]
 SetAsRunOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Same as for `run`.")]
 TokenOption = Annotated[str | None, typer.Option(help="Variable that holds the token for requests.")]
@@ -111,7 +111,7 @@ def _at_hand(specs: list[str], trust: bool) -> list[str]:
 
 
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
-_EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai.<field> VALUE."
+_EPILOG = "Flags of Atropos work too: --env.FIELD VALUE, --openai.FIELD VALUE."
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
@@ -121,8 +121,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="SPEC… MODE",
-            help=f"{SPECS} Or a set. Then serve (a trainer; several specs feed it together), process (into files) or "
-            "evaluate (a model).",
+            help=f"{SPECS} Or a set of specs. MODE: serve a trainer (several specs feed it together), process writes "
+            "files, evaluate measures a model.",
             autocompletion=_specs_and_modes,
         ),
     ],
@@ -136,7 +136,7 @@ def run(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; keep an earlier one.")] = False,
     demo: DemoOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
     verbose: VerboseOption = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
@@ -150,7 +150,7 @@ def run(
         typer.Option(metavar="N", min=0, help="With --dry-run: run N rows in a temporary directory, and measure."),
     ] = 0,
     prices: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="With --dry-run: JSON, $ for a million tokens by model.")
+        Path | None, typer.Option(metavar="PATH", help="With --dry-run: JSON file of $ per million tokens by model.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a set: print set.json instead of the table.")] = False,
 ) -> None:
@@ -206,7 +206,7 @@ def validate(
 
 @app.command(name="list")
 def list_things(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(help="Kind of names.")],
     as_json: JsonOption = False,
 ) -> None:
     """List the names that a spec may use."""
@@ -236,8 +236,8 @@ def explain(
 
 @app.command()
 def schema(
-    of_set: Annotated[bool, typer.Option("--set", help="Of a set of specs.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As a page of all keys.")] = False,
+    of_set: Annotated[bool, typer.Option("--set", help="Print the schema of a set of specs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown page of all keys.")] = False,
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
     if markdown:
@@ -254,18 +254,18 @@ def schema(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def doctor(
     spec: Annotated[
-        list[str] | None, typer.Argument(metavar="[SPEC]", help="A spec whose servers and tokenizer are checked too.")
+        list[str] | None, typer.Argument(metavar="[SPEC]", help="Spec whose servers and tokenizer are checked too.")
     ] = None,
     as_json: JsonOption = False,
     sampling: Annotated[
-        bool, typer.Option("--sampling", help="Also draw 2,000 tokens or more from each token-level server.")
+        bool, typer.Option("--sampling", help="Also sample 2,000 tokens or more from each token-level server.")
     ] = False,
     sets: SetAsRunOption = None,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
-    security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
+    security: Annotated[bool, typer.Option("--security", help="Also try attacks on the default sandbox.")] = False,
 ) -> None:
-    """Say what works here: sandbox, tokenizer, servers."""
+    """Check what works here: sandbox, tokenizer, servers."""
     from hermes_rl.cli.doctor import examine, examine_security, print_checks
     from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.errors import UserError
@@ -286,15 +286,16 @@ def doctor(
 @app.command()
 def init(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the environment, and of the new folder; with --from: a file.")
+        str,
+        typer.Argument(metavar="NAME", help="Name of the environment and its new folder; with --from, a Python file."),
     ],
-    kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
+    kind: Annotated[Starter, typer.Option(help="Kind of the environment.")] = "tools",
     framework: Annotated[
         Literal["verifiers", "inspect"] | None,
-        typer.Option("--from", help="Draft a spec from a Python file of this framework, which is not executed."),
+        typer.Option("--from", help="Draft a spec from a Python file of this framework; the file is not executed."),
     ] = None,
 ) -> None:
-    """Make an environment to start from, with rewards and rows."""
+    """Create an environment to start from, with rewards and rows."""
     from hermes_rl.cli import init as making
 
     lines = making.start(name, kind, Path()) if framework is None else making.draft(Path(name), framework, Path())
@@ -306,7 +307,7 @@ def init(
 def migrate(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Paths of specs or of their folders.")],
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; the status is 1 if there is something to change.")
+        bool, typer.Option("--check", help="Change nothing; exit with 1 if a file has old names.")
     ] = False,
 ) -> None:
     """Rewrite the keys of specs that have new names."""
@@ -318,11 +319,15 @@ def migrate(
 @app.command()
 def regrade(
     run_directory: RunArgument,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="Set a key of the spec: --set rewards.a.weight=2.")
+    ] = None,
     env_file: EnvFileOption = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run code that the run's spec names, unasked.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code that the run's spec names without asking.")
+    ] = False,
 ) -> None:
-    """Score recorded rollouts by other rewards."""
+    """Score recorded rollouts again with changed rewards."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.repositories import agree_to_grade
     from hermes_rl.cli.run import regrade_run
@@ -335,17 +340,15 @@ def regrade(
 def grade(
     context: typer.Context,
     spec: SpecArgument,
-    atif: Annotated[list[Path], typer.Option("--atif", metavar="FILE", help="Trajectories in ATIF, one or more.")],
-    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More of them.")] = None,
-    row: Annotated[
-        str | None, typer.Option(help="Key of the row that they are of; default: found by the prompt.")
-    ] = None,
+    atif: Annotated[list[Path], typer.Option("--atif", metavar="FILE", help="Trajectories in ATIF.")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More trajectories.")] = None,
+    row: Annotated[str | None, typer.Option(help="Key of their row; default: the row with their prompt.")] = None,
     sets: SetOption = None,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Grade trajectories of other agents; no rollout runs."""
+    """Grade trajectories of other agents."""
     from hermes_rl.cli.grade import grade_files
     from hermes_rl.cli.options import Options
 
@@ -421,13 +424,13 @@ def export(
 def push(
     run_directory: RunArgument,
     address: Annotated[
-        str, typer.Argument(metavar="hf://datasets/OWNER/NAME", help="The dataset on the hub; ./NAME for a folder.")
+        str, typer.Argument(metavar="hf://datasets/OWNER/NAME", help="Dataset on the hub, or ./NAME for a folder.")
     ],
-    public: Annotated[bool, typer.Option("--public/--private", help="Who may see the dataset.")] = False,
-    token_env: Annotated[str | None, typer.Option(help="Variable that holds the hub's token.")] = None,
+    public: Annotated[bool, typer.Option("--public/--private", help="Visibility of the dataset.")] = False,
+    token_env: Annotated[str | None, typer.Option(help="Variable with the hub's token.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="URL of another hub of the same API.")] = None,
     env_file: EnvFileOption = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; call no hub.")] = False,
 ) -> None:
     """Publish a run's rollouts on the Hugging Face hub."""
     from hermes_rl.cli.push import push_run
@@ -441,7 +444,8 @@ def push(
 @app.command()
 def view(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run directories, or folders with runs: ./outputs.")
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Run directories, or folders of runs such as ./outputs."),
     ] = None,
     listen: ListenOption = "127.0.0.1:0",
 ) -> None:
@@ -463,17 +467,17 @@ def render(
     spec: SpecArgument,
     row: RowOption = "0",
     split: SplitOption = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print each token with its id.")] = False,
     as_json: JsonOption = False,
     sets: SetAsRunOption = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="As `run --demo`: the dataset's sample, the small template.")
+        bool, typer.Option("--demo", help="Use sample rows and the small template, as `run --demo`.")
     ] = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Show exactly what the model is sent for a row."""
+    """Print exactly what a model receives for a row."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.render import RenderRequest, render_spec
 
@@ -488,14 +492,14 @@ def play(
     spec: SpecArgument,
     row: RowOption = "0",
     split: SplitOption = None,
-    person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
-    shell: Annotated[bool, typer.Option("--shell", help="Look into the sandbox when the agent has ended.")] = False,
+    person: Annotated[bool, typer.Option("--person", help="Reply yourself, as the model.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Open the sandbox for you when the agent has ended.")] = False,
     sets: SetAsRunOption = None,
     demo: DemoOption = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Play one rollout and see it as it goes, without a record."""
+    """Run one rollout and watch it; nothing is recorded."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.play import PlayRequest, play_spec
 
@@ -535,11 +539,11 @@ def show(
 @app.command()
 def audit(
     run_directory: RunArgument,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Rollouts that are listed; 0 lists all.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, and all of them.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Maximum number of rollouts to list; 0: all.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with all rollouts.")] = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """List rollouts that reach for their tests, not the task."""
+    """List rollouts that may have cheated."""
     from hermes_rl.cli.audit import audit_run
 
     raise typer.Exit(audit_run(run_directory, as_json=as_json, limit=limit, pager=not no_pager))
@@ -549,11 +553,12 @@ def audit(
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
     success: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Score of a pass; default: A's evaluate.success_threshold.")
+        float | None,
+        typer.Option(
+            metavar="NUMBER", help="Score from which a rollout passes; default: A's evaluate.success_threshold."
+        ),
     ] = None,
-    cluster_by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")
-    ] = None,
+    cluster_by: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column that groups similar rows.")] = None,
     seat: Annotated[
         str | None, typer.Option(metavar="NAME", help="Seat to compare, with several agents; default: the first.")
     ] = None,
@@ -563,13 +568,15 @@ def compare(
     ] = False,
     margin: Annotated[
         float,
-        typer.Option(metavar="NUMBER", help="With --fail-if-worse: status 1 where the interval lies below -MARGIN."),
+        typer.Option(metavar="NUMBER", help="With --fail-if-worse: exit with 1 if the interval lies below -MARGIN."),
     ] = 0.0,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Fixed and broken rows that are listed.")] = 10,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Maximum number of fixed and broken rows to list.")
+    ] = 10,
     as_json: JsonOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Compare runs row by row: what is better, what is chance."""
+    """Compare runs row by row, with the role of chance."""
     from hermes_rl.cli.compare import CompareRequest, compare_paths
 
     request = CompareRequest(
@@ -585,17 +592,17 @@ def serve_http(
         list[str],
         typer.Argument(
             metavar="SPEC",
-            help=f"{SPECS} Several are served below their names, http://HOST:PORT/NAME.",
+            help=f"{SPECS} Several specs are served under http://HOST:PORT/NAME.",
             autocompletion=_shipped,
         ),
     ],
     listen: ListenOption = "127.0.0.1:8600",
     token_env: TokenOption = None,
     max_requests: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Rollouts of a spec that may be asked for at a time.")
+        int, typer.Option(metavar="N", min=1, help="Maximum concurrent rollouts of a spec.")
     ] = 16_384,
     key_env: Annotated[
-        list[str] | None, typer.Option(help="Variable that requests may name as the key of a server; may be repeated.")
+        list[str] | None, typer.Option(help="Variable that requests may name as a server's key; may be repeated.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -603,7 +610,7 @@ def serve_http(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new record; keep an earlier one.")] = False,
     idle: Annotated[
-        float, typer.Option(metavar="NUMBER", min=0.1, help="Seconds without a step after which a session ends.")
+        float, typer.Option(metavar="NUMBER", min=0.1, help="Seconds without a step until a session ends.")
     ] = 900.0,
     drain: Annotated[
         float, typer.Option(metavar="NUMBER", min=0.0, help="Seconds to finish started rollouts after SIGTERM.")
@@ -646,7 +653,7 @@ def serve_openenv(
     spec: SpecArgument,
     listen: ListenOption = "127.0.0.1:8000",
     token_env: TokenOption = None,
-    most: Annotated[int, typer.Option(metavar="N", min=1, help="Sessions at a time.")] = 64,
+    most: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum concurrent sessions.")] = 64,
     sets: SetOption = None,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,

@@ -373,7 +373,7 @@ def label(
     remove_tag: Annotated[list[str] | None, typer.Option(help="Remove a tag; may be repeated.")] = None,
     note: Annotated[str | None, typer.Option(help="Note on the run; '' removes it.")] = None,
 ) -> None:
-    """Give a run a name, tags and a note."""
+    """Name, tag or annotate a run, and print its label."""
     from hermes_rl.analysis.record import RunRecord
     from hermes_rl.runs.label import RunLabel
 

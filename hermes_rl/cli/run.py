@@ -224,8 +224,8 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
     words = f"{complete} of {section.groups} groups of {section.group_size} in {summary.seconds:.1f} s"
     parts = [
         words + (f" ({summary.there} were there already)" if summary.there else ""),
-        f"tokens exact in {summary.exact} of {summary.written}, {summary.trained:,} of {summary.sampled:,} sampled "
-        "tokens are trained on"
+        f"token-exact: {pluralize(summary.exact, 'group')} of {summary.written}; trained on: {summary.trained:,} of "
+        f"{summary.sampled:,} sampled tokens"
         if summary.sampled
         else "",
         f"judge unavailable: a fallback graded {pluralize(summary.fallbacks, 'group')}" if summary.fallbacks else "",

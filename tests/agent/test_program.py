@@ -565,7 +565,7 @@ def test_program_from_the_docs_runs(tmp_path: Path) -> None:
     commands = [line.split() for line in text.splitlines() if line.startswith("hermes-rl ")]
     outputs = [hermes(*words, cwd=tmp_path).stdout for _, *words in commands]
     assert outputs[0].endswith("spec.yaml: valid\n"), outputs
-    assert outputs[1].startswith("2 of 2 groups of 2 ") and "tokens exact in 2 of 2" in outputs[1], outputs
+    assert outputs[1].startswith("2 of 2 groups of 2 ") and "token-exact: 2 groups of 2" in outputs[1], outputs
     assert "program: 2 requests, status 0" in outputs[2], outputs
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["stop_reason"], line["score"], line["program"]["exit_code"]) for line in lines] == [

@@ -52,7 +52,7 @@ def test_first_command_runs_twelve_mixed_groups_of_four(first_run: Run) -> None:
 def test_progress_goes_to_stderr_and_results_to_stdout(first_run: Run) -> None:
     _, done = first_run
     first = done.stdout.splitlines()[0]
-    assert first.startswith("12 of 12 groups of 4") and "tokens exact in 12 of 12, " in first
+    assert first.startswith("12 of 12 groups of 4") and "token-exact: 12 groups of 12; trained on: " in first
     assert "12/12" in done.stderr
 
 

@@ -150,7 +150,8 @@ def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
     assert read_own_json(JsonAnswer({"text": HALF, "at": path, "mean": math.nan}).body) == {
         "text": HALF, "at": str(path), "mean": None,
     }  # fmt: skip
-    result = AgentResult(messages=[{"role": "user", "content": HALF}], prompt_length=1)
+    messages = [{"role": role, "content": HALF} for role in ("user", "assistant")]
+    result = AgentResult(messages=messages, prompt_length=1)
     rollout = Rollout(RolloutKey(Row("r", {"q": HALF}, 0, ""), "r:0", 0, 1), 0, result=result, score=math.nan)
     group = Group("r:0", rollout.key.row, [rollout])
     write_format("sft", path, RecordedRollouts(lambda: iter([group]), lambda: iter([]), [], None), RolloutChoice())

@@ -196,7 +196,14 @@ def _chosen(group: Group, choice: RolloutChoice) -> list[Rollout]:
 
 
 def _trained(group: Group) -> list[Rollout]:
-    return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
+    """Return the rollouts that are trained on: none in which the policy never replied, such as an idle seat."""
+    return [rollout for rollout in group.rollouts if not rollout.masked and _has_replied(rollout)]
+
+
+def _has_replied(rollout: Rollout) -> bool:
+    result = rollout.result
+    replies = () if result is None else result.messages[result.prompt_length :]
+    return any(message["role"] == "assistant" for message in replies)
 
 
 # ------------------------------------------------------------------------------------------------ Supervised training

@@ -184,6 +184,18 @@ def test_only_written_groups_and_trained_seats_are_exported(tmp_path: Path) -> N
     assert [path.name for path in sorted((run / "atif").iterdir())] == ["a:0-0.json", "b:0-0.json", "j.json"]
 
 
+def test_rollouts_without_a_reply_are_in_tables_alone(tmp_path: Path) -> None:
+    """Such as a seat whose turn never came; its missing tokens took those of all others."""
+    silent = recorded("silent")
+    silent["messages"], silent["tool_calls"] = silent["messages"][:1], []
+    run = write_run(tmp_path / "run", [recorded("a"), silent])
+    assert status(["export", str(run), "--format", "sft,kto,openai,sharegpt,jsonl"]) == 0
+    for name in ("sft", "kto", "sharegpt"):
+        assert [row["row_key"] for row in lines(run / f"{name}.jsonl")] == ["a"]
+    assert len(lines(run / "openai.jsonl")) == 1
+    assert [row["row_key"] for row in lines(run / "table.jsonl")] == ["a", "silent"]
+
+
 def test_pairs_without_tokens_leave_no_empty_file(tmp_path: Path) -> None:
     members = [recorded("a", index, float(index), size=2) for index in range(2)]
     run = write_run(tmp_path / "run", members)

@@ -78,3 +78,23 @@ async def test_preference_training_masks_tool_results(model: Path, tmp_path: Pat
     trainer.train()
     with pytest.raises(UserError, match="the pair of group g has no `chosen_labels`"):
         pairs_collator(0)([{"group": "g", "chosen_labels": None, "rejected_labels": None}])
+
+
+async def test_unpaired_preferences_are_trained_on(model: Path, tmp_path: Path) -> None:
+    from trl.data_utils import is_conversational
+
+    path, rows = await made("kto", tmp_path / "run")
+    table = loaded(path)
+    assert is_conversational(table[0])
+    config = trl.KTOConfig(**options(tmp_path))
+    trainer = trl.KTOTrainer(str(model), args=config, train_dataset=table)
+    assert sorted(trainer.train_dataset["label"]) == sorted(row["label"] for row in rows)
+    trainer.train()
+
+
+async def test_conversations_of_sharegpt_become_messages(tmp_path: Path) -> None:
+    path, rows = await made("sharegpt", tmp_path / "run")
+    for read, row in zip(loaded(path), rows, strict=True):
+        messages = trl.maybe_convert_to_chatml(read)["messages"]
+        entries = [{"role": entry["from"], "content": entry["value"]} for entry in row["conversations"]]
+        assert [{name: message[name] for name in ("role", "content")} for message in messages] == entries

@@ -26,9 +26,10 @@ def explain(word: str) -> Iterator[str]:
 
     Raises `UserError`, with suggestions, if nothing has this name.
     """
-    name = word.strip().strip(".").removeprefix("rewards.").removeprefix("on_stop.").removeprefix("toolsets.")
+    word = word.strip().strip(".").replace("*", "NAME")
+    name = word.removeprefix("rewards.").removeprefix("on_stop.").removeprefix("toolsets.")
     parts = [part for part in (*_reward(name), *_stop_reason(name), *_toolset(name), *_others(name)) if part]
-    keys = [key for path in _paths(word.strip().strip(".")) if (key := find_key(path)) is not None]
+    keys = [key for path in _paths(word) if (key := find_key(path)) is not None]
     if parts and word != name:
         keys = []  # `rewards.llm_judge` is the reward
     parts += [list(_key(key)) for key in keys]
@@ -122,7 +123,7 @@ def _others(name: str) -> Iterator[list[str]]:
     for kind, title in OTHERS.items():
         for entry in listed(kind):
             if entry["name"] == name:
-                yield [f"{name} (a {title})", *_wrapped(" ".join(entry["description"].split()), "  ")]
+                yield [f"{name} ({title})", *_wrapped(" ".join(entry["description"].split()), "  ")]
 
 
 def _first_sentence(text: str) -> str:

@@ -23,7 +23,7 @@ from hermes_rl.values import replace_surrogates
 LARGEST = 1 << 20
 """Maximum bytes of a file."""
 DEEPEST = 20
-"""Maximum assignments that are followed from a name to its value, and levels of a value."""
+"""Maximum levels of a value."""
 FRAMEWORKS = ("verifiers", "inspect_ai", "datasets")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Arguments = dict[str, ast.expr]
@@ -61,7 +61,7 @@ class SpecDraft:
         self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
         self.left: list[str] = []
         self.spec: dict[str, Any] = {"name": self.name}
-        self._names: dict[str, ast.expr] = {}
+        self._names: dict[str, list[ast.expr]] = {}
         self._code: dict[str, str] = {}
         """Definitions of the new file, in addition to the constants and helpers of the old one."""
 
@@ -76,17 +76,19 @@ class SpecDraft:
             for each, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
             if default
         ]
-        self._names = {argument.arg: default for argument, default in pairs}
+        self._names = {argument.arg: [default] for argument, default in pairs}
         for node in (*self.tree.body, *ast.walk(function)):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                self._names[node.targets[0].id] = node.value
+                self._names.setdefault(node.targets[0].id, []).append(node.value)
 
     def resolved(self, node: ast.expr) -> ast.expr:
-        """Return the expression that a name stands for."""
-        for _ in range(DEEPEST):
-            if not (isinstance(node, ast.Name) and node.id in self._names):
+        """Return the expression that a name stands for: the last one that was assigned before."""
+        while isinstance(node, ast.Name):
+            start = node.lineno, node.col_offset
+            earlier = [each for each in self._names.get(node.id, ()) if _end(each) <= start]
+            if not earlier:
                 break
-            node = self._names[node.id]
+            node = max(earlier, key=_end)
         return node
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
@@ -243,6 +245,10 @@ class SpecDraft:
             ):
                 kept.append(self.segment(node))
         return "\n\n\n".join(["\n".join(kept), *self._code.values()]).strip() + "\n"
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def shown(node: ast.AST) -> str:
@@ -615,7 +621,10 @@ def draft_files(path: Path, framework: str) -> tuple[str, dict[str, str], list[s
         UserError: the file cannot be read or parsed, or holds no environment.
     """
     draft = SpecDraft(path)
-    MOVERS[framework](draft)
+    try:
+        MOVERS[framework](draft)
+    except RecursionError:
+        raise UserError(f"{path}: its environment is nested too deeply to be read") from None
     if not draft.spec.get("rewards"):
         draft.leave("rewards: a spec needs at least one")
         draft.add_reward("exact_match", {"args": {"target": "…"}})

@@ -134,6 +134,37 @@ def test_an_environment_of_verifiers_is_read_without_being_executed(tmp_path: Pa
     assert "    #     return float(completion[-1]" in code
 
 
+def test_names_that_are_assigned_again_are_followed(tmp_path: Path) -> None:
+    """Most environments of the hub write `dataset = dataset.map(…)`."""
+    text = """
+import verifiers as vf
+from datasets import load_dataset
+
+def load_environment():
+    dataset = load_dataset("owner/name", split="train")
+    dataset = dataset.map(lambda row: row)
+    dataset = dataset.shuffle(seed=1).select(range(9))
+    rubric = vf.Rubric(funcs=[])
+    rubric = vf.RubricGroup([rubric, vf.MathRubric()])
+    prompt = "Think."
+    prompt = prompt.strip()
+    return vf.SingleTurnEnv(dataset=dataset, rubric=rubric, system_prompt=prompt)
+"""
+    spec, written = drafted(text, "verifiers", tmp_path)
+    assert spec["dataset"] == {"path": "owner/name", "split": "train"}
+    assert spec["rewards"] == {"math_equal": {"args": {"target": "{{ answer }}"}}}
+    assert (spec["agent"], spec["prompt"]["system"]) == ({"max_turns": 1}, "Think.")
+    assert all(f".{name}(…)" in written for name in ("map", "shuffle", "select"))
+
+
+def test_a_deeply_nested_environment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "\n".join(f"    r{n} = vf.RubricGroup([r{n - 1}])" for n in range(1, 3000))
+    text = f"def load_environment():\n    r0 = vf.Rubric()\n{names}\n    return vf.ToolEnv(rubric=r2999)\n"
+    (tmp_path / "mine.py").write_text(text)
+    assert status(["init", "--from", "verifiers", "mine.py"]) == 2
+    assert "nested too deeply" in capsys.readouterr().err
+
+
 def test_a_task_of_inspect_is_read_without_being_executed(tmp_path: Path) -> None:
     spec, text = drafted(INSPECT, "inspect", tmp_path)
     assert not (tmp_path / "executed").exists()

@@ -71,12 +71,13 @@ def test_stop_reasons_and_toolsets_are_explained() -> None:
         ),
         ("rewards.llm_judge.args.where", ["`final` or `conversation`", "default  final"]),
         ("rewards.mine.weight", ["rewards.mine.weight", "type     number"]),
+        ("rewards.*.weight", ["rewards.NAME.weight"]),
         ("group_size", ["serve.group_size", "process.group_size"]),
         ("max_turns", ["max_turns (a stop reason)", "agent.max_turns", "evaluate.agent.max_turns"]),
         ("user.tools.python", ["user.tools[].python", "- python: file.py:name"]),
         ("serve", ["type     section", "  keys", "max_staleness"]),
         ("write_file", ["write_file (a tool of the toolset file)"]),
-        ("bubblewrap", ["bubblewrap (a sandbox backend)"]),
+        ("bubblewrap", ["bubblewrap (sandbox backend)"]),
     ],
 )
 def test_words_are_explained(word: str, said: list[str], capsys: pytest.CaptureFixture[str]) -> None:

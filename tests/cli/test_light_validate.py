@@ -69,7 +69,8 @@ def test_a_misspelt_toolset_is_still_found(tmp_path: Path) -> None:
 
 def test_help_is_shown_without_reading_specs() -> None:
     code = (
-        "import sys\nfrom hermes_rl.cli.main import status\nstatus(['--help'])\nprint('hermes_rl.spec.model' in sys.modules)"
+        "import sys\nfrom hermes_rl.cli.main import status\nstatus(['--help'])\n"
+        "print('hermes_rl.spec.model' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -78,6 +78,8 @@ class SpecDraft:
         ]
         self._names = {argument.arg: [default] for argument, default in pairs}
         for node in (*self.tree.body, *ast.walk(function)):
+            if isinstance(node, Function):
+                self.functions.setdefault(node.name, node)
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self._names.setdefault(node.targets[0].id, []).append(node.value)
 
@@ -190,7 +192,7 @@ class SpecDraft:
 
     def stub(self, name: str, node: ast.AST, columns: Sequence[str]) -> dict[str, Any]:
         """Return a reward with an empty function, and the old code as a comment."""
-        old = textwrap.indent(textwrap.dedent(self.segment(node)), "    # ", lambda line: True)
+        old = textwrap.indent(self.segment(node), "    # ", lambda line: True)
         old = "\n".join(line.rstrip() for line in old.splitlines())
         parameters = ", ".join(["result", *(["*", *columns] if columns else [])])
         self._code[name] = f'def {name}({parameters}):\n{old}\n    raise NotImplementedError("implement {name}")'
@@ -199,9 +201,9 @@ class SpecDraft:
         return {"fn": f"{self.name}_code.py:{name}", **args}
 
     def segment(self, node: ast.AST) -> str:
-        """Return the source of a statement, with its decorators."""
+        """Return the source of a statement without its indentation, with its decorators."""
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])  # type: ignore[attr-defined]
-        return "\n".join(self.source.splitlines()[first - 1 : node.end_lineno])  # type: ignore[attr-defined]
+        return textwrap.dedent("\n".join(self.source.splitlines()[first - 1 : node.end_lineno]))  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------ the files
 
@@ -274,9 +276,19 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (each.asname or each.name for each in node.names if each.name.split(".")[0] in FRAMEWORKS)
 
 
+def _own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of functions and classes in it."""
+    pending: list[ast.AST] = list(function.body)
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            pending[:0] = ast.iter_child_nodes(node)
+
+
 def _returned(draft: SpecDraft, function: Function) -> ast.expr | None:
-    """Return the expression that a function returns."""
-    returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    """Return the expression that a function returns last."""
+    returns = [node.value for node in _own_nodes(function) if isinstance(node, ast.Return) and node.value is not None]
     calls = [each for each in map(draft.resolved, returns) if isinstance(each, ast.Call)]
     return calls[-1] if calls else None
 
@@ -355,6 +367,8 @@ EXAMPLES = {"gsm8k": {"path": "openai/gsm8k", "name": "main", "split": "train"}}
 
 def _dataset(draft: SpecDraft, node: ast.expr | None) -> None:
     node = _NONE if node is None else draft.resolved(node)
+    if isinstance(node, ast.Name) and node.id in draft.functions:  # it makes the dataset when it is needed
+        node = _returned(draft, draft.functions[node.id]) or node
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         inner = draft.resolved(node.func.value)
         if not isinstance(inner, ast.Call):
@@ -554,7 +568,7 @@ def _inspect_tool(draft: SpecDraft, node: ast.expr) -> None:
         toolsets += [sets[name]] if sets[name] not in toolsets else []
         draft.leave_all(arguments)
     elif inner:
-        code = re.sub(rf"\bdef {inner[0].name}\(", f"def {name}(", textwrap.dedent(draft.segment(inner[0])), count=1)
+        code = re.sub(rf"\bdef {inner[0].name}\(", f"def {name}(", draft.segment(inner[0]), count=1)
         draft.add_tool(name, code)
         foreign = sorted(
             {each.id for each in ast.walk(inner[0]) if isinstance(each, ast.Name)} & set(_imported(draft.tree))

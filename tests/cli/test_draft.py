@@ -157,6 +157,53 @@ def load_environment():
     assert all(f".{name}(…)" in written for name in ("map", "shuffle", "select"))
 
 
+def test_functions_within_load_environment_are_moved(tmp_path: Path) -> None:
+    """As most environments of the hub define their tools, rewards and dataset."""
+    text = """
+import verifiers as vf
+from datasets import load_dataset
+
+def load_environment(name="owner/name", old=False):
+    if old:
+        from other import load
+        return load(name)
+
+    def build_dataset():
+        rows = load_dataset(name, split="train").map(lambda row: {"question": row["prompt"]})
+        rows = rows.remove_columns(["prompt"])
+        return rows
+
+    async def search(query: str) -> list[str]:
+        \'\'\'Search.
+
+        Args:
+            query: Words.
+        \'\'\'
+        return sorted(query)
+
+    def close(completion, answer, **kwargs):
+        def ratio(a, b):
+            return float(len(a))
+
+        return ratio(completion, answer)
+
+    tools = [search]
+    rubric = vf.JudgeRubric(judge_model="m")
+    rubric.add_reward_func(close, weight=0.5)
+    env = vf.ToolEnv(dataset=build_dataset, tools=tools, rubric=rubric, max_turns=3)
+    return env
+""".replace("\\'", "'")
+    spec, written = drafted(text, "verifiers", tmp_path)
+    assert spec["dataset"] == {"path": "owner/name", "split": "train"}
+    assert spec["tools"] == [{"python": "mine_code.py:search"}]
+    assert spec["rewards"]["close"] == {"fn": "mine_code.py:close", "args": {"answer": "{{ answer }}"}, "weight": 0.5}
+    assert (spec["agent"], "llm_judge" in spec["rewards"]) == ({"max_turns": 3}, True)
+    assert ".remove_columns(…)" in written and ".map(…)" in written
+    code = (tmp_path / "mine" / "mine_code.py").read_text()
+    assert "\nasync def search(query: str)" in f"\n{code}" and "    #     return ratio(completion, answer)" in code
+    compile(code, "mine_code.py", "exec")
+
+
 def test_a_deeply_nested_environment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = "\n".join(f"    r{n} = vf.RubricGroup([r{n - 1}])" for n in range(1, 3000))
     text = f"def load_environment():\n    r0 = vf.Rubric()\n{names}\n    return vf.ToolEnv(rubric=r2999)\n"

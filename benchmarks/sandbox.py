@@ -108,7 +108,7 @@ async def disposable() -> list[list[str]]:
         file.write_text(SCORER)  # noqa: ASYNC240 - nothing else runs
 
         async def call(name: str, **args: object) -> float:
-            return float(await CONFINED.call(Code.of(f"{file}:{name}"), args, "hermes_rl.plugins:identity", 600))
+            return float(await CONFINED.call(Code.from_ref(f"{file}:{name}"), args, "hermes_rl.plugins:identity", 600))
 
         async def score() -> None:
             await call("score", text=TEXT)

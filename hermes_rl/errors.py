@@ -115,8 +115,8 @@ def agent_error(kind: type[OSError]) -> type[OSError]:
     return type(kind.__name__, kinds, body)
 
 
-def _agent_error(kind: type[OSError], number: int, problem: str, filename: str | None) -> OSError:
-    return agent_error(kind)(number, problem, filename)  # type: ignore[arg-type]  # classes are hashable
+def _agent_error(kind: type[OSError], error_number: int, problem: str, filename: str | None) -> OSError:
+    return agent_error(kind)(error_number, problem, filename)  # type: ignore[arg-type]  # classes are hashable
 
 
 class Failure(HermesRLError):

@@ -145,12 +145,12 @@ def list_below(directory: Path, top: Path, is_excluded: Callable[[Path], bool] |
                 if not entry.name.isascii() and replace_surrogates(entry.name) != entry.name:
                     raise RefusedFileError(f"{path}: its name is not UTF-8")
                 if len(modes) > MOST_FILES or size > LARGEST_DIRECTORY:
-                    most = f"{MOST_FILES} files, or than {LARGEST_DIRECTORY >> 30} GiB in them"
-                    raise RefusedFileError(f"{directory}: has more than {most}, and is not read")
+                    limits = f"{MOST_FILES} files, or than {LARGEST_DIRECTORY >> 30} GiB in them"
+                    raise RefusedFileError(f"{directory}: has more than {limits}, and is not read")
     return dict(sorted(modes.items()))
 
 
 def _has_link(top: Path, names: tuple[str, ...]) -> bool:
     """Return True if one of the directories below `top` is a link."""
-    places = (top.joinpath(*names[:count]) for count in range(1, len(names) + 1))
-    return any(place.is_symlink() for place in places)
+    directories = (top.joinpath(*names[:count]) for count in range(1, len(names) + 1))
+    return any(directory.is_symlink() for directory in directories)

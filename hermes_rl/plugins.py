@@ -46,21 +46,21 @@ def load_object(ref: str, base: Path | None = None) -> Any:
 
     The name may be dotted (``file.py:Class.method``). Raises `UserError` with the available names.
     """
-    place, _, name = ref.rpartition(":")
-    if not place or not name:
+    module_ref, _, name = ref.rpartition(":")
+    if not module_ref or not name:
         raise UserError(f"{ref!r} is not a reference to code; expected file.py:name or package.module:name")
-    return _attribute(load_module(place, base), name, place)
+    return _attribute(load_module(module_ref, base), name, module_ref)
 
 
-def load_module(place: str, base: Path | None = None) -> ModuleType:
+def load_module(module_ref: str, base: Path | None = None) -> ModuleType:
     """Return the module that a reference names before its colon: a file (see `load_object`), or an installed one.
 
     Raises:
         UserError: it cannot be loaded.
     """
-    if place.endswith(".py"):
-        return load_file((base or Path.cwd()) / Path(place).expanduser())
-    return _import(place, place)
+    if module_ref.endswith(".py"):
+        return load_file((base or Path.cwd()) / Path(module_ref).expanduser())
+    return _import(module_ref, module_ref)
 
 
 class Code(NamedTuple):
@@ -76,10 +76,14 @@ class Code(NamedTuple):
     """Argument for the object, a function that returns the requested object; None if it is the requested object."""
 
     @classmethod
-    def of(cls, ref: str) -> Code:
+    def from_ref(cls, ref: str) -> Code:
         """Return the location of an object by its absolute reference, which `load_object` has loaded."""
-        place, _, name = ref.rpartition(":")
-        return cls(load_file(Path(place)).__name__, name, place) if place.endswith(".py") else cls(place, name)
+        module_ref, _, name = ref.rpartition(":")
+        return (
+            cls(load_file(Path(module_ref)).__name__, name, module_ref)
+            if module_ref.endswith(".py")
+            else cls(module_ref, name)
+        )
 
     def load(self) -> Any:
         """Return the object.
@@ -118,9 +122,9 @@ def entry_points(group: str) -> list[EntryPoint]:
     from importlib.metadata import distribution
 
     points: dict[EntryPoint, None] = {}
-    for place in sys.path:
+    for directory in sys.path:
         with suppress(OSError):
-            for package, point in _published_in(place, Path(place).stat().st_mtime_ns):
+            for package, point in _published_in(directory, Path(directory).stat().st_mtime_ns):
                 # Of two versions of a package, the first on the path counts.
                 if point.group == group and point in distribution(package).entry_points:
                     points[point] = None
@@ -128,19 +132,19 @@ def entry_points(group: str) -> list[EntryPoint]:
 
 
 @lru_cache(maxsize=256)
-def _published_in(place: str, changed: int) -> list[tuple[str, EntryPoint]]:
+def _published_in(directory: str, changed: int) -> list[tuple[str, EntryPoint]]:
     """Return package and entry point of everything that a directory publishes for hermes-rl, until it changes."""
     from importlib.metadata import distributions  # processes for user code do not need it
 
-    points = ((package, point) for package in distributions(path=[place]) for point in package.entry_points)
+    points = ((package, point) for package in distributions(path=[directory]) for point in package.entry_points)
     return [(package.name, point) for package, point in points if point.group.startswith("hermes_rl.")]
 
 
-def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
+def published(group: str, kind: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
     """Return the entry points of installed packages in a group, by name, without `reserved` names.
 
     Args:
-        what: kind of the published objects, for error messages.
+        kind: kind of the published objects, for error messages.
 
     Raises:
         UserError: two packages publish one name.
@@ -149,19 +153,19 @@ def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str,
     for point in entry_points(group=group):
         if point.name in points:
             both = f"{points[point.name].value} and {point.value}"
-            raise UserError(f"two packages publish a {what} {point.name!r} ({both}); remove one of them")
+            raise UserError(f"two packages publish a {kind} {point.name!r} ({both}); remove one of them")
         if point.name not in reserved:
             points[point.name] = point
     return points
 
 
-def load_published(point: EntryPoint, what: str) -> Any:
+def load_published(point: EntryPoint, kind: str) -> Any:
     """Return the object of an entry point; raise `UserError` if it cannot be loaded."""
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # its module may raise anything
         raise UserError(
-            f"the {what} {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+            f"the {kind} {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -194,7 +198,7 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     except BaseException as error:
         del sys.modules[name], _files[name]
         if isinstance(error, Exception | SystemExit):  # a file that exits would otherwise end the run silently
-            raise UserError(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
+            raise UserError(f"{_locate_error(error, path)}: {type(error).__name__}: {error}") from error
         raise
     return module
 
@@ -202,17 +206,17 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
 @contextmanager
 def _folder_importable(folder: Path) -> Iterator[None]:
     """Make the files of a directory importable under their plain names while a file loads."""
-    own = _siblings.setdefault(folder, {})
+    sibling_modules = _siblings.setdefault(folder, {})
     names = _importable_names(folder)
     hidden = {key: sys.modules.pop(key) for key in _under(names)}
-    sys.modules.update(own)
+    sys.modules.update(sibling_modules)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         yield
     finally:
         sys.path.remove(str(folder))
-        own.update({key: sys.modules.pop(key) for key in _under(names)})
+        sibling_modules.update({key: sys.modules.pop(key) for key in _under(names)})
         sys.modules.update(hidden)
 
 
@@ -238,13 +242,13 @@ def _import(module: str, ref: str) -> ModuleType:
         raise UserError(f"{ref}: importing failed: {type(error).__name__}: {error}") from error
 
 
-def _attribute(module: ModuleType, name: str, place: str) -> Any:
+def _attribute(module: ModuleType, name: str, module_ref: str) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
             names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []
-            there = f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
-            raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{there}")
+            hint = f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
+            raise UserError(f"{module_ref}: has no {name!r}{did_you_mean(part, names)}{hint}")
         value = getattr(value, part)
     return value
 
@@ -253,15 +257,15 @@ LONGEST = 100
 """Maximum characters of a name for which similar names are searched; a comparison takes the product of the lengths."""
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
+def closest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the known name that this one misspells, or None."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= LONGEST else []
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6) if len(name) <= LONGEST else []
     return matches[0] if matches else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return ``; did you mean `x`?`` if one of the known names is close to this one, else an empty text."""
-    meant = closest(name, known)
+    meant = closest(name, candidates)
     return f"; did you mean `{meant}`?" if meant else ""
 
 
@@ -273,7 +277,7 @@ def _similar(path: Path) -> str:
     return did_you_mean(path.name, names)
 
 
-def _place(error: BaseException, path: Path) -> str:
+def _locate_error(error: BaseException, path: Path) -> str:
     """Return the file and line where loading failed, as near to the user's own file as the traceback goes."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -289,9 +293,9 @@ def place_of(error: BaseException, function: Callable[..., Any]) -> str:
     """Return the error as text, with the last line of `function`'s file that led to it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    user_frames = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
     if code is not None and code.co_filename.startswith(_PACKAGE):  # it has called other code
         file = next((frame.filename for frame in frames if not frame.filename.startswith(_PACKAGE)), code.co_filename)
-        own = [frame for frame in frames if frame.filename == file]
-    where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+        user_frames = [frame for frame in frames if frame.filename == file]
+    location = f" at {(user_frames or frames)[-1].filename}:{(user_frames or frames)[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"

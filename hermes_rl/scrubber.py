@@ -38,19 +38,19 @@ class Scrubber:
 
     def __init__(self, secrets: Iterable[str], keys: Iterable[str] = ()) -> None:
         keys = list(keys)
-        known, own = _forms([*secrets, *keys], _SHORTEST), _forms(keys, UNGUESSABLE)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
-        self._own = re.compile(b"|".join(re.escape(form.encode()) for form in own)) if own else None
+        secret_forms, key_forms = _forms([*secrets, *keys], _SHORTEST), _forms(keys, UNGUESSABLE)
+        self._secret_pattern = re.compile("|".join(map(re.escape, secret_forms))) if secret_forms else None
+        self._key_pattern = re.compile(b"|".join(re.escape(form.encode()) for form in key_forms)) if key_forms else None
 
     def scrub(self, text: str) -> str:
         """Return the text without secrets."""
-        if self._known is not None:
-            text = self._known.sub(MASK, text)
+        if self._secret_pattern is not None:
+            text = self._secret_pattern.sub(MASK, text)
         return _LOOKS_SECRET.sub(MASK, text)
 
     def unechoed(self, raw: bytes) -> bytes:
         """Return a server's response without the keys that it received; short ones stay."""
-        return raw if self._own is None else self._own.sub(MASK.encode(), raw)
+        return raw if self._key_pattern is None else self._key_pattern.sub(MASK.encode(), raw)
 
     def excerpt(self, text: str) -> str:
         """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no partial secret

@@ -30,7 +30,7 @@ class _Escaped:
         if character in KEPT or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
             return code
         data = character.encode("utf-16-be", "surrogatepass")
-        return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
+        return "".join(f"\\u{data[offset : offset + 2].hex()}" for offset in range(0, len(data), 2))
 
 
 _ESCAPED = _Escaped()
@@ -54,11 +54,11 @@ def end_of(text: str, most: int) -> str:
     return "…" + (words[1] if words and 2 * len(words[1]) > most else end)
 
 
-def most_frequent(reasons: Counter[str], most: int = 3) -> Iterator[tuple[str, int]]:
+def most_frequent(reasons: Counter[str], limit: int = 3) -> Iterator[tuple[str, int]]:
     """Yield the most frequent reasons with their counts, and then the sum of all others."""
-    yield from reasons.most_common(most)
-    if further := reasons.total() - sum(count for _, count in reasons.most_common(most)):
-        yield "other reasons", further
+    yield from reasons.most_common(limit)
+    if other_count := reasons.total() - sum(count for _, count in reasons.most_common(limit)):
+        yield "other reasons", other_count
 
 
 def pluralize(count: int, noun: str) -> str:

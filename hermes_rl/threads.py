@@ -73,7 +73,7 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
     Any event that ends the wait before the work has ended, such as Ctrl-C, cancels the work. Raises `LoopGoneError` if
     the loop has ended; a plain wait for its result would never end.
     """
-    step: _Step | None = getattr(_here, "step", None)
+    step: _Step | None = getattr(_thread_state, "step", None)
     if step is not None and step.loop is loop:
         return step.wait(work)
     future = asyncio.run_coroutine_threadsafe(work, loop)
@@ -156,10 +156,10 @@ class LoopGoneError(UserError):
 
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Return the result of `function`. If the caller is cancelled, the thread continues, and its result is dropped."""
-    return await _begun(function)
+    return await _start_in_thread(function)
 
 
-def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
+def _start_in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     """Start `function` in a thread. No task holds its result: a task would let SystemExit out of the event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -240,7 +240,7 @@ class PerLoopSemaphore:
             weakref.WeakKeyDictionary()
         )
 
-    def here(self) -> asyncio.Semaphore:
+    def get_semaphore(self) -> asyncio.Semaphore:
         """Return the semaphore of the running loop; use it with ``async with``."""
         loop = asyncio.get_running_loop()
         semaphore = self._by_loop.get(loop)
@@ -307,7 +307,7 @@ async def run_exclusively(work: Callable[..., T], *arguments: Any, **more: Any) 
     which waits for its turn after all of them, would be late by tenths of a second. If the loop learns late that the
     work has ended, it is busy, and the next such work starts later by the same amount.
     """
-    loop, turn, ended = asyncio.get_running_loop(), _one.here(), math.inf
+    loop, turn, ended = asyncio.get_running_loop(), _one.get_semaphore(), math.inf
 
     def timed() -> T:
         nonlocal ended
@@ -354,19 +354,19 @@ class CallThrottle:
         run = partial(self._timed, function, thread)
         running: asyncio.Future[T] | None = None
         if self._computes:
-            async with _turns.here():
+            async with _turns.get_semaphore():
                 if self._computes:  # a call that has ended in the meantime may have shown that it only waits
-                    running = _begun(run)
+                    running = _start_in_thread(run)
                     with _short_switch_interval():
                         await _until_it_waits(running, thread)
-        return await (running or _begun(run))
+        return await (running or _start_in_thread(run))
 
     @property
     def _computes(self) -> bool:
         return self._seconds is None or self._seconds >= COMPUTES
 
     def _timed(self, function: Callable[[], T], thread: _Clock) -> T:
-        thread.begin()
+        thread.start()
         try:
             return function()
         finally:
@@ -378,16 +378,16 @@ class _Clock:
 
     def __init__(self) -> None:
         self._id: int | None = None
-        self._began = 0.0
+        self._started_at = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the clock in the thread that computes."""
-        self._began = time.thread_time()
+        self._started_at = time.thread_time()
         self._id = time.pthread_getcpuclockid(threading.get_ident())
 
     def seconds(self) -> float:
         """Return the computing seconds; 0 before the start."""
-        return 0.0 if self._id is None else time.clock_gettime(self._id) - self._began
+        return 0.0 if self._id is None else time.clock_gettime(self._id) - self._started_at
 
 
 async def _until_it_waits(running: asyncio.Future[Any], thread: _Clock) -> None:
@@ -416,7 +416,7 @@ class OverlongError(Exception):
 
 _Word = tuple[str, Any]
 """Message from the thread of a step to the loop's thread: `awaits` or `waits` for something, `returned` or `raised`."""
-_here = threading.local()
+_thread_state = threading.local()
 """`step`, if this thread runs one."""
 stepping: dict[int, int] = {}
 """Threads that currently act for event loops, by the thread of the loop."""
@@ -427,12 +427,12 @@ class _Step:
 
     def __init__(self, advance: Callable[[Any], Any], value: Any, context: contextvars.Context) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
-        self.words, self.answers = queue.SimpleQueue[_Word](), queue.SimpleQueue[_Word]()
+        self.messages, self.answers = queue.SimpleQueue[_Word](), queue.SimpleQueue[_Word]()
         self._advance, self._value, self._context = advance, value, context
         self._loop_thread, self._hooks = threading.get_ident(), sys.get_asyncgen_hooks()
-        self._left = False
+        self._is_abandoned = False
 
-    def begin(self, longest: float) -> _Word:
+    def start(self, longest: float) -> _Word:
         """Start it in a thread, and return its first message."""
         run_detached(self._run)
         return self._word(longest)
@@ -444,11 +444,11 @@ class _Step:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, for which the loop runs meanwhile; called in the thread of the step."""
-        if self._left:
+        if self._is_abandoned:
             work.close()
             raise OverlongError
         stepping.pop(self._loop_thread, None)
-        self.words.put(("waits", work))
+        self.messages.put(("waits", work))
         kind, value = self.answers.get()
         stepping[self._loop_thread] = threading.get_ident()
         if kind == "raised":
@@ -457,9 +457,9 @@ class _Step:
 
     def _word(self, longest: float) -> _Word:
         try:
-            return self.words.get(timeout=longest)
+            return self.messages.get(timeout=longest)
         except queue.Empty:
-            self._left = True
+            self._is_abandoned = True
             stepping.pop(self._loop_thread, None)
             raise OverlongError(f"has held the event loop for {longest:g} s") from None
 
@@ -470,7 +470,7 @@ class _Step:
         entered = asyncio.current_task() is None and self.task is not None  # newer Pythons store the task per thread
         if entered:
             asyncio.tasks._enter_task(self.loop, self.task)  # type: ignore[arg-type]
-        _here.step, stepping[self._loop_thread] = self, threading.get_ident()
+        _thread_state.step, stepping[self._loop_thread] = self, threading.get_ident()
         try:
             word: _Word = ("awaits", self._context.run(self._advance, self._value))
         except StopIteration as end:
@@ -479,17 +479,17 @@ class _Step:
             word = ("raised", error)
         if stepping.get(self._loop_thread) == threading.get_ident():
             del stepping[self._loop_thread]
-        del _here.step
+        del _thread_state.step
         if entered:
             asyncio.tasks._leave_task(self.loop, self.task)  # type: ignore[arg-type]
         asyncio._set_running_loop(None)
         sys.set_asyncgen_hooks(*before)
-        self.words.put(word)
+        self.messages.put(word)
 
 
 def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
     """Return True if `wait_for_loop` works here: not on the loop's thread, except in steps of `run_interleaved`."""
-    step: _Step | None = getattr(_here, "step", None)
+    step: _Step | None = getattr(_thread_state, "step", None)
     return asyncio._get_running_loop() is not loop or (step is not None and step.loop is loop)
 
 
@@ -506,7 +506,7 @@ def run_interleaved(work: Coroutine[Any, Any, T], seconds: float, longest: float
     advance, sent = work.send, None
     while True:
         step = _Step(advance, sent, context)
-        kind, value = step.begin(longest)
+        kind, value = step.start(longest)
         while kind == "waits":
             try:
                 answer = yield from value.__await__()

@@ -53,9 +53,9 @@ def parse_count(value: object) -> int:
 
 def deep_copy(value: T) -> T:
     """Return a deep copy of a value; for plain values in a seventh of the time of `deepcopy`."""
-    plain: Any = value
+    any_value: Any = value
     try:
-        copied: T = marshal.loads(marshal.dumps(plain))
+        copied: T = marshal.loads(marshal.dumps(any_value))
     except ValueError:  # it holds an object of another kind, or nests deeply
         return copy.deepcopy(value)
     return copied
@@ -127,9 +127,9 @@ def read_own_json(text: str | bytes) -> Any:
         with suppress(ValueError):
             return orjson.loads(text)
     try:
-        whole = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
-        value, end = _DECODER.raw_decode(whole) if whole[:1] in _BEGINNINGS else (None, -1)
-        return value if end == len(whole) else _DECODER.decode(whole)
+        full_text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+        value, end = _DECODER.raw_decode(full_text) if full_text[:1] in _BEGINNINGS else (None, -1)
+        return value if end == len(full_text) else _DECODER.decode(full_text)
     except RecursionError:
         raise TooDeepError from None
 
@@ -152,9 +152,9 @@ def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> by
 
     This is several times as fast. Files keep their blanks, because users search in them.
     """
-    plain = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+    options = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
     try:
-        written = orjson.dumps(value, default, plain)
+        written = orjson.dumps(value, default, options)
         # orjson keeps a buffer of 16 kB for a short text, and thousands of requests may wait for their responses.
         return bytes(memoryview(written)) if len(written) < _BUFFER else written
     except orjson.JSONEncodeError:  # a lone surrogate, infinity or NaN, keys that are not text, or an error
@@ -218,37 +218,37 @@ _IN_STRING = re.compile(rb'(?:[^"\\]{1,65536}+|\\.){0,64}+', re.DOTALL)
 """A part of the content of a string, of bounded length."""
 
 
-def too_many_values(text: str | bytes, most: int = MOST_VALUES) -> bool:
-    """Return True if a JSON text has more than `most` values; any text may be given."""
-    if len(text) <= most:
+def too_many_values(text: str | bytes, max_values: int = MOST_VALUES) -> bool:
+    """Return True if a JSON text has more than `max_values` values; any text may be given."""
+    if len(text) <= max_values:
         return False
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     marks = (b",", b"[", b"{")
     # Most texts have few values even if the content of their strings is counted, and need no scan.
-    if sum(map(data.count, marks)) + (data.count(b'"') + 1) // 2 + 1 + len(data) // PER_VALUE <= most:
+    if sum(map(data.count, marks)) + (data.count(b'"') + 1) // 2 + 1 + len(data) // PER_VALUE <= max_values:
         return False
-    count = place = 0
-    while count <= most:
-        begin = data.find(b'"', place)
-        end = begin if begin >= 0 else len(data)
-        count += 1 + sum(data.count(mark, place, end) for mark in marks) + (end - place) // PER_VALUE
-        if begin < 0:
-            return count > most
-        place = begin + 1
-        while (piece := _IN_STRING.match(data, place)) is not None and piece.end() > place:
-            place = piece.end()
-        place += 1
+    count = position = 0
+    while count <= max_values:
+        quote = data.find(b'"', position)
+        end = quote if quote >= 0 else len(data)
+        count += 1 + sum(data.count(separator, position, end) for separator in marks) + (end - position) // PER_VALUE
+        if quote < 0:
+            return count > max_values
+        position = quote + 1
+        while (string_match := _IN_STRING.match(data, position)) is not None and string_match.end() > position:
+            position = string_match.end()
+        position += 1
     return True
 
 
-def read_bounded(text: str | bytes, largest: int = LARGEST, most: int = MOST_VALUES) -> Any:
+def read_bounded(text: str | bytes, largest: int = LARGEST, max_values: int = MOST_VALUES) -> Any:
     """Return the value of a JSON text within limits that any reader of the text can handle.
 
     Raises:
         ValueError: it is invalid, too large or nested too deeply; the message is a predicate.
     """
-    if len(text) > largest or too_many_values(text, most):
-        raise ValueError(f"are too large to be read: at most {largest} characters and {most} values")
+    if len(text) > largest or too_many_values(text, max_values):
+        raise ValueError(f"are too large to be read: at most {largest} characters and {max_values} values")
     try:
         return read_json(text)
     except TooDeepError:
@@ -285,16 +285,16 @@ def read_value(decoder: json.JSONDecoder, text: str, start: int) -> tuple[Any, i
     """
     size = WINDOW
     while True:
-        whole = start + size >= len(text)
+        reaches_end = start + size >= len(text)
         try:
             value, end = decoder.raw_decode(text[start : start + size])
         except RecursionError:
             raise TooDeepError from None
         except ValueError as error:
-            if whole or not _was_truncated(error, size):
+            if reaches_end or not _was_truncated(error, size):
                 raise
         else:
-            if whole or end < size:
+            if reaches_end or end < size:
                 if too_deep(value):
                     raise TooDeepError
                 return value, start + end
@@ -318,5 +318,5 @@ def too_deep(value: object) -> bool:
         if not level:
             return False
         holders = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [inner for values in holders for inner in values if isinstance(inner, _HOLDERS)]
+        level = [child for values in holders for child in values if isinstance(child, _HOLDERS)]
     return bool(level)

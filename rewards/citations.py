@@ -42,26 +42,28 @@ def citations(
     """
     cited = addresses(result.final_response)
     prompt = [message for message in result.messages[: result.prompt_length] if not message.get("context")]
-    made = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
-    sources = {call.name for call in made} - WITHIN if tools is None else set(tools)
-    seen = _given(made, sources, {address for text in _texts(prompt) for address in addresses(text)})
+    relevant_calls = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
+    sources = {call.name for call in relevant_calls} - WITHIN if tools is None else set(tools)
+    tool_addresses = _given(
+        relevant_calls, sources, {address for text in _texts(prompt) for address in addresses(text)}
+    )
     if len(cited) < at_least or not cited:
         return Score(0.0, reason=f"{len(cited)} of {at_least} sources", metrics={"cited": len(cited)})
-    made_up = sorted(cited - seen)
+    made_up = sorted(cited - tool_addresses)
     reason = f"not from a tool: {', '.join(made_up)[:300]}" if made_up else None
     return Score(1 - len(made_up) / len(cited), reason=reason, metrics={"cited": len(cited)})
 
 
 def _given(calls: Iterable[Any], sources: set[str], prompt: set[str]) -> set[str]:
     """Return the addresses that tools returned and the policy had not sent before."""
-    given: set[str] = set()
+    provided: set[str] = set()
     sent = " "
     for call in calls:
         sent += _words(" ".join(_texts(call.arguments)))
         if call.error is None and call.name in sources:
-            own = {address for address in addresses(call.result) if _words(address.partition("://")[2]) in sent}
-            given |= addresses(call.result) - (own - prompt)
-    return given
+            echoes = {address for address in addresses(call.result) if _words(address.partition("://")[2]) in sent}
+            provided |= addresses(call.result) - (echoes - prompt)
+    return provided
 
 
 def _words(text: str) -> str:

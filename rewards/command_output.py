@@ -25,9 +25,11 @@ def command_output(ctx: Any, *, command: SystemText, expected: str, exact: bool 
     answer = ctx.terminal(command, timeout=timeout)
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
-    said, wanted = answer["output"], expected
+    output, expected_output = answer["output"], expected
     if not exact:
-        said, wanted = said.strip(), wanted.strip()
+        output, expected_output = output.strip(), expected_output.strip()
     if answer["exit_code"] != 0:
-        return Score(0.0, reason=f"exit code {answer['exit_code']}: {end_of(said, 200)}")
-    return Score(said == wanted, reason=None if said == wanted else f"it printed {said[:200]!r}")
+        return Score(0.0, reason=f"exit code {answer['exit_code']}: {end_of(output, 200)}")
+    return Score(
+        output == expected_output, reason=None if output == expected_output else f"it printed {output[:200]!r}"
+    )

@@ -17,8 +17,8 @@ def contains_all(
         where: search all messages of the policy, or only its final response.
         ignore_case: compare without regard to case (Unicode case folding).
     """
-    said = "\n".join(result.texts) if where == "all" else result.final_response
-    said = said.casefold() if ignore_case else said
-    missing = [value for value in values if (value.casefold() if ignore_case else value) not in said]
+    reply = "\n".join(result.texts) if where == "all" else result.final_response
+    reply = reply.casefold() if ignore_case else reply
+    missing = [value for value in values if (value.casefold() if ignore_case else value) not in reply]
     reason = f"not said: {', '.join(missing)}" if missing else None
     return Score(not missing, reason=reason, metrics={"found": len(values) - len(missing)})

@@ -13,9 +13,9 @@ def exact_match(result: Any, *, target: str, ignore_case: bool = False, strip: b
         ignore_case: compare without regard to case (Unicode case folding).
         strip: ignore white space at both ends of both; white space inside counts.
     """
-    said, wanted = result.final_response, target
+    reply, expected = result.final_response, target
     if strip:
-        said, wanted = said.strip(), wanted.strip()
+        reply, expected = reply.strip(), expected.strip()
     if ignore_case:
-        said, wanted = said.casefold(), wanted.casefold()
-    return bool(said == wanted)
+        reply, expected = reply.casefold(), expected.casefold()
+    return bool(reply == expected)

@@ -17,11 +17,11 @@ def format_tags(result: Any, *, tags: list[str]) -> bool:
     Args:
         tags: names, such as [think, answer].
     """
-    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    marks = [marker for tag in tags for marker in (f"<{tag}>", f"</{tag}>")]
     rest = result.final_response.strip()
     for tag in tags:
         part, end, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
-        if not rest.startswith(f"<{tag}>") or not end or not _shows(part) or any(mark in part for mark in marks):
+        if not rest.startswith(f"<{tag}>") or not end or not _shows(part) or any(marker in part for marker in marks):
             return False
         rest = after.lstrip()
     return not rest

@@ -25,15 +25,15 @@ def fuzzy_match(result: Any, *, target: str, threshold: float | None = None) -> 
         target: the expected text.
         threshold: similarity from which the value is 1.
     """
-    said, wanted = normal(result.final_response), normal(target)
+    reply, normal_target = normal(result.final_response), normal(target)
     # Which of two equals comes first changes the ratio a little; the target always does.
-    ratio = _likeness(wanted, said)
+    ratio = _likeness(normal_target, reply)
     return ratio if threshold is None else float(ratio >= threshold)
 
 
-def _likeness(wanted: str, said: str) -> float:
-    for parts, most in (((wanted, said), MOST_PAIRS), ((wanted.split(), said.split()), MOST_PAIRS_OF_WORDS)):
-        comparison = _Comparison(*parts, most)
+def _likeness(target: str, reply: str) -> float:
+    for parts, max_pairs in (((target, reply), MOST_PAIRS), ((target.split(), reply.split()), MOST_PAIRS_OF_WORDS)):
+        comparison = _Comparison(*parts, max_pairs)
         try:
             return comparison.ratio()
         except _TooMuchWorkError:
@@ -48,11 +48,11 @@ class _TooMuchWorkError(Exception):
 class _Comparison(SequenceMatcher[str]):
     """Python's comparison with a limit on its time: each match compares all pairs of equal parts."""
 
-    def __init__(self, wanted: Sequence[str], said: Sequence[str], most: int) -> None:
-        super().__init__(None, wanted, said, autojunk=False)
-        places: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
-        self._pairs = list(accumulate((1 + len(places.get(part, ())) for part in wanted), initial=0))
-        self._left = most
+    def __init__(self, target_parts: Sequence[str], reply_parts: Sequence[str], max_pairs: int) -> None:
+        super().__init__(None, target_parts, reply_parts, autojunk=False)
+        positions: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
+        self._pairs = list(accumulate((1 + len(positions.get(part, ())) for part in target_parts), initial=0))
+        self._left = max_pairs
 
     def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Match:
         self._left -= self._pairs[ahi if ahi is not None else -1] - self._pairs[alo]

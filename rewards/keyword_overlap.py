@@ -26,8 +26,8 @@ def keyword_overlap(result: Any, *, reference: str) -> float:
     Args:
         reference: the text with the expected words; it must have at least one.
     """
-    wanted = words(reference)
-    return len(wanted & words(result.final_response)) / len(wanted)
+    reference_words = words(reference)
+    return len(reference_words & words(result.final_response)) / len(reference_words)
 
 
 def words(text: str) -> set[str]:

@@ -26,5 +26,5 @@ def length_penalty(
     length = result.usage.completion_tokens if unit == "tokens" else sum(map(len, result.texts))
     if unit == "tokens" and not length and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens; use unit: characters")
-    over = (length - soft_limit) / (hard_limit - soft_limit)
-    return Score(-min(1.0, max(0.0, over)), metrics={"length": length})
+    excess = (length - soft_limit) / (hard_limit - soft_limit)
+    return Score(-min(1.0, max(0.0, excess)), metrics={"length": length})

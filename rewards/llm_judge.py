@@ -69,15 +69,15 @@ async def llm_judge(
     instead = None if fallback is None else find_reward(fallback, None)
 
     async def judged(result: Any) -> Score | AgentFault:
-        said = _spoken(result) if where == "conversation" else [("ANSWER", result.final_response)]
-        scores = await asyncio.gather(*(task.judged(judges, said, result.final_response) for task in tasks))
+        transcript = _spoken(result) if where == "conversation" else [("ANSWER", result.final_response)]
+        scores = await asyncio.gather(*(task.judged(judges, transcript, result.final_response) for task in tasks))
         faults = [score for score in scores if isinstance(score, AgentFault)]
         if faults and (rubric is not None or need == "all"):
             return faults[0]  # and no 0, which raises the score if the weight is negative
-        told = [
+        task_scores = [
             score if isinstance(score, Score) else Score(0.0, reason=start_of(str(score), WORDS)) for score in scores
         ]
-        return told[0] if rubric is not None else _together(told, need)
+        return task_scores[0] if rubric is not None else _together(task_scores, need)
 
     try:
         if calibrate is not None:
@@ -101,23 +101,23 @@ def _spoken(result: Any) -> Said:
         calls = [call.get("function") for call in message.get("tool_calls") or ()]
         parts = [text_of(message.get("content")), *([json.dumps(calls)] if calls else [])]
         if message["role"] != "system":
-            who = "PROGRAM" if message.get("context") else message["role"].upper()
-            spoken.append((who, "\n".join(part for part in parts if part)))
+            speaker = "PROGRAM" if message.get("context") else message["role"].upper()
+            spoken.append((speaker, "\n".join(part for part in parts if part)))
     return spoken
 
 
 def _together(scores: list[Score], need: str) -> Score:
     """Return the score of all assertions, combined from the score of each."""
     holds = [float(score.value or 0.0) > 0.5 for score in scores]  # half of the judges is not a majority
-    metrics: dict[str, float] = {f"assertion_{number}": held for number, held in enumerate(holds, 1)}
+    metrics: dict[str, float] = {f"assertion_{index}": held for index, held in enumerate(holds, 1)}
     for name in {name for score in scores for name in score.metrics}:
         metrics[name] = sum(score.metrics.get(name, 0.0) for score in scores)
-    told = [
-        f"{number} {'holds' if held else 'does not hold'}: {score.reason}"
-        for number, (held, score) in enumerate(zip(holds, scores, strict=True), 1)
+    reasons = [
+        f"{index} {'holds' if held else 'does not hold'}: {score.reason}"
+        for index, (held, score) in enumerate(zip(holds, scores, strict=True), 1)
     ]
     value = float(all(holds)) if need == "all" or not holds else sum(holds) / len(holds)
-    return Score(value, reason="; ".join(told) or "nothing is asserted", metrics=metrics)
+    return Score(value, reason="; ".join(reasons) or "nothing is asserted", metrics=metrics)
 
 
 class _Task:
@@ -133,54 +133,55 @@ class _Task:
             "additionalProperties": False,
         }
 
-    async def judged(self, judges: list[JudgeRole], said: Said, answer: str) -> Score | AgentFault:
+    async def judged(self, judges: list[JudgeRole], transcript: Said, answer: str) -> Score | AgentFault:
         bill = JudgeUsage()
         try:
-            given = await asyncio.gather(*(self.ask(judge, said, answer, bill) for judge in judges))
+            verdicts = await asyncio.gather(*(self.ask(judge, transcript, answer, bill) for judge in judges))
         except AgentFault as fault:
             return fault
-        scores = [score for score, _ in given]
-        reason = start_of(" | ".join(reason for _, reason in given), WORDS)
+        scores = [score for score, _ in verdicts]
+        reason = start_of(" | ".join(reason for _, reason in verdicts), WORDS)
         return Score(statistics.median(scores), reason=reason, metrics=bill.counts)
 
     def scorer(self, judge: JudgeRole) -> Any:
         """Return a function that gives the judge's score for a labelled case."""
 
         async def score(case: Mapping[str, Any]) -> float:
-            own = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
+            case_task = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
             try:
-                return (await own.ask(judge, [("ANSWER", case["answer"])], case["answer"], JudgeUsage()))[0]
+                return (await case_task.ask(judge, [("ANSWER", case["answer"])], case["answer"], JudgeUsage()))[0]
             except AgentFault as fault:  # no agent has written a labelled case
                 raise JudgeFailure(str(fault)) from fault
 
         return score
 
-    async def ask(self, judge: JudgeRole, said: Said, answer: str, bill: JudgeUsage) -> tuple[float, str]:
+    async def ask(self, judge: JudgeRole, transcript: Said, answer: str, bill: JudgeUsage) -> tuple[float, str]:
         if judge.scripted:
             return self._scripted(answer)
 
-        def question(shown: Shown) -> str:
+        def question(shorten: Shown) -> str:
             parts = [f"Rubric:\n{self.rubric}"]
             parts += [marked("QUESTION", self.question)] if self.question is not None else []
             parts += [marked("REFERENCE", self.reference)] if self.reference is not None else []
-            parts += [marked(who, shown(text)) for who, text in said]
-            what = "answer" if [who for who, _ in said] == ["ANSWER"] else "conversation"
+            parts += [marked(speaker, shorten(text)) for speaker, text in transcript]
+            subject = "answer" if [speaker for speaker, _ in transcript] == ["ANSWER"] else "conversation"
             parts.append(
-                f"Score the {what} from {self.low:g} to {self.high:g} by the rubric. First the reason in one sentence, "
+                f"Score the {subject} from {self.low:g} to {self.high:g} by the rubric. First the reason in one "
+                "sentence, "
                 'then the score: {"reason": "…", "score": …}'
             )
             return "\n\n".join(parts)
 
         return await verdict(judge, question, self.schema, self._read, bill)
 
-    def _read(self, found: Mapping[str, Any]) -> tuple[float, str]:
-        score = number_in(found, "score", self.low, self.high)
-        return (score - self.low) / (self.high - self.low), str(found.get("reason", ""))
+    def _read(self, parsed_reply: Mapping[str, Any]) -> tuple[float, str]:
+        score = number_in(parsed_reply, "score", self.low, self.high)
+        return (score - self.low) / (self.high - self.low), str(parsed_reply.get("reason", ""))
 
     def _scripted(self, answer: str) -> tuple[float, str]:
         """Score without a model: check that the answer contains the reference, or any text at all."""
-        wanted = (self.reference or "").casefold().strip()
-        return float(wanted in answer.casefold() and bool(answer.strip())), "scripted judge: is the reference in it?"
+        expected = (self.reference or "").casefold().strip()
+        return float(expected in answer.casefold() and bool(answer.strip())), "scripted judge: is the reference in it?"
 
 
 def _role(roles: Mapping[str, JudgeRole], name: str) -> JudgeRole:
@@ -192,9 +193,9 @@ def _role(roles: Mapping[str, JudgeRole], name: str) -> JudgeRole:
 async def _fallen_back(
     reward: RewardFunction, result: Any, question: str | None, reference: str | None, failure: JudgeFailure
 ) -> Score:
-    given = {"question": question, "reference": reference}
-    taken = {key: value for key, value in given.items() if key in reward.parameters}
-    reward.require_fitting(taken)
-    returned, seconds = await call_reward(reward, {**reward.wanted({"result": result}), **taken})
+    inputs = {"question": question, "reference": reference}
+    arguments = {key: value for key, value in inputs.items() if key in reward.parameters}
+    reward.require_fitting(arguments)
+    returned, seconds = await call_reward(reward, {**reward.select_parameters({"result": result}), **arguments})
     value = interpret(reward.name, returned, seconds).value
     return Score(value, reason=start_of(f"fallback {reward.name}: {failure.detail}", WORDS), metrics={"fallback": 1.0})

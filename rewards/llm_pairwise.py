@@ -71,11 +71,11 @@ class _Contest:
         if one == other:
             return 0.5
         try:
-            there, back = await asyncio.gather(self._better(one, other), self._better(other, one))
+            forward, back = await asyncio.gather(self._better(one, other), self._better(other, one))
         except AgentFault:
-            lost = await asyncio.gather(self._talks_it_out(one), self._talks_it_out(other))
-            return 0.5 + (lost[1] - lost[0]) / 2
-        both = (there + (1 - back)) / 2
+            failures = await asyncio.gather(self._talks_it_out(one), self._talks_it_out(other))
+            return 0.5 + (failures[1] - failures[0]) / 2
+        both = (forward + (1 - back)) / 2
         return both if both in (0.0, 1.0) else 0.5
 
     async def _talks_it_out(self, answer: str) -> bool:
@@ -87,10 +87,10 @@ class _Contest:
         return False
 
     def _rank(self, text: str) -> tuple[int, int, int]:
-        words = text.casefold().split()
+        tokens = text.casefold().split()
         return (
-            len({word.strip(".,;:!?") for word in words} & set((self.question or "").casefold().split())),
-            len(words),
+            len({word.strip(".,;:!?") for word in tokens} & set((self.question or "").casefold().split())),
+            len(tokens),
             len(text),
         )
 
@@ -98,10 +98,10 @@ class _Contest:
         if self.judge.scripted:  # without a model: first the overlap with the question decides, then the length
             return POINTS["first"] if self._rank(first) > self._rank(second) else POINTS["second"]
 
-        def question(shown: Shown) -> str:
+        def question(shorten: Shown) -> str:
             parts = [f"Rubric:\n{self.rubric}"]
             parts += [marked("QUESTION", self.question)] if self.question is not None else []
-            parts += [marked("FIRST ANSWER", shown(first)), marked("SECOND ANSWER", shown(second))]
+            parts += [marked("FIRST ANSWER", shorten(first)), marked("SECOND ANSWER", shorten(second))]
             parts.append(
                 "Which answer is better by the rubric? First the reason in one sentence, then the winner: "
                 '{"reason": "…", "winner": "first" or "second" or "tie"}'
@@ -111,8 +111,8 @@ class _Contest:
         return await verdict(self.judge, question, SCHEMA, _read, self.bill)
 
 
-def _read(found: Mapping[str, Any]) -> float:
-    winner = str(found.get("winner", "")).strip().lower()
+def _read(parsed_reply: Mapping[str, Any]) -> float:
+    winner = str(parsed_reply.get("winner", "")).strip().lower()
     if winner not in POINTS:
         raise ValueError(f"'winner' must be first, second or tie, not {winner[:40]!r}")
     return POINTS[winner]

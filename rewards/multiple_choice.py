@@ -44,16 +44,16 @@ def multiple_choice(result: Any, *, target: Letter, choices: list[str] | None = 
 def chosen(answer: str, choices: list[str]) -> str | None:
     """Return the letter that an answer names, in upper case."""
     for pattern in (BOXED, ANNOUNCED):
-        if found := pattern.findall(answer):
-            return str(found[-1]).upper()
+        if letters := pattern.findall(answer):
+            return str(letters[-1]).upper()
     if alone := ALONE.fullmatch(answer):
         return alone[1].upper()
-    if found := IN_BRACKETS.findall(answer):
-        return str(found[-1])
+    if letters := IN_BRACKETS.findall(answer):
+        return str(letters[-1])
     # The longest first, so that "New York" is not "York" too; each text is a group of the pattern.
     by_length = sorted(
-        ((choice, place) for place, choice in enumerate(choices) if choice), key=lambda each: -len(each[0])
+        ((choice, index) for index, choice in enumerate(choices) if choice), key=lambda each: -len(each[0])
     )
     pattern = "|".join(f"({pattern_of(choice)})" for choice, _ in by_length)
-    named = {match.lastindex for match in re.finditer(pattern, answer, re.IGNORECASE)} if pattern else set()
-    return chr(ord("A") + by_length[(named.pop() or 0) - 1][1]) if len(named) == 1 else None
+    choice_groups = {match.lastindex for match in re.finditer(pattern, answer, re.IGNORECASE)} if pattern else set()
+    return chr(ord("A") + by_length[(choice_groups.pop() or 0) - 1][1]) if len(choice_groups) == 1 else None

@@ -27,9 +27,9 @@ def numeric_close(result: Any, *, target: Finite, relative: Finite = 1e-6, absol
         relative: tolerance as a share of the target.
         absolute: tolerance in units of the target.
     """
-    found = NUMBER.findall(result.final_response.replace("{,}", ","))
-    if not found:
+    numbers = NUMBER.findall(result.final_response.replace("{,}", ","))
+    if not numbers:
         return Score(0.0, reason="the answer has no number")
-    said = float(found[-1].replace(",", "").replace("−", "-"))
-    close = math.isfinite(said) and abs(said - target) <= max(relative * abs(target), absolute)
-    return Score(close, reason=None if close else f"{found[-1]} is not {target:g}")
+    answer_value = float(numbers[-1].replace(",", "").replace("−", "-"))
+    close = math.isfinite(answer_value) and abs(answer_value - target) <= max(relative * abs(target), absolute)
+    return Score(close, reason=None if close else f"{numbers[-1]} is not {target:g}")

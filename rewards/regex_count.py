@@ -22,6 +22,6 @@ def regex_count(
         ignore_case: match without regard to case.
         distinct: count equal matches once.
     """
-    found = [match.group() for match in re.finditer(pattern, result.final_response, re.IGNORECASE * ignore_case)]
-    count = len(set(found)) if distinct else len(found)
+    matches = [match.group() for match in re.finditer(pattern, result.final_response, re.IGNORECASE * ignore_case)]
+    count = len(set(matches)) if distinct else len(matches)
     return Score(min(1.0, count / at_least), metrics={"count": count})

@@ -21,6 +21,6 @@ def repetition_penalty(result: Any, *, words: Count = 4, most: Finite = 1.0) -> 
         words: length of a run.
         most: penalty of an endlessly repeated text; above 1 the reward needs a `range` of [-most, 0].
     """
-    said = "\n".join(result.texts).casefold().split()
-    runs = [tuple(said[i : i + words]) for i in range(len(said) - words + 1)]
+    tokens = "\n".join(result.texts).casefold().split()
+    runs = [tuple(tokens[i : i + words]) for i in range(len(tokens) - words + 1)]
     return -most * (1 - len(set(runs)) / len(runs)) if runs else 0.0

@@ -62,8 +62,8 @@ def reward_file(
     if value is None or (value <= 0 and LACKING.search(answer["output"])):
         _require_it_can_run(ctx, command, files or [], folder, env or {}, timeout)
     if numbers is None or value is None:
-        said = end_of(answer["output"].strip(), SHOWN)
-        raise AgentFault(f"{problem} (exit status {answer['exit_code']}): {said}")
+        output = end_of(answer["output"].strip(), SHOWN)
+        raise AgentFault(f"{problem} (exit status {answer['exit_code']}): {output}")
     return Score(value, metrics=numbers if set(numbers) != {name} else {})
 
 
@@ -103,18 +103,20 @@ def _numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
     if "error" in read or not read["content"].strip():
         return None, f"the command has written no {JSON} and no {TEXT}"
     try:
-        number = float(read["content"])
+        score = float(read["content"])
     except ValueError:
         return None, f"{TEXT} is not a number"
-    return ({"reward": number}, "") if is_number(number) else (None, f"{TEXT} is not a finite number")
+    return ({"reward": score}, "") if is_number(score) else (None, f"{TEXT} is not a finite number")
 
 
 def _require_it_can_run(
     ctx: Any, command: str, files: list[dict[str, Any]], folder: str, env: dict[str, str], timeout: float
 ) -> None:
     """Raise `RewardFailure` if the command cannot run in a sandbox that has nothing from the agent."""
-    said = repr((command, [sorted((key, repr(value)) for key, value in file.items()) for file in files], env, folder))
-    key = f"reward_file {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    key_source = repr(
+        (command, [sorted((key, repr(value)) for key, value in file.items()) for file in files], env, folder)
+    )
+    key = f"reward_file {sha256(key_source.encode('utf-8', 'surrogatepass')).hexdigest()}"
     lacks = ctx.recall(key)  # it is the same for all rollouts of a row
     if lacks is None:
         with ctx.pristine_sandbox() as clean:
@@ -127,5 +129,5 @@ def _require_it_can_run(
         if not answer.get("timed_out"):
             ctx.remember(key, lacks)
     if lacks:
-        way = "sandbox.network, sandbox.python or an image may give what it needs, or another `command`"
-        raise RewardFailure(f"reward_file: the command cannot run in this sandbox ({way}): {lacks}")
+        remedy = "sandbox.network, sandbox.python or an image may give what it needs, or another `command`"
+        raise RewardFailure(f"reward_file: the command cannot run in this sandbox ({remedy}): {lacks}")

@@ -41,4 +41,4 @@ async def reward_model(
         raise UserError(f"reward_model: servers.{server} gives {len(numbers)} numbers; say with `index` which counts")
     if not -len(numbers) <= (index or 0) < len(numbers):
         raise UserError(f"reward_model: servers.{server} gives {len(numbers)} numbers, and `index` is {index}")
-    return Score(numbers[index or 0], metrics={f"number_{place}": number for place, number in enumerate(numbers)})
+    return Score(numbers[index or 0], metrics={f"number_{position}": value for position, value in enumerate(numbers)})

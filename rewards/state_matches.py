@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hermes_rl import Score
 from hermes_rl.tools.base import Tool, ToolRuntime
 from hermes_rl.tools.python_tools import tools_of_state
-from hermes_rl.tools.rollout_process import asked
+from hermes_rl.tools.rollout_process import query_state
 
 if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import GoldTurn
@@ -40,23 +40,25 @@ async def state_matches(
     fresh = type(state)(item)
     try:
         by = {
-            who: {tool.name: tool for source in listed for tool in tools_of_state(fresh, **source)}
-            for who, listed in (sources or {}).items()
+            turn_key: {tool.name: tool for source in tool_sources for tool in tools_of_state(fresh, **source)}
+            for turn_key, tool_sources in (sources or {}).items()
         }
         failed = 0
         for turn in gold or ():
-            for who in ("user_tools", "tools"):
-                for call in turn.get(who) or ():
-                    failed += not await _made(by.get(who, {}).get(call["name"]), call.get("args") or {}, fresh)
+            for turn_key in ("user_tools", "tools"):
+                for call in turn.get(turn_key) or ():
+                    failed += not await _made(by.get(turn_key, {}).get(call["name"]), call.get("args") or {}, fresh)
         names = compare or [name for name in vars(fresh) if not name.startswith("_")]
-        equal = {name: bool(asked(state, name, ()) == asked(fresh, name, ())) for name in names}
+        equal = {name: bool(query_state(state, name, ()) == query_state(fresh, name, ())) for name in names}
     finally:
         if close is not None:
-            asked(fresh, close, ())
-    others = ", ".join(name for name, same in equal.items() if not same)
+            query_state(fresh, close, ())
+    others = ", ".join(name for name, is_equal in equal.items() if not is_equal)
     reason = f"gold leaves another {others}" if others else None
     return Score(
-        not others, reason=reason, metrics={**{name: float(same) for name, same in equal.items()}, "failed": failed}
+        not others,
+        reason=reason,
+        metrics={**{name: float(is_equal) for name, is_equal in equal.items()}, "failed": failed},
     )
 
 

@@ -105,34 +105,34 @@ def tests_pass(
     if apart and tests.names is None:
         raise UserError("tests_pass: `apart` is for commands that run pytest or unittest on `files`")
     of_use = reference and tests.names is not None  # of other commands it would tell nothing
-    known = _by_reference(ctx, tests, reference, canaries=canaries is not False) if of_use else _Known()
+    reference_facts = _by_reference(ctx, tests, reference, canaries=canaries is not False) if of_use else _Known()
     within = ctx.resolve(".").rstrip("/") + "/"
     steers = f"{command.replace(within, '')} {_configured(ctx) if RUNNERS.search(command) else ''}"
     paths = [posixpath.normpath(ctx.relative(path)) for path in sources]
     steering = Steering(paths, trust or [], steers, _packages(ctx, paths))
     problem = _withdraw(ctx, steering, apply, command)
     if problem is None and apart:
-        return _scored_apart(ctx, tests, known, needs, sing=bool(canaries))
-    problem = problem or _lay(ctx, tests.files, known.planted)
+        return _scored_apart(ctx, tests, reference_facts, needs, sing=bool(canaries))
+    problem = problem or _lay(ctx, tests.files, reference_facts.planted)
     if problem is not None:
         return Score(0.0, reason=problem)
     watch = _Watch(ctx, list(sources)) if tests.can_be_heard else None
-    answer, heard = watch.run(command, timeout) if watch else (ctx.terminal(command, timeout=timeout), RunnerReport())
+    answer, report = watch.run(command, timeout) if watch else (ctx.terminal(command, timeout=timeout), RunnerReport())
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
     marked = set() if expected else may_skip(sources)
-    skips = marked if known.skips is None else known.skips
-    score = _judged(tests, answer, heard, known, skips)
+    skips = marked if reference_facts.skips is None else reference_facts.skips
+    score = _judged(tests, answer, report, reference_facts, skips)
     if score.value:
-        now = known.planted.sources if known.planted else sources
+        now = reference_facts.planted.sources if reference_facts.planted else sources
         rewritten = _rewritten(ctx, command, now)
         score = Score(0.0, reason=f"{rewritten} was changed while the tests ran") if rewritten else score
-    unheard = watch is not None and not heard.spoke
-    if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, heard):
+    unheard = watch is not None and not report.spoke
+    if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, report):
         return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
     if unheard and watch and expected:
         return _by_pytest(watch.pytest_report(), expected, answer)
-    if canaries and score.value and known.planted is None:
+    if canaries and score.value and reference_facts.planted is None:
         return replace(score, metrics={**score.metrics, **_sung(ctx, tests)})
     return score
 
@@ -189,24 +189,24 @@ class _Known:
 def _by_reference(ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]], *, canaries: bool) -> _Known:
     """Run the reference in an untouched sandbox, once for each row."""
     planted = tests.planted() if canaries else None
-    said = repr((tests.command, tests.sources, tests.expected, reference, canaries, tests.apart))
-    key = f"reference {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
-    known = ctx.recall(key)
-    if known is None:
-        known = None if planted is None else _played(ctx, tests, reference, planted)
-        if known is None:
-            known = _played(ctx, tests, reference, None) or {"skips": None, "counted": None}
-        ctx.remember(key, known)
-    if tests.apart and known["skips"] is None:
+    key_source = repr((tests.command, tests.sources, tests.expected, reference, canaries, tests.apart))
+    key = f"reference {sha256(key_source.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    record = ctx.recall(key)
+    if record is None:
+        record = None if planted is None else _played(ctx, tests, reference, planted)
+        if record is None:
+            record = _played(ctx, tests, reference, None) or {"skips": None, "counted": None}
+        ctx.remember(key, record)
+    if tests.apart and record["skips"] is None:
         raise RewardFailure(
             "tests_pass: the reference does not pass while its tests run apart from it; leave `apart` out, or change "
             "what docs/sandbox.md says that cannot be carried"
         )
-    skips = None if known["skips"] is None else set(known["skips"])
-    more = {"places": tuple(known.get("places") or ()), "seconds": known.get("seconds") or 0.0}
-    if planted is None or not known["counted"]:
+    skips = None if record["skips"] is None else set(record["skips"])
+    more = {"places": tuple(record.get("places") or ()), "seconds": record.get("seconds") or 0.0}
+    if planted is None or not record["counted"]:
         return _Known(skips, **more)
-    return _Known(skips, planted, frozenset(known["counted"]), **more)
+    return _Known(skips, planted, frozenset(record["counted"]), **more)
 
 
 def _played(
@@ -214,27 +214,31 @@ def _played(
 ) -> dict[str, Any] | None:
     """Return the tests that the reference skips and the canaries that it fails, or None if it does not pass the
     tests."""
-    places, seconds = list[str](), 0.0
+    operator_locations, seconds = list[str](), 0.0
     with ctx.pristine_sandbox() as clean:
         problem = _lay_reference(clean, reference)
         if tests.apart and problem is None:
             limit = max(REFERENCE_TIMES * tests.timeout, REFERENCE_SECONDS)
-            answer, heard, problem, places = _run_apart(clean, tests, planted, None, limit)
+            answer, report, problem, operator_locations = _run_apart(clean, tests, planted, None, limit)
             seconds = answer.get("seconds", 0.0)
         else:
             problem = problem or _lay(clean, tests.files, planted)
-            answer, heard = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
+            answer, report = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
         clean.restore()
-    if problem is not None or answer.get("timed_out") or not heard.spoke:
+    if problem is not None or answer.get("timed_out") or not report.spoke:
         return None
-    own, copies = _divided(heard, planted)
-    own = _alike(own)
-    skips = [name for name in tests.names or [] if not passed(name, own) and passed(name, own, may_skip=True)]
-    known = _Known(set(skips), planted)
-    if not _judged(tests, answer, heard, known, set(skips)).value:
+    test_outcomes, copies = _divided(report, planted)
+    test_outcomes = _alike(test_outcomes)
+    skips = [
+        name
+        for name in tests.names or []
+        if not passed(name, test_outcomes) and passed(name, test_outcomes, may_skip=True)
+    ]
+    reference_facts = _Known(set(skips), planted)
+    if not _judged(tests, answer, report, reference_facts, set(skips)).value:
         return None
     counted = [name for name, outcome in copies.items() if outcome == {"failed"}]
-    return {"skips": skips, "counted": counted if planted else None, "places": places, "seconds": seconds}
+    return {"skips": skips, "counted": counted if planted else None, "places": operator_locations, "seconds": seconds}
 
 
 def _lay_reference(clean: Any, reference: str | list[dict[str, Any]]) -> str | None:
@@ -248,25 +252,25 @@ def _lay_reference(clean: Any, reference: str | list[dict[str, Any]]) -> str | N
     return None if answer["exit_code"] == 0 else answer["output"]
 
 
-def _divided(heard: RunnerReport, planted: Planted | None) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
+def _divided(report: RunnerReport, planted: Planted | None) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
     """Return the outcomes of the tests, by their original names, and the outcomes of the canaries."""
     if planted is None:
-        return heard.outcomes, {}
-    own, copies = list[tuple[str, str]](), dict[str, set[str]]()
-    for test, outcome in heard.outcomes:
+        return report.outcomes, {}
+    test_outcomes, copies = list[tuple[str, str]](), dict[str, set[str]]()
+    for test, outcome in report.outcomes:
         name, copied = planted.own_name(test)
         if copied:
             copies.setdefault(name, set()).add(
                 "passed" if outcome == "passed" else "failed" if outcome == "failed" else "none"
             )
         else:
-            own.append((name, outcome))
-    return own, {name: {"failed"} if "failed" in outcomes else outcomes for name, outcomes in copies.items()}
+            test_outcomes.append((name, outcome))
+    return test_outcomes, {name: {"failed"} if "failed" in outcomes else outcomes for name, outcomes in copies.items()}
 
 
 def _alike(outcomes: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return outcomes without the cause of skips: the reference determines the tests that may be skipped."""
-    return [(name, reporter.SKIPPED if said == reporter.SKIPPED_ITSELF else said) for name, said in outcomes]
+    return [(name, reporter.SKIPPED if outcome == reporter.SKIPPED_ITSELF else outcome) for name, outcome in outcomes]
 
 
 def _sung(ctx: Any, tests: _Tests) -> dict[str, float]:
@@ -274,12 +278,12 @@ def _sung(ctx: Any, tests: _Tests) -> dict[str, float]:
     planted = tests.planted()
     if planted is None or _lay(ctx, tests.files, planted) is not None:
         return {}
-    _, heard = _Watch(ctx, list(tests.sources)).run(tests.command, tests.timeout)
-    return _passed_copies(heard, planted)
+    _, report = _Watch(ctx, list(tests.sources)).run(tests.command, tests.timeout)
+    return _passed_copies(report, planted)
 
 
-def _passed_copies(heard: RunnerReport, planted: Planted) -> dict[str, float]:
-    _, copies = _divided(heard, planted)
+def _passed_copies(report: RunnerReport, planted: Planted) -> dict[str, float]:
+    _, copies = _divided(report, planted)
     return {"canaries": float(sum(outcomes == {"passed"} for outcomes in copies.values()))}
 
 
@@ -293,34 +297,37 @@ SLOWER = 3.0
 """Maximum time of a solution relative to the reference, if that exceeds `timeout`."""
 
 
-def _scored_apart(ctx: Any, tests: _Tests, known: _Known, needs: list[str] | None, *, sing: bool) -> Score:
+def _scored_apart(ctx: Any, tests: _Tests, reference_facts: _Known, needs: list[str] | None, *, sing: bool) -> Score:
     """Judge the code in the reward's sandbox by tests in another."""
-    limit = max(tests.timeout, SLOWER * known.seconds)
-    answer, heard, problem, _ = _run_apart(ctx, tests, known.planted, known.places, limit)
+    limit = max(tests.timeout, SLOWER * reference_facts.seconds)
+    answer, report, problem, _ = _run_apart(ctx, tests, reference_facts.planted, reference_facts.places, limit)
     if problem is not None:
         raise RewardFailure(f"tests_pass: {problem}")  # the agent has no access to the sandbox of the tests
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {limit:g} s")
     marked = set() if tests.expected else may_skip(tests.sources)
-    score = _judged(tests, answer, heard, known, marked if known.skips is None else known.skips)
-    unheard = not heard.spoke
-    if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, heard):
+    score = _judged(
+        tests, answer, report, reference_facts, marked if reference_facts.skips is None else reference_facts.skips
+    )
+    unheard = not report.spoke
+    if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, report):
         return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
     if unheard:
         return Score(0.0, reason="the tests said nothing")
-    planted = tests.planted() if sing and score.value and known.planted is None else None
+    planted = tests.planted() if sing and score.value and reference_facts.planted is None else None
     if planted is not None:
-        heard = _run_apart(ctx, tests, planted, known.places, limit)[1]
-        return replace(score, metrics={**score.metrics, **_passed_copies(heard, planted)})
+        report = _run_apart(ctx, tests, planted, reference_facts.places, limit)[1]
+        return replace(score, metrics={**score.metrics, **_passed_copies(report, planted)})
     return score
 
 
 def _run_apart(
-    ctx: Any, tests: _Tests, planted: Planted | None, places: Sequence[str] | None, timeout: float
+    ctx: Any, tests: _Tests, planted: Planted | None, operator_locations: Sequence[str] | None, timeout: float
 ) -> tuple[dict[str, Any], RunnerReport, str | None, list[str]]:
     """Run the tests in an untouched sandbox, and the code in that of `ctx`.
 
-    Return the answer, what was heard, what went wrong, and the places that were noted where `places` is None.
+    Return the answer, what was heard, what went wrong, and the places that were noted where `operator_locations` is
+    None.
     """
     python = next(
         (word for word in re.findall(r"[\w./-]+", tests.command) if re.fullmatch(r"python[\d.]*", word)), "python3"
@@ -340,18 +347,18 @@ def _run_apart(
         wire, noted = f"{folder}/wire", f"{folder}/noted"
         clean.write_file(f"{folder}/relay.py", f"{_source(isolated_relay)}\n\nlisten({wire!r})\n")
         files = [clean.resolve(path) for path in tests.sources if path.endswith(".py")]
-        given = None if places is None else list(places)
-        install = f"install({wire!r}, {clean.resolve('.')!r}, {files!r}, {given!r}, {noted!r})"
+        location_list = None if operator_locations is None else list(operator_locations)
+        install = f"install({wire!r}, {clean.resolve('.')!r}, {files!r}, {location_list!r}, {noted!r})"
         more = f"{_source(isolated_protocol, apart_tests)}\n\n{install}\n"
         watch = _Watch(clean, list(tests.sources), more)
         programs = {
-            "here": ["python3", "-I", "-S", f"{folder}/relay.py"],
-            "there": [python, f"{folder}/server.py"],
+            "local_command": ["python3", "-I", "-S", f"{folder}/relay.py"],
+            "remote_command": [python, f"{folder}/server.py"],
         }
-        answer, heard = watch.run(tests.command, timeout, **programs)
-        lines = clean.read_file(noted).get("content", "").splitlines() if places is None else []
+        answer, report = watch.run(tests.command, timeout, **programs)
+        lines = clean.read_file(noted).get("content", "").splitlines() if operator_locations is None else []
         clean.restore()
-    return answer, heard, problem, sorted({str(json.loads(line)) for line in lines})
+    return answer, report, problem, sorted({str(json.loads(line)) for line in lines})
 
 
 def _source(*modules: Any) -> str:
@@ -373,20 +380,20 @@ def _without_ours(module: Any) -> str:
 
 def _sources(files: list[dict[str, Any]]) -> dict[str, str]:
     """Return the text of each file, by path."""
-    found = {}
+    sources = {}
     for file in files:
         if "from" not in file:
             content = file["content"]
-            found[file["to"]] = content if isinstance(content, str) else content.decode("utf-8", "replace")
+            sources[file["to"]] = content if isinstance(content, str) else content.decode("utf-8", "replace")
             continue
         source = Path(file["from"])
         for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             if path.is_file():
-                inner = f"/{path.relative_to(source)}" if path != source else ""
-                found[file["to"] + inner] = (
+                relative_path = f"/{path.relative_to(source)}" if path != source else ""
+                sources[file["to"] + relative_path] = (
                     path.read_bytes().decode("utf-8", "replace") if path.suffix in PROGRAMS else ""
                 )
-    return found
+    return sources
 
 
 def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
@@ -404,9 +411,13 @@ def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
 def _packages(ctx: Any, paths: Sequence[str]) -> set[str]:
     """Return the folders above tests that are packages in the image, or are made such by the tests' own files."""
     marks = {f"{folder}/{INIT}" for path in paths for folder in parent_folders(path) if folder not in ("", "/")}
-    own = marks & set(paths)
-    there = (_there(ctx, sorted(marks - own)) or set()) - set(ctx.restored_files()) if marks - own else set()
-    return {posixpath.dirname(mark) for mark in own | there}
+    test_init_files = marks & set(paths)
+    image_init_files = (
+        (_there(ctx, sorted(marks - test_init_files)) or set()) - set(ctx.restored_files())
+        if marks - test_init_files
+        else set()
+    )
+    return {posixpath.dirname(init_file) for init_file in test_init_files | image_init_files}
 
 
 def _configured(ctx: Any) -> str:
@@ -418,8 +429,8 @@ def _configured(ctx: Any) -> str:
 def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> str | None:
     """Remove files of artifacts and of the patch `apply` that control how tests run; return an error, if any."""
     laid: dict[str, bool] = ctx.restored_files()
-    known = {steering.shadows(path) for path, replaced in laid.items() if replaced}
-    out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (known | {None})]
+    replaced_modules = {steering.shadows(path) for path, replaced in laid.items() if replaced}
+    out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (replaced_modules | {None})]
     try:
         ctx.withdraw(out)
         new = [path for path, replaced in laid.items() if not replaced and path not in out]
@@ -467,24 +478,26 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
         return None
     path = f"/tmp/patch-{secrets.token_hex(16)}"
     written = ctx.write_file(path, patch)
-    listed = ctx.terminal(shlex.join(["git", "apply", "--numstat", "-z", path]) + " 2>/dev/null")
+    numstat = ctx.terminal(shlex.join(["git", "apply", "--numstat", "-z", path]) + " 2>/dev/null")
     summary = ctx.terminal(shlex.join(["git", "apply", "--summary", path]) + " 2>/dev/null | grep '^ delete '")
-    if listed["exit_code"] == NOT_FOUND and _lacks_git(ctx):
+    if numstat["exit_code"] == NOT_FOUND and _lacks_git(ctx):
         raise RewardFailure("tests_pass: the image lacks 'git', which `apply` needs")
-    changed = [line.split("\t", 2)[2] for line in listed["output"].split("\0") if line.count("\t") >= 2]
+    changed = [line.split("\t", 2)[2] for line in numstat["output"].split("\0") if line.count("\t") >= 2]
     text = patch.decode("utf-8", "replace")
     away = {target for source, target in renamed(text) if steering.steers(source) or steering.holds(source)}
-    cut = listed.get("truncated") or summary.get("truncated")
-    listable = not cut and "\ufffd" not in listed["output"] and away <= set(changed)
-    there = _there(ctx, changed + _modules_of(steering, changed)) if listable else None
-    if there is None:
+    cut = numstat.get("truncated") or summary.get("truncated")
+    listable = not cut and "\ufffd" not in numstat["output"] and away <= set(changed)
+    existing_paths = _there(ctx, changed + _modules_of(steering, changed)) if listable else None
+    if existing_paths is None:
         return f"artifact {name} changes more files than can be listed, or files whose names cannot"
     # A fresh sandbox has the spec's files already; the agent's patch may contain them as new files.
     provided = sorted(created(text) & set(ctx.spec_files()))
     # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
-    known = {line.removesuffix(".py") for line in there}
-    new = [path for path in changed if path not in there]
-    excluded = {path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})}
+    existing_modules = {line.removesuffix(".py") for line in existing_paths}
+    new = [path for path in changed if path not in existing_paths]
+    excluded = {
+        path for path in changed if steering.steers(path) or steering.shadows(path) not in (existing_modules | {None})
+    }
     excluded |= {path for path in new if not steering.may_add(path)} | away
     excluded |= set(filter(steering.holds, DELETED.findall(summary["output"])))
     excluded |= set(_in_front(ctx, steering, [path for path in new if path not in excluded], command))
@@ -513,8 +526,8 @@ def _there(ctx: Any, paths: Sequence[str], test: str = "-e") -> set[str] | None:
     ctx.write_file(listing, "".join(f"{path}\n" for path in paths))
     loop = f'while IFS= read -r p; do if [ {test} "$p" ] || [ -h "$p" ]; then printf "%s\\n" "$p"; fi; done <{listing}'
     answer = ctx.terminal(loop)
-    whole = answer["exit_code"] == 0 and not answer.get("truncated")
-    return set(answer["output"].split("\n")) & set(paths) if whole else None  # others break lines within names
+    is_complete = answer["exit_code"] == 0 and not answer.get("truncated")
+    return set(answer["output"].split("\n")) & set(paths) if is_complete else None  # others break lines within names
 
 
 def _lacks_git(ctx: Any) -> bool:
@@ -600,50 +613,50 @@ def _alone_in_process(call: str) -> str:
     test replaces.
     """
     source = f"{inspect.getsource(reporter)}\n\n{call}\n"
-    own = "{'__builtins__': dict(vars(__import__('builtins'))), '__name__': 'reporter'}"
-    return f"exec(compile({source!r}, 'reporter', 'exec'), {own})\n"
+    namespace = "{'__builtins__': dict(vars(__import__('builtins'))), '__name__': 'reporter'}"
+    return f"exec(compile({source!r}, 'reporter', 'exec'), {namespace})\n"
 
 
-def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, Any], heard: RunnerReport) -> bool:
+def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, Any], report: RunnerReport) -> bool:
     """Ask a sandbox that the agent never saw: whether the reporter speaks there, and the image has what it needs.
 
     What the answer of the command says may be the agent's: its code can print anything and end with any status. So it
     is only the reason to look. Raises `RewardFailure` where the image lacks something.
     """
-    unheard = tests.can_be_heard and not heard.spoke
-    complains = answer["exit_code"] >= NOT_EXECUTED or any(words in answer["output"] for words in SUSPECT)
-    suspect = complains and not heard.outcomes and needs != []  # where tests were run, what runs them is there
+    unheard = tests.can_be_heard and not report.spoke
+    complains = answer["exit_code"] >= NOT_EXECUTED or any(phrase in answer["output"] for phrase in SUSPECT)
+    suspect = complains and not report.outcomes and needs != []  # where tests were run, what runs them is there
     if not (suspect or unheard):
         return False
-    said = repr((tests.command, tests.sources, tests.timeout, needs, suspect))
-    key = f"alone {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
-    known = ctx.recall(key)  # it is the same for all rollouts of a row
-    if known is None:
-        known = _asked(ctx, tests, needs, suspect=suspect)
-        if known["status"] != TIMED_OUT:
-            ctx.remember(key, known)
-    if known["lacks"] is not None:
+    key_source = repr((tests.command, tests.sources, tests.timeout, needs, suspect))
+    key = f"alone {sha256(key_source.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    probe = ctx.recall(key)  # it is the same for all rollouts of a row
+    if probe is None:
+        probe = _asked(ctx, tests, needs, suspect=suspect)
+        if probe["status"] != TIMED_OUT:
+            ctx.remember(key, probe)
+    if probe["lacks"] is not None:
         raise RewardFailure(
-            f"tests_pass: the command cannot run, as the image lacks {known['lacks']!r} (the default sandbox gets "
-            f"packages by `sandbox.python`; `needs` names what the image is to bring; exit status {known['status']}): "
-            f"{known['output']}"
+            f"tests_pass: the command cannot run, as the image lacks {probe['lacks']!r} (the default sandbox gets "
+            f"packages by `sandbox.python`; `needs` names what the image is to bring; exit status {probe['status']}): "
+            f"{probe['output']}"
         )
-    return unheard and known["speaks"]
+    return unheard and probe["speaks"]
 
 
 def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -> dict[str, Any]:
     """Run the command in an untouched sandbox: whether the reporter speaks there, and which program is not there."""
     with ctx.pristine_sandbox() as clean:
         problem = _lay(clean, tests.files)
-        answer, heard = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
+        answer, report = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
         lacks = None
-        if suspect and problem is None and not heard.outcomes:
+        if suspect and problem is None and not report.outcomes:
             lacks = missing(tests.command, answer["exit_code"], answer["output"], needs)
             if lacks is None and answer["exit_code"] == NOT_FOUND:
                 lacks = _not_there(clean, programs(tests.command) if needs is None else [[name] for name in needs])
         clean.restore()
     output = end_of(answer["output"].strip(), 400)
-    return {"lacks": lacks, "speaks": heard.spoke, "status": answer["exit_code"], "output": output}
+    return {"lacks": lacks, "speaks": report.spoke, "status": answer["exit_code"], "output": output}
 
 
 def _not_there(clean: Any, chains: Sequence[Sequence[str]]) -> str | None:
@@ -657,27 +670,31 @@ def _not_there(clean: Any, chains: Sequence[Sequence[str]]) -> str | None:
 # ------------------------------------------------------------------ what counts
 
 
-def _judged(tests: _Tests, answer: dict[str, Any], heard: RunnerReport, known: _Known, skips: set[str]) -> Score:
+def _judged(
+    tests: _Tests, answer: dict[str, Any], report: RunnerReport, reference_facts: _Known, skips: set[str]
+) -> Score:
     """Return the score by the exit status, if it is conclusive, and by the reports."""
-    status, planted = answer["exit_code"], known.planted
+    status, planted = answer["exit_code"], reference_facts.planted
     # A canary that fails makes the runner of the tests end with 1.
-    if status >= NOT_EXECUTED or (status > (1 if planted and heard.spoke else 0) and not tests.expected):
+    if status >= NOT_EXECUTED or (status > (1 if planted and report.spoke else 0) and not tests.expected):
         return _failed(answer)
-    if not heard.spoke:
+    if not report.spoke:
         return Score(1.0)
     if tests.names is None:
-        return Score(float(heard.problem is None), reason=heard.problem)
-    own, copies = _divided(heard, planted)
-    own = own if known.skips is None else _alike(own)
-    score = _compared(tests.names or [], own, heard.problem, skips)
-    others = [name for name, outcome in own if outcome not in (*OTHERS, "passed")]
+        return Score(float(report.problem is None), reason=report.problem)
+    test_outcomes, copies = _divided(report, planted)
+    test_outcomes = test_outcomes if reference_facts.skips is None else _alike(test_outcomes)
+    score = _compared(tests.names or [], test_outcomes, report.problem, skips)
+    others = [name for name, outcome in test_outcomes if outcome not in (*OTHERS, "passed")]
     if score.value and planted and others and not tests.expected:
         score = Score(0.0, reason=f"not passed: {', '.join(others[:5])}")
-    if not planted or not known.counted:
+    if not planted or not reference_facts.counted:
         return score
     # A wrong solution may pass a copy, but then it fails the test that the copy was made of.
-    both = {name for name, test in planted.copies.items() if copies.get(name) == {"passed"} and passed(test, own)}
-    return _with_canaries(score, both, copies, known.counted)
+    both = {
+        name for name, test in planted.copies.items() if copies.get(name) == {"passed"} and passed(test, test_outcomes)
+    }
+    return _with_canaries(score, both, copies, reference_facts.counted)
 
 
 OTHERS = (reporter.SKIPPED, reporter.SKIPPED_ITSELF)

@@ -32,35 +32,39 @@ def tool_calls_match(
         executed_by: hermes_rl: calls of the spec's tools, which hermes-rl executed; program: also calls of an agent
             program's own tools, as the program reports them.
     """
-    made = [call for call in result.tool_calls if executed_by == "program" or call.executed_by == executed_by]
-    places = _places(calls, made, in_order=in_order)
-    missing = [call["name"] for call, place in zip(calls, places, strict=True) if place is None]
-    extra = [call.name for i, call in enumerate(made) if i not in places]
+    made_calls = [call for call in result.tool_calls if executed_by == "program" or call.executed_by == executed_by]
+    positions = _places(calls, made_calls, in_order=in_order)
+    missing = [call["name"] for call, position in zip(calls, positions, strict=True) if position is None]
+    extra = [call.name for i, call in enumerate(made_calls) if i not in positions]
     problems = [f"not called as asked: {', '.join(missing)}"] if missing else []
     if extra and not allow_extra:
         problems.append(f"called beyond that: {', '.join(extra)}")
-    found = len(calls) - len(missing)
-    return Score(not problems, reason="; ".join(problems) or None, metrics={"matched": found, "extra": len(extra)})
+    match_count = len(calls) - len(missing)
+    return Score(
+        not problems, reason="; ".join(problems) or None, metrics={"matched": match_count, "extra": len(extra)}
+    )
 
 
-def _places(calls: Sequence[Mapping[str, Any]], made: Sequence[Any], *, in_order: bool) -> list[int | None]:
+def _places(calls: Sequence[Mapping[str, Any]], made_calls: Sequence[Any], *, in_order: bool) -> list[int | None]:
     """Return, for each expected call, the index of the first unused matching call."""
-    places: list[int | None] = []
+    positions: list[int | None] = []
     for call in calls:
-        after = max((place for place in places if place is not None), default=-1) if in_order else -1
-        free = (i for i in range(after + 1, len(made)) if i not in places and _fits(made[i], call))
-        places.append(next(free, None))
-    return places
+        after = max((position for position in positions if position is not None), default=-1) if in_order else -1
+        free = (i for i in range(after + 1, len(made_calls)) if i not in positions and _fits(made_calls[i], call))
+        positions.append(next(free, None))
+    return positions
 
 
-def _fits(made: Any, wanted: Mapping[str, Any]) -> bool:
-    if made.error is not None or made.name != wanted["name"] or not isinstance(made.arguments, Mapping):
+def _fits(call: Any, expected_call: Mapping[str, Any]) -> bool:
+    if call.error is not None or call.name != expected_call["name"] or not isinstance(call.arguments, Mapping):
         return False
-    arguments = made.arguments
-    return all(key in arguments and _same(arguments[key], value) for key, value in wanted.get("args", {}).items())
+    arguments = call.arguments
+    return all(
+        key in arguments and _same(arguments[key], value) for key, value in expected_call.get("args", {}).items()
+    )
 
 
-def _same(value: Any, wanted: Any) -> bool:
-    if isinstance(value, str) and isinstance(wanted, str):
-        return value.strip() == wanted.strip()
-    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
+def _same(value: Any, expected: Any) -> bool:
+    if isinstance(value, str) and isinstance(expected, str):
+        return value.strip() == expected.strip()
+    return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)

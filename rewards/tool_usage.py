@@ -26,8 +26,8 @@ def tool_usage(
         calls: hermes_rl: calls of the spec's tools, which hermes-rl executed; program: also calls of an agent program's
             own tools, as the program reports them.
     """
-    made = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
-    called = [call.name for call in made if call.error is None]
+    relevant_calls = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
+    called = [call.name for call in relevant_calls if call.error is None]
     counted = called if any_of is None else [name for name in called if name in any_of]
     failed = []
     if (any_of is not None or (all_of is None and none_of is None)) and len(counted) < at_least:

@@ -37,7 +37,7 @@ from hermes_rl.runs.atif import trajectory
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.formats import RecordedRollouts, RolloutChoice, group_of, seats_of, write_format
 from hermes_rl.runs.store import RolloutStore, rollout_of, rollout_record
-from hermes_rl.scoring.reward_value import interpret, of_plain, plain
+from hermes_rl.scoring.reward_value import interpret, of_plain, to_builtin
 from hermes_rl.servers.base import Malformed, ServerConfig, Timing, read_answer, read_reply
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.vllm import Completions
@@ -198,8 +198,8 @@ def tokens_of_an_engine(chance: random.Random, folder: Path) -> None:
         assert all(-9999 < value <= 0 for value in sampled.logprobs)
     else:
         scores = read_answer(answer, lambda data: dialect.read_scores(data, array("i", [6, 7, 8]), 1))
-        assert len(scores.own) == 2
-        assert all(value <= 0 for value in (*scores.own, *scores.top_logprobs))
+        assert len(scores.token_logprobs) == 2
+        assert all(value <= 0 for value in (*scores.token_logprobs, *scores.top_logprobs))
 
 
 def rows_of_files(chance: random.Random, folder: Path) -> None:
@@ -325,7 +325,7 @@ def a_line_as_a_trajectory(chance: random.Random, folder: Path) -> None:
 
 def what_a_reward_returns(chance: random.Random, folder: Path) -> None:
     returned = hostile(chance)
-    value = interpret("r", of_plain("r", read_json(write_json(plain(returned)))), 0.1)
+    value = interpret("r", of_plain("r", read_json(write_json(to_builtin(returned)))), 0.1)
     assert value.value is None or abs(value.value) <= LARGEST_NUMBER
     is_whole(value.record())
 

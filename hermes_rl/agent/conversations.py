@@ -46,12 +46,12 @@ class ProgramCall:
 
     root: bytes
     """Identifies its conversation: the digest of the first request of the conversation."""
-    asked: bytes
+    request_digest: bytes
     """Digest of the whole request."""
     tools: bool
     answer: Message
     """The reply as delivered to the program."""
-    said: Sequence[str]
+    tool_calls: Sequence[str]
     """Tool calls of the reply in canonical form."""
     text: str
     continues: int | None
@@ -73,7 +73,7 @@ class ProgramCall:
     @property
     def preview(self) -> str:
         """Preview of the reply for display: its text, or the tools that it calls."""
-        return " ".join((self.text or ", ".join(self.said))[: 2 * SHOWN].split())[:SHOWN]
+        return " ".join((self.text or ", ".join(self.tool_calls))[: 2 * SHOWN].split())[:SHOWN]
 
     @property
     def is_changed(self) -> bool:
@@ -88,7 +88,7 @@ class ProgramCall:
 class _Conversation:
     """The calls that continue one first request."""
 
-    began: int
+    started_at: int
     """Time of its first request, as counted by `Conversations.tick`."""
     latest: int
     """Time of its last request."""
@@ -114,7 +114,7 @@ class Conversations:
         """Index of each message in the last request that is a policy reply → the call that returned it."""
         self._after: dict[bytes, list[int]] = {}
         """Digest of a conversation including a reply → the calls that returned the reply."""
-        self._asked: dict[bytes, list[int]] = {}
+        self._calls_by_prompt: dict[bytes, list[int]] = {}
         """Digest of a conversation before a reply → the calls that requested the reply."""
         self._conversations: dict[bytes, _Conversation] = {}
         """Conversations by root."""
@@ -151,14 +151,14 @@ class Conversations:
         """
         came = self.tick() if came is None else came
         calls, digests = self._digested(list(messages))
-        said = canonical_calls(answer)
-        number, after = len(self.calls), _digest(digests[-1], answer, said)
+        tool_calls = canonical_calls(answer)
+        call_index, after = len(self.calls), _digest(digests[-1], answer, tool_calls)
         self.sampled = self._sampled(messages, calls, digests)
-        exact = [place for place in self.sampled if digests[place + 1] in self._after]
+        exact = [message_index for message_index in self.sampled if digests[message_index + 1] in self._after]
         continues = self.sampled[exact[-1]] if exact else None
         replaced = self._compare(messages, calls, digests)
-        own = None if continues is None else self.calls[continues].root
-        origin = self._look_back(messages, calls, own, bool(tools))
+        continued_root = None if continues is None else self.calls[continues].root
+        origin = self._look_back(messages, calls, continued_root, bool(tools))
         origin = replaced if origin is None else origin
         if continues is not None:
             self.calls[continues].continued = True
@@ -168,14 +168,14 @@ class Conversations:
         self._enter(root, origin, came, tools=bool(tools), is_continuing=continues is not None)
         request = _digest(digests[-1], {"role": "tools", "content": list(tools)}, [])
         text = text_of(answer.get("content")).strip()
-        before = number if before is None else before
-        call = ProgramCall(root, request, bool(tools), answer, said, text, continues, before)
-        self._after.setdefault(after, []).append(number)
-        self._asked.setdefault(digests[-1], []).append(number)
-        for minted, each in zip(answer.get("tool_calls") or (), said, strict=True):
-            self._minted[minted["id"]] = number, each
-        if not said and text:
-            self._texts[text] = number
+        before = call_index if before is None else before
+        call = ProgramCall(root, request, bool(tools), answer, tool_calls, text, continues, before)
+        self._after.setdefault(after, []).append(call_index)
+        self._calls_by_prompt.setdefault(digests[-1], []).append(call_index)
+        for minted, each in zip(answer.get("tool_calls") or (), tool_calls, strict=True):
+            self._minted[minted["id"]] = call_index, each
+        if not tool_calls and text:
+            self._texts[text] = call_index
         self.calls.append(call)
         return call
 
@@ -197,7 +197,10 @@ class Conversations:
             conversation = self._conversations[root] = _Conversation(came, came, tools, after)
             if came < self._acted() and len(self.early) < MOST_EARLY:
                 self.early.append(root)
-        conversation.began, conversation.latest = min(conversation.began, came), max(conversation.latest, came)
+        conversation.started_at, conversation.latest = (
+            min(conversation.started_at, came),
+            max(conversation.latest, came),
+        )
         conversation.tools |= tools
         conversation.is_continued |= is_continuing
 
@@ -215,11 +218,11 @@ class Conversations:
 
         Results for the messages shared with the last request are reused.
         """
-        known, calls, digests = self._last
-        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(messages, known, strict=False))
-        same = sum(1 for _ in pairs)
-        calls, digests = calls[:same], digests[: same + 1]
-        for message in messages[same:]:
+        previous_messages, calls, digests = self._last
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(messages, previous_messages, strict=False))
+        shared_count = sum(1 for _ in pairs)
+        calls, digests = calls[:shared_count], digests[: shared_count + 1]
+        for message in messages[shared_count:]:
             calls.append(canonical_calls(message))
             digests.append(_digest(digests[-1], message, calls[-1]))
         self._last = messages, calls, digests
@@ -234,20 +237,20 @@ class Conversations:
         Such a message repeats a reply: in the same conversation or, if the start was rewritten, with the ids of the
         reply's tool calls, or with the same text.
         """
-        found: dict[int, int] = {}
-        for place, message in enumerate(messages):
+        sampled: dict[int, int] = {}
+        for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             ids = [call["id"] for call in message.get("tool_calls") or ()]
             minted = [self._minted[each][0] for each in ids if each in self._minted]
-            givers = self._after.get(digests[place + 1])
+            givers = self._after.get(digests[index + 1])
             if givers is not None:
-                found[place] = next((number for number in minted if number in givers), givers[-1])
-            elif minted and calls[place] == list(self.calls[minted[0]].said):
-                found[place] = minted[0]
-            elif not ids and (number := self._texts.get(text_of(message.get("content")).strip())) is not None:
-                found[place] = number
-        return found
+                sampled[index] = next((call_index for call_index in minted if call_index in givers), givers[-1])
+            elif minted and calls[index] == list(self.calls[minted[0]].tool_calls):
+                sampled[index] = minted[0]
+            elif not ids and (call_index := self._texts.get(text_of(message.get("content")).strip())) is not None:
+                sampled[index] = call_index
+        return sampled
 
     def _compare(self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]) -> int | None:
         """Record the replies that a request contains unchanged, and the ones with changed tool calls.
@@ -255,20 +258,30 @@ class Conversations:
         Return the last changed reply.
         """
         replaced = None
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            if (giver := self.sampled.get(place)) is not None:
-                self.calls[giver].came_back |= digests[place + 1] in self._after
+            if (giver := self.sampled.get(index)) is not None:
+                self.calls[giver].came_back |= digests[index + 1] in self._after
                 continue
             # The position identifies the replaced reply: ids may have been dropped or rewritten.
-            asked = [number for number in self._asked.get(digests[place], ()) if not self.calls[number].came_back]
+            candidates = [
+                call_index
+                for call_index in self._calls_by_prompt.get(digests[index], ())
+                if not self.calls[call_index].came_back
+            ]
             ids = [call["id"] for call in message.get("tool_calls") or ()]
-            named = (number for number in asked if any(self._minted.get(each, (-1,))[0] == number for each in ids))
-            given = (number for number in reversed(asked) if self.calls[number].delivered < math.inf)
-            replaced = next(named, next(given, replaced))
-            if replaced in asked:
-                self.calls[replaced].was_replaced |= calls[place] != list(self.calls[replaced].said)
+            id_matches = (
+                call_index
+                for call_index in candidates
+                if any(self._minted.get(each, (-1,))[0] == call_index for each in ids)
+            )
+            delivered_calls = (
+                call_index for call_index in reversed(candidates) if self.calls[call_index].delivered < math.inf
+            )
+            replaced = next(id_matches, next(delivered_calls, replaced))
+            if replaced in candidates:
+                self.calls[replaced].was_replaced |= calls[index] != list(self.calls[replaced].tool_calls)
         return replaced
 
     def _look_back(
@@ -283,23 +296,23 @@ class Conversations:
         origin = None
         for message, texts in zip(messages, calls, strict=True):
             for call_sent, text in zip(message.get("tool_calls") or (), texts, strict=True):
-                number, sampled = self._minted.get(call_sent["id"], (-1, text))
-                if number >= 0:
-                    origin = number
-                    self.calls[number].returned = True
-                    self.calls[number].was_replaced |= text != sampled
+                call_index, sampled = self._minted.get(call_sent["id"], (-1, text))
+                if call_index >= 0:
+                    origin = call_index
+                    self.calls[call_index].returned = True
+                    self.calls[call_index].was_replaced |= text != sampled
         unfinished = [
-            (number, call)
-            for number, call in enumerate(self.calls)
+            (call_index, call)
+            for call_index, call in enumerate(self.calls)
             if not call.continued and not call.quoted and len(call.text) >= SHORTEST
         ]
-        for number, call in unfinished[-OPEN:]:
+        for call_index, call in unfinished[-OPEN:]:
             roles = {each["role"] for each in messages if call.text in text_of(each.get("content"))}
             call.returned |= bool(roles)
             # A summary may also appear as a reply of the conversation that replaces the old one.
             moved = bool(roles) and equipped and not call.tools and call.root != root
             if moved or roles - {"assistant"}:
-                call.quoted, origin = True, number
+                call.quoted, origin = True, call_index
         return origin
 
     def main_line(self) -> list[bytes]:
@@ -309,46 +322,55 @@ class Conversations:
         of these has tools. Each following one replaces its predecessor: its first request contains a reply or a summary
         of the predecessor, which was not continued afterwards.
         """
-        acted, known = self._acted(), self._conversations
-        early = [root for root in self.early if known[root].began < acted and known[root].delivered < math.inf]
+        acted, conversations = self._acted(), self._conversations
+        early = [
+            root
+            for root in self.early
+            if conversations[root].started_at < acted and conversations[root].delivered < math.inf
+        ]
         if not early:
             return []
-        line = [min(early, key=lambda root: (not known[root].tools, known[root].began))]
+        line = [min(early, key=lambda root: (not conversations[root].tools, conversations[root].started_at))]
         while True:
-            last = known[line[-1]]
+            last = conversations[line[-1]]
             following = [
                 root
                 for root in (*self._successors.get(line[-1], ()), *self._successors.get(UNKNOWN, ()))
-                if known[root].began > last.latest and known[root].delivered < math.inf and root not in line
+                if conversations[root].started_at > last.latest
+                and conversations[root].delivered < math.inf
+                and root not in line
             ]
             if not following:
                 return line
-            line.append(min(following, key=lambda root: known[root].began))
+            line.append(min(following, key=lambda root: conversations[root].started_at))
 
     def kinds(self) -> list[Kind]:
         """Return the kind of each call."""
         line = set(self.main_line())
         equipped = any(self._conversations[root].tools for root in line)
         kinds: list[Kind] = []
-        places: dict[tuple[bytes, int | None], list[int]] = {}
-        for number, call in enumerate(self.calls):
-            places.setdefault((call.root, call.continues), []).append(number)
-        for number, call in enumerate(self.calls):
+        calls_by_position: dict[tuple[bytes, int | None], list[int]] = {}
+        for index, call in enumerate(self.calls):
+            calls_by_position.setdefault((call.root, call.continues), []).append(index)
+        for index, call in enumerate(self.calls):
             # The next call at the same position, made after this reply; a call made in parallel is not a retry.
-            same = places[call.root, call.continues]
-            later = (self.calls[same[at]] for at in range(bisect_right(same, number), len(same)))
-            following = next((each for each in later if each.before > number), None)
-            asked_again = following is not None and following.asked == call.asked
-            beside = equipped and not call.tools
+            position_calls = calls_by_position[call.root, call.continues]
+            later = (
+                self.calls[position_calls[offset]]
+                for offset in range(bisect_right(position_calls, index), len(position_calls))
+            )
+            following = next((each for each in later if each.before > index), None)
+            asked_again = following is not None and following.request_digest == call.request_digest
+            is_side_call = equipped and not call.tools
             if call.delivered == math.inf:
                 kinds.append("undelivered")
             elif asked_again and not call.continued and not call.returned:
                 kinds.append("rejected")
             elif call.is_changed:
                 kinds.append("changed")
-            elif not call.continued and call.quoted and (beside or call.root in line):
+            elif not call.continued and call.quoted and (is_side_call or call.root in line):
                 kinds.append("summaries")
-            elif beside and not call.continued and not call.returned:
+            elif is_side_call and not call.continued and not call.returned:
                 kinds.append("side_calls")
             else:
                 kinds.append("main" if call.root in line else "subagents")

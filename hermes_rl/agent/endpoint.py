@@ -240,8 +240,8 @@ class Endpoint:
 
     def _missing(self, dialect: ProgramDialect, method: str, path: str) -> web.Response:
         """Return an error for an unknown path; clients also probe with methods other than the one for model calls."""
-        own = re.sub("^/r/[^/]*", "", path)[:200]  # without the prefix that is unique to this rollout
-        problem = f"there is no {method} {own} here, but POST {', '.join(PATHS)}"
+        short_path = re.sub("^/r/[^/]*", "", path)[:200]  # without the prefix that is unique to this rollout
+        problem = f"there is no {method} {short_path} here, but POST {', '.join(PATHS)}"
         if method == "POST":
             return self._refused(dialect, problem, 404)
         return _response(404, dialect.error(problem, "not_found"))
@@ -290,7 +290,7 @@ class Endpoint:
         return _response(200, written_count(count))
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _hold_slot(self) -> AsyncIterator[None]:
         """Wait until another request may be sent to the policy, and hold its slot until it finishes.
 
         The last turns of the rollout are assigned one by one, since requests in flight may need them.
@@ -317,9 +317,9 @@ class Endpoint:
             raise RefusedRequestError("the body must not be compressed")
         data = bytearray()
         try:
-            async for piece in request.content.iter_chunked(1 << 16):
-                data += piece
-                self._held_bytes += len(piece)
+            async for chunk in request.content.iter_chunked(1 << 16):
+                data += chunk
+                self._held_bytes += len(chunk)
                 if len(data) > LARGEST or self._held_bytes > HELD:
                     raise RefusedRequestError(f"a request may have {LARGEST} bytes, all together {HELD}")
             if len(data) <= IN_LOOP:
@@ -338,7 +338,7 @@ class Endpoint:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.stop_reason is None:
             try:
-                async with self._place():  # later waits are caused by the program's own reading
+                async with self._hold_slot():  # later waits are caused by the program's own reading
                     noted, call, answer = await self._ask(query, size, came)
                 return await self._send(request, dialect, noted, call, answer)
             except ContextLengthExceeded as error:
@@ -346,8 +346,8 @@ class Endpoint:
                 if self.too_long < MOST_TOO_LONG:
                     return _response(400, dialect.error(_too_long(error), "context_length_exceeded"))
                 self.stop_reason = StopReason.TOKEN_BUDGET
-            except BudgetExhausted as over:
-                self.stop_reason = over.stop_reason
+            except BudgetExhausted as budget_error:
+                self.stop_reason = budget_error.stop_reason
             except HermesRLError as error:
                 self.failure = error
                 return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
@@ -406,24 +406,30 @@ class Endpoint:
         # agent may have changed the program's messages, the spec's own prompt is used for the test.
         first = recorder.result.messages if recorder.by_agents else query.messages[: first_answer(query.messages)]
         prompt = self._prompt or first
-        given = await recorder.ask(query.messages, query.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
-        self._prompt, turn, reply = self._prompt or prompt, given.number + 1, given.reply
+        policy_answer = await recorder.ask(
+            query.messages, query.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size
+        )
+        self._prompt, turn, reply = self._prompt or prompt, policy_answer.index + 1, policy_answer.reply
         message = kept_message(reply.message, turn)
         calls = message.get("tool_calls") or []
-        for number, call in enumerate(calls):
-            call["id"] = f"c{turn:04d}{number:04d}"  # unique in the rollout
+        for index, call in enumerate(calls):
+            call["id"] = f"c{turn:04d}{index:04d}"  # unique in the rollout
             call.pop("error", None)
         # Record a sampled reply even if the request is cancelled, in the order of the replies.
-        note = asyncio.ensure_future(self._note(EndpointCall(query, given, message), size, before, came))
+        note = asyncio.ensure_future(self._note(EndpointCall(query, policy_answer, message), size, before, came))
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
-        noted, kept = await asyncio.shield(note)
+        noted, endpoint_call = await asyncio.shield(note)
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
         details = reply.usage.get("completion_tokens_details")
         thought = parse_count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
         name, model = f"{self._rollout_id}-{turn}", reply.model or POLICY
-        return noted, kept, ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought)
+        return (
+            noted,
+            endpoint_call,
+            ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought),
+        )
 
     async def _note(self, call: EndpointCall, size: int, before: int, came: int) -> tuple[ProgramCall, EndpointCall]:
         """Record a call that arrived at time `came`, when `before` calls had a reply."""

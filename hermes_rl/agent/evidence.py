@@ -32,7 +32,7 @@ def take_evidence(result: AgentResult, endpoint: Endpoint) -> None:
     tools, calls = endpoint.tools, endpoint.conversations.calls
     earlier = result.messages if any(_is_answer(each) for each in result.messages[result.prompt_length :]) else []
     if (last := endpoint.main) is not None:
-        answers = {place: calls[number].answer for place, number in last.sampled.items()}
+        answers = {index: calls[call_index].answer for index, call_index in last.sampled.items()}
         request = last.request.messages
         messages = marked([*request, last.message], {**answers, len(request): last.message}, endpoint.prompt, earlier)
         result.messages = _joined(earlier, messages) if earlier else messages
@@ -66,26 +66,28 @@ def marked(
         prompt: messages sent by the program before the policy could run anything.
         earlier: messages of earlier runs, whose replies may appear again.
     """
-    known = {_words(each) for each in earlier if _is_answer(each)}
+    earlier_replies = {_comparison_key(each) for each in earlier if _is_answer(each)}
     first = first_answer(list(messages))
-    kept: list[Message] = [each if each in prompt else {**each, "context": True} for each in messages[:first]]
+    marked_messages: list[Message] = [
+        each if each in prompt else {**each, "context": True} for each in messages[:first]
+    ]
     waiting: list[str] = []  # ids of tool calls of the last reply that have no result yet
     sent: list[str] = []  # the same ids as the program sent them
-    for place, message in enumerate(messages[first:], first):
-        if message["role"] == "assistant" and (place in answers or _words(message) in known):
-            message = answers.get(place, message)
+    for index, message in enumerate(messages[first:], first):
+        if message["role"] == "assistant" and (index in answers or _comparison_key(message) in earlier_replies):
+            message = answers.get(index, message)
             waiting = [call["id"] for call in message.get("tool_calls") or ()]
-            sent = [call["id"] for call in messages[place].get("tool_calls") or ()]
-            kept.append(message)
+            sent = [call["id"] for call in messages[index].get("tool_calls") or ()]
+            marked_messages.append(message)
         elif message["role"] == "tool" and waiting:
-            named = str(message.get("tool_call_id"))
-            number = sent.index(named) if sent.count(named) == 1 else 0
-            sent.pop(number)
-            kept.append({**message, "tool_call_id": waiting.pop(number)})
+            sent_id = str(message.get("tool_call_id"))
+            position = sent.index(sent_id) if sent.count(sent_id) == 1 else 0
+            sent.pop(position)
+            marked_messages.append({**message, "tool_call_id": waiting.pop(position)})
         else:
             waiting = []
-            kept.append({**message, "context": True})
-    return kept
+            marked_messages.append({**message, "context": True})
+    return marked_messages
 
 
 def matched(
@@ -109,31 +111,31 @@ def matched(
     """
     calls: dict[int, ToolCall] = {}
     free: dict[int, ToolCall] = {}
-    for number, (call, has_result) in enumerate(spoken):
+    for index, (call, has_result) in enumerate(spoken):
         if any(_names(call.name, tool) for tool in offered):
-            free[number] = call
+            free[index] = call
         elif has_result:
-            calls[number] = call
+            calls[index] = call
     in_main = {call.id for call, _ in spoken}
     elsewhere = [
         each for answer in delivered for each in answer.answer.get("tool_calls") or () if each["id"] not in in_main
     ]
     others: list[ToolCall] = []
     for call in executed:
-        same = (n for n, each in free.items() if _names(each.name, call.name) and each.arguments == call.arguments)
-        if (place := next(same, None)) is not None:
-            each = free.pop(place)
-            calls[place] = replace(call, turn=each.turn, id=each.id)
+        matches = (n for n, each in free.items() if _names(each.name, call.name) and each.arguments == call.arguments)
+        if (spoken_index := next(matches, None)) is not None:
+            each = free.pop(spoken_index)
+            calls[spoken_index] = replace(call, turn=each.turn, id=each.id)
             continue
-        asked = (
+        sources = (
             each
             for each in elsewhere
             if _names(each["function"]["name"], call.name) and _arguments(each) == call.arguments
         )
-        if (source := next(asked, None)) is not None:
+        if (source := next(sources, None)) is not None:
             elsewhere.remove(source)
             others.append(replace(call, turn=0, id=source["id"]))
-    return [*(calls[number] for number in sorted(calls)), *others]
+    return [*(calls[index] for index in sorted(calls)), *others]
 
 
 def _spoken(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, bool]]:
@@ -169,7 +171,7 @@ def _is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not message.get("context")
 
 
-def _words(message: Message) -> tuple[str, tuple[str, ...]]:
+def _comparison_key(message: Message) -> tuple[str, tuple[str, ...]]:
     """Return the text and the canonical tool calls of a message, for comparison by meaning."""
     return text_of(message.get("content")).strip(), tuple(canonical_calls(message))
 

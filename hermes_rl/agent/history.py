@@ -21,16 +21,18 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
 
     Every call gets a unique id, a type, and its arguments as text. No server may mark its reply as a program's text.
     """
-    own = {key: value for key, value in message.items() if value is not None and key != "context"}
-    own["role"] = "assistant"
+    cleaned_message = {key: value for key, value in message.items() if value is not None and key != "context"}
+    cleaned_message["role"] = "assistant"
     content = message.get("content")
-    own["content"] = content if isinstance(content, str | list | None) else json.dumps(content, ensure_ascii=False)
+    cleaned_message["content"] = (
+        content if isinstance(content, str | list | None) else json.dumps(content, ensure_ascii=False)
+    )
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        own["tool_calls"] = _calls(calls, turn)
+        cleaned_message["tool_calls"] = _calls(calls, turn)
     else:
-        own.pop("tool_calls", None)
-    return own
+        cleaned_message.pop("tool_calls", None)
+    return cleaned_message
 
 
 def sendable(messages: list[Message]) -> list[Message]:
@@ -46,10 +48,10 @@ def sendable(messages: list[Message]) -> list[Message]:
 def _calls(calls: list[Any], turn: int) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
     ids: set[str] = set()
-    for number, call in enumerate(calls):
-        own = _call(call if isinstance(call, dict) else {}, f"call_{turn}_{number}", ids)
-        ids.add(own["id"])
-        read.append(own)
+    for index, call in enumerate(calls):
+        parsed_call = _call(call if isinstance(call, dict) else {}, f"call_{turn}_{index}", ids)
+        ids.add(parsed_call["id"])
+        read.append(parsed_call)
     return read
 
 

@@ -136,14 +136,14 @@ class HermesAgentLoop:
     async def _play(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason:
         result = recorder.result
         if self.user is not None:
-            self.user.begin(result, self.options.seed)
-            if self.user.speaks_first and (over := await self._ask_user(recorder)) is not None:
-                raise ServerFailure(f"the user ended the conversation before it began ({over})")
+            self.user.start(result, self.options.seed)
+            if self.user.speaks_first and (stop := await self._ask_user(recorder)) is not None:
+                raise ServerFailure(f"the user ended the conversation before it began ({stop})")
         try:
             while (stop_reason := await self._turn(recorder, runtime)) is None:
                 pass
-        except BudgetExhausted as over:
-            return over.stop_reason
+        except BudgetExhausted as stop:
+            return stop.stop_reason
         return stop_reason
 
     async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason | None:
@@ -160,16 +160,16 @@ class HermesAgentLoop:
         await self._act(calls, result, runtime)
         return await self._stop_reason_of_calls(result, runtime)
 
-    async def _ask_user(self, recorder: PolicyRecorder, words: str | None = None) -> StopReason | None:
+    async def _ask_user(self, recorder: PolicyRecorder, message: str | None = None) -> StopReason | None:
         """Append the user's next message, which is not a policy turn; return the stop reason if it is the last."""
         assert self.user is not None
-        result, answer = recorder.result, await recorder.hear(self.user, words)
+        result, answer = recorder.result, await recorder.hear(self.user, message)
         recorder.by_agents |= answer.by_agents
         self._answered_at = result.turns_used
         if answer.message is not None:
             result.messages.append(answer.message)
         if answer.error is not None:
-            result.tool_errors.append(ToolError(result.turns_used, "user", words or "", answer.error, ""))
+            result.tool_errors.append(ToolError(result.turns_used, "user", message or "", answer.error, ""))
         if answer.tools is not None:
             self._offered = self.toolkit.only(answer.tools)
         if answer.reward is not None:
@@ -239,7 +239,7 @@ class HermesAgentLoop:
         result.timings.tools += time.perf_counter() - started - (runtime.start_seconds - starting)
         for outcome in outcomes:
             result.messages.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
-            result.tool_calls.append(ToolCall.of(outcome, result.turns_used, outcome.id))
+            result.tool_calls.append(ToolCall.from_outcome(outcome, result.turns_used, outcome.id))
             if outcome.error is not None:
                 result.tool_errors.append(outcome.error)
 

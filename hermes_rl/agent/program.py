@@ -90,28 +90,33 @@ class AgentFunction:
     takes: tuple[str, ...]
 
     @classmethod
-    def of(cls, reference: str, offered: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
+    def from_ref(
+        cls, reference: str, offered: tuple[str, ...] = GIVEN, spec_key: str = "agent.program.python"
+    ) -> AgentFunction:
         """Load a function by its absolute reference.
 
         Args:
             offered: parameters that it may name.
-            where: key of the spec, with which error messages start.
+            spec_key: key of the spec, with which error messages start.
 
         Raises:
             UserError: the function cannot be loaded, or has a required parameter that is not offered.
         """
         function = load_object(reference)
         if not callable(function):
-            raise UserError(f"{where}: {reference} is no function")
+            raise UserError(f"{spec_key}: {reference} is no function")
         parameters = inspect.signature(function).parameters.values()
-        named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        unknown = [each.name for each in named if each.name not in offered and each.default is each.empty]
+        named_parameters = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        unknown = [each.name for each in named_parameters if each.name not in offered and each.default is each.empty]
         if unknown:
             raise UserError(
-                f"{where}: {reference} wants `{unknown[0]}`; it may name {', '.join(offered)} as parameters"
+                f"{spec_key}: {reference} wants `{unknown[0]}`; it may name {', '.join(offered)} as parameters"
             )
         everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        return cls(Code.of(reference), offered if everything else tuple(n.name for n in named if n.name in offered))
+        return cls(
+            Code.from_ref(reference),
+            offered if everything else tuple(n.name for n in named_parameters if n.name in offered),
+        )
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,8 @@ class AgentProgram:
     """True if the spec's tools are offered to it."""
     function: AgentFunction | None = None
     """Function called instead of the command, with the values of `given` that it takes."""
-    given: Mapping[str, Any] = field(default_factory=dict)
-    place: str = "agent.program"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    spec_key: str = "agent.program"
     """Key of the spec, for error messages."""
 
 
@@ -200,7 +205,7 @@ class ProgramDriver:
         assert self._user is not None
         result, last_answer = recorder.result, None
         conversation = list(result.messages)
-        self._user.begin(result, self.options.seed)
+        self._user.start(result, self.options.seed)
         while True:
             answer = await recorder.hear(self._user, last_answer)
             recorder.by_agents |= answer.by_agents
@@ -265,7 +270,8 @@ class ProgramDriver:
         self.runtime.acts += 1
         if not isinstance(sandbox, HelperSandbox):
             raise UserError(
-                f"{program.place}: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "
+                f"{program.spec_key}: a sandbox of `backend: {self.runtime.config.backend}` has no network of its "
+                "own, in "
                 "which the program could find the model; use bubblewrap or docker"
             )
         if self._listener is None:
@@ -273,12 +279,12 @@ class ProgramDriver:
                 try:
                     await sandbox.write_file(file.to, file.data, file.mode)
                 except OSError as error:
-                    problem = f"{program.place}.files: {file.to} cannot be written: {error.strerror}"
+                    problem = f"{program.spec_key}.files: {file.to} cannot be written: {error.strerror}"
                     raise _NotBegunError(problem) from error
             try:
                 self._listener = await sandbox.listen(self._port)
             except OSError as error:  # the sandbox's setup, or an agent, uses the port
-                problem = f"{program.place}: port {self._port} of the sandbox cannot be opened: {error}"
+                problem = f"{program.spec_key}: port {self._port} of the sandbox cannot be opened: {error}"
                 raise _NotBegunError(problem) from error
         run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
         return self._listener.dup(), run
@@ -287,10 +293,10 @@ class ProgramDriver:
         """Call the function in a separate process; return its outcome as the result of a command."""
         function, runtime = program.function, self.runtime
         assert function is not None
-        known = {**program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
+        offered = {**program.arguments, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
         process = await POOL.hold(function.code)
         try:
-            arguments = {name: known[name] for name in function.takes}
+            arguments = {name: offered[name] for name in function.takes}
             returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST, require_text)
             return CommandResult(0, b"" if returned == "None" else returned[-OUTPUT:].encode())
         except (ForeignError, AgentFault, UserError) as error:  # it may have executed text of the policy
@@ -306,20 +312,20 @@ class ProgramDriver:
         self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
         """Run the program; return its result, or None if it was killed, and True if it kept its time limit."""
-        bound, began = self.options.working_time or LONGEST, clock()
+        bound, started_at = self.options.working_time or LONGEST, clock()
         timings = recorder.result.timings
         before = timings.tools
         running = asyncio.create_task(run)
-        over: float | None = None
+        stopped_at: float | None = None
         in_time = True
         try:
             while not running.done() and in_time and endpoint.failure is None:
                 await asyncio.wait({running}, timeout=GLANCE)
-                timings.tools = before + max(0.0, clock() - began - endpoint.waiting)
+                timings.tools = before + max(0.0, clock() - started_at - endpoint.waiting)
                 in_time = timings.working < bound
                 if endpoint.stop_reason is not None:
-                    over = over or clock()
-                    if clock() - over > GRACE:
+                    stopped_at = stopped_at or clock()
+                    if clock() - stopped_at > GRACE:
                         break
             return (await running if running.done() else None), in_time
         finally:
@@ -331,7 +337,7 @@ class ProgramDriver:
         if endpoint.requests or recorder.by_agents:
             return StopReason.TIMEOUT
         seconds = f"{self.options.working_time or LONGEST:g} s"
-        raise SandboxFailure(f"{program.place}: the program had not asked the model after {seconds}")
+        raise SandboxFailure(f"{program.spec_key}: the program had not asked the model after {seconds}")
 
     def _ending(
         self,
@@ -358,10 +364,12 @@ class ProgramDriver:
             return StopReason.TOKEN_BUDGET  # it could not shorten the conversation
         if endpoint.main is None:
             if program.function is not None and run.exit_code == RAISED and not endpoint.requests:
-                raise _NotBegunError(f"{program.place}.python raised before it asked the model: {run.output.strip()}")
+                raise _NotBegunError(
+                    f"{program.spec_key}.python raised before it asked the model: {run.output.strip()}"
+                )
             if ended is not None and ended.exit_code in CANNOT_START and program.function is None:
-                shown = f"`{program.command[0]}` cannot be started (status {ended.exit_code})"
-                problem = f"{program.place}: {shown}: {run.output.strip()}"
+                start_error = f"`{program.command[0]}` cannot be started (status {ended.exit_code})"
+                problem = f"{program.spec_key}: {start_error}: {run.output.strip()}"
                 raise _NotBegunError(problem)
             return StopReason.PROGRAM_ABORTED
         stop_reason = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
@@ -380,14 +388,14 @@ def with_heard_message(conversation: Sequence[Message], message: Message | None)
     A program receives the last message only, so this message is empty if the seat gets none between two turns. Null
     bytes and unpaired surrogates are replaced, because a command line cannot contain them.
     """
-    words = "" if message is None else replace_surrogates(message["content"]).replace("\0", "\ufffd")
+    text = "" if message is None else replace_surrogates(message["content"]).replace("\0", "\ufffd")
     last = conversation[-1] if conversation else None
     if last is None or last["role"] != "user":
-        return [*conversation, {"role": "user", "content": words}]
+        return [*conversation, {"role": "user", "content": text}]
     if message is None:
         return list(conversation)
-    content, words = last["content"], f"\n\n{words}"
-    joined = [*content, {"type": "text", "text": words}] if isinstance(content, list) else f"{content}{words}"
+    content, text = last["content"], f"\n\n{text}"
+    joined = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}{text}"
     return [*conversation[:-1], {**last, "content": joined}]
 
 

@@ -58,10 +58,10 @@ class ResultBudget:
         cut = [
             self._cut(outcome) if len(outcome.content) > self._limit(outcome.name) else outcome for outcome in outcomes
         ]
-        for place in sorted(range(len(cut)), key=lambda place: -len(cut[place].content)):
+        for index in sorted(range(len(cut)), key=lambda place: -len(cut[place].content)):
             if sum(len(one.content) for one in cut) <= self.turn_budget:
                 break
-            cut[place] = self._cut(cut[place])
+            cut[index] = self._cut(cut[index])
         return cut
 
     def _limit(self, tool: str) -> float:
@@ -144,7 +144,7 @@ class BudgetExhausted(Exception):
 class PolicyAnswer:
     """One reply of the policy."""
 
-    number: int
+    index: int
     """Index of the reply in the rollout, from 0: the turn of the transcript."""
     reply: ChatReply
     limit: int | None
@@ -161,14 +161,14 @@ class TimeIntervals:
 
     def add(self, end: float, seconds: float) -> float:
         """Add the interval of `seconds` that ends at `end`; return its seconds that no other interval has counted."""
-        begin = end - seconds
-        touching = [each for each in self._apart if each[0] <= end and begin <= each[1]]
+        start = end - seconds
+        touching = [each for each in self._apart if each[0] <= end and start <= each[1]]
         if not touching:
-            self._apart = (*self._apart, (begin, end))
+            self._apart = (*self._apart, (start, end))
             return seconds
-        whole = min(begin, touching[0][0]), max(end, touching[-1][1])
-        self._apart = sorted([*(each for each in self._apart if each not in touching), whole])
-        return whole[1] - whole[0] - sum(after - before for before, after in touching)
+        union = min(start, touching[0][0]), max(end, touching[-1][1])
+        self._apart = sorted([*(each for each in self._apart if each not in touching), union])
+        return union[1] - union[0] - sum(after - before for before, after in touching)
 
 
 class PolicyRecorder:
@@ -192,7 +192,7 @@ class PolicyRecorder:
         self._deadline: asyncio.Timeout | None = None
         self._silent: str | None = None
         """The component that had not responded when the deadline passed."""
-        self._begun = 0
+        self._call_count = 0
         """Number of calls so far, including failed ones."""
         self._under_way = 0
         self._generating, self._queueing = TimeIntervals(), TimeIntervals()
@@ -252,19 +252,19 @@ class PolicyRecorder:
                 self._silent = whom
             raise
 
-    async def hear(self, user: AnswersAgent, words: str | None = None) -> UserAnswer:
+    async def hear(self, user: AnswersAgent, message: str | None = None) -> UserAnswer:
         """Return the next message of the user or of another agent.
 
         The deadline is suspended during the turns of other agents. Each agent has its own deadline.
         """
         deadline = self._deadline if getattr(user, "waits_for_seats", False) else None
-        ends, began = None if deadline is None else deadline.when(), time.monotonic()
+        ends, started_at = None if deadline is None else deadline.when(), time.monotonic()
         if deadline is not None:
             deadline.reschedule(None)
         with self._awaits("the user"):
-            answer = await user.speak(words)
+            answer = await user.speak(message)
         if deadline is not None and ends is not None:
-            deadline.reschedule(ends + time.monotonic() - began)
+            deadline.reschedule(ends + time.monotonic() - started_at)
         return answer
 
     async def ask(
@@ -291,8 +291,8 @@ class PolicyRecorder:
         result = self.result
         if (stop_reason := self._spent()) is not None:
             raise BudgetExhausted(stop_reason)
-        first, self._begun, self._under_way = result.turns_used == 0, self._begun + 1, self._under_way + 1
-        seed = drawn_seed(self.options.seed, "turn", self._begun - 1)
+        first, self._call_count, self._under_way = result.turns_used == 0, self._call_count + 1, self._under_way + 1
+        seed = drawn_seed(self.options.seed, "turn", self._call_count - 1)
         try:
             request = await self._request(messages, tools, rollout_id, resent, seed)
             with self._awaits("the policy's server"):
@@ -407,7 +407,7 @@ class PolicyRecorder:
         Therefore the policy is the cause only if the request fails `ROUNDS` times while the prompt alone succeeds each
         time.
         """
-        asked = 0
+        failed_rounds = 0
         while failure.refused or (prompt is not None and failure.about_the_call):
             cause = await self._find_out(failure, request, prompt)
             if cause is None:
@@ -416,11 +416,11 @@ class PolicyRecorder:
                 raise cause from failure
             try:
                 reply: ChatReply = await self.server.chat(request)
-            except ServerFailure as again:
-                if not again.about_the_call:
+            except ServerFailure as retry_failure:
+                if not retry_failure.about_the_call:
                     raise
-                asked += 1
-                if asked == ROUNDS:
+                failed_rounds += 1
+                if failed_rounds == ROUNDS:
                     raise cause from failure
             else:
                 return reply

@@ -55,7 +55,7 @@ class ToolCall:
     """Seconds since 1970; None if unknown, as for a program's own tools."""
 
     @classmethod
-    def of(cls, outcome: ToolOutcome, turn: int, identity: str) -> ToolCall:
+    def from_outcome(cls, outcome: ToolOutcome, turn: int, identity: str) -> ToolCall:
         """Return the record of an executed call."""
         return cls(
             turn,
@@ -122,7 +122,7 @@ class ProgramRun:
     @property
     def untrained(self) -> list[int]:
         """Indexes of the replies that are not trained on."""
-        return [number for number, call in enumerate(self.calls) if not call["trained"]]
+        return [index for index, call in enumerate(self.calls) if not call["trained"]]
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class AgentResult(RenamedAttributes):
     @property
     def texts(self) -> list[str]:
         """Text of each policy turn, excluding the assistant messages of the prompt and of a program."""
-        own = (message for message in self.messages[self.prompt_length :] if not message.get("context"))
-        return [text_of(message.get("content")) for message in own if message.get("role") == "assistant"]
+        rollout_messages = (message for message in self.messages[self.prompt_length :] if not message.get("context"))
+        return [text_of(message.get("content")) for message in rollout_messages if message.get("role") == "assistant"]
 
     @property
     def final_response(self) -> str:
@@ -227,7 +227,7 @@ class AgentResult(RenamedAttributes):
 
 def first_answer(messages: list[Message]) -> int:
     """Return the number of messages before the first message of the model."""
-    return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+    return next((index for index, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
 
 
 def text_of(content: object) -> str:
@@ -308,6 +308,6 @@ class ManagedState(Mapping[str, list[Node]]):
         return 1
 
 
-def fetched_state(number: int) -> ManagedState:
-    """Return the proxy of `ManagedState` object `number` in a worker process for user code."""
-    return ManagedState(lambda: current_runner().ask(number, "fetch").result())
+def fetched_state(object_id: int) -> ManagedState:
+    """Return the proxy of `ManagedState` object `object_id` in a worker process for user code."""
+    return ManagedState(lambda: current_runner().ask(object_id, "fetch").result())

@@ -86,44 +86,44 @@ class SeatRunner:
         self.spoke_last = time.monotonic()
         self._server, self._messages, self._request_id, self._tokenizer = server, messages, request_id, tokenizer
         self._user, self._program, self._port = user, program, port
-        self.beside: Mapping[str, SeatRunner] = {}
+        self.episode_seats: Mapping[str, SeatRunner] = {}
         """All seats of the episode, by name."""
         self._played: AgentResult | None = None
         self._turn = asyncio.Lock()
-        self._heard: asyncio.Queue[UserAnswer] = asyncio.Queue()
+        self._inbox: asyncio.Queue[UserAnswer] = asyncio.Queue()
         self._answer: asyncio.Future[str | None] | None = None
         self._playing: asyncio.Task[AgentResult] | None = None
         self._refused: UserError | None = None
 
     # ------------------------------------------------------------------ as its loop sees it (`AnswersAgent`)
 
-    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+    def start(self, result: AgentResult, seed: int | None = None) -> None:
         """Give the conversation to the user; messages of the other seats arrive later."""
         self._played = result
         if self._user is not None:
-            self._user.begin(result, seed)
+            self._user.start(result, seed)
 
     @property
     def waits_for_seats(self) -> bool:
         """True if it waits for other seats and not for its user."""
         return self._user is None
 
-    async def speak(self, words: str | None = None) -> UserAnswer:
+    async def speak(self, message: str | None = None) -> UserAnswer:
         """Deliver the seat's message, and wait for the next message to it."""
-        if words is not None and self._user is not None:
-            return await self._user.speak(words)
-        if words is None and self._user is not None and self._user.speaks_first:
+        if message is not None and self._user is not None:
+            return await self._user.speak(message)
+        if message is None and self._user is not None and self._user.speaks_first:
             return await self._user.speak()
-        if words is not None and self._answer is not None:
+        if message is not None and self._answer is not None:
             await self._end_processes()
-            self._answer.set_result(words)
-        return await self._heard.get()
+            self._answer.set_result(message)
+        return await self._inbox.get()
 
     async def _end_processes(self) -> None:
         """Stop the processes that the seat left in a shared sandbox, unless another seat is active there."""
-        others = [seat for seat in self.beside.values() if seat is not self and seat.runtime is self.runtime]
+        others = [seat for seat in self.episode_seats.values() if seat is not self and seat.runtime is self.runtime]
         if others and not any(seat.speaking for seat in others):
-            await self.runtime.settle(over=False)
+            await self.runtime.settle(agent_done=False)
 
     # ------------------------------------------------------------------ as a schedule sees it
 
@@ -164,11 +164,11 @@ class SeatRunner:
             return self.failure.result if isinstance(self.failure, Failure) else None
         return self._playing.result()
 
-    async def say(self, words: str | None = None) -> str | None:
+    async def say(self, text: str | None = None) -> str | None:
         """Send a message to the seat and return its reply; calls are processed one after the other.
 
         Args:
-            words: the message; None lets it respond to its prompt alone.
+            text: the message; None lets it respond to its prompt alone.
 
         Returns:
             its text; None if this turn was its last, because it reached a limit, was cut, or ended the episode.
@@ -182,9 +182,9 @@ class SeatRunner:
         try:
             if self.stop_reason is not None:
                 raise ScheduleError(f"asks {self.name!r}, which is out ({self.stop_reason})")
-            if not isinstance(words, str | None):
-                raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
-            if words is None and self._playing is None and not self._has_question:
+            if not isinstance(text, str | None):
+                raise ScheduleError(f"says to {self.name!r} what is no text, but {type(text).__name__}")
+            if text is None and self._playing is None and not self._has_question:
                 self._refused = UserError(
                     f"agents.{self.name}: the schedule lets this seat speak first, and it would be asked without a "
                     "user message: give its prompt a `user`, or let the schedule say something to it"
@@ -195,9 +195,9 @@ class SeatRunner:
             raise
         self._answer = asyncio.get_running_loop().create_future()
         self._answer.add_done_callback(self._spoken)
-        message = None if words is None else {"role": "user", "content": words}
-        by_agents = message is not None and any(seat.has_spoken for seat in self.beside.values())
-        self._heard.put_nowait(UserAnswer(message, by_agents=by_agents))
+        message = None if text is None else {"role": "user", "content": text}
+        by_agents = message is not None and any(seat.has_spoken for seat in self.episode_seats.values())
+        self._inbox.put_nowait(UserAnswer(message, by_agents=by_agents))
         if self._playing is None:
             self._playing = asyncio.create_task(self._play())
             self._playing.add_done_callback(self._ended)
@@ -232,10 +232,10 @@ class SeatRunner:
         else:
             self._answer.set_result(None)
 
-    async def handle_say(self, words: str | None = None) -> dict[str, Any]:
+    async def handle_say(self, text: str | None = None) -> dict[str, Any]:
         """Return the `text` or the `problem` for `SeatStandIn.say`."""
         try:
-            return {"text": await self.say(words)}
+            return {"text": await self.say(text)}
         except (ScheduleError, Failure, UserError) as error:
             return {"problem": str(error)}
 
@@ -278,7 +278,7 @@ class SeatRunner:
                 playing.cancel()
             else:
                 stop_reason = StopReason.ENVIRONMENT_DONE if problem is None else StopReason.ENVIRONMENT_ERROR
-                self._heard.put_nowait(UserAnswer(None, stop_reason, error=problem))
+                self._inbox.put_nowait(UserAnswer(None, stop_reason, error=problem))
         if playing is not None:
             await asyncio.gather(playing, return_exceptions=True)
 
@@ -296,7 +296,7 @@ class MultiAgentEpisode:
         self.seats = {seat.name: seat for seat in seats}
         self.hears, self.patience = hears, patience
         for seat in seats:
-            seat.beside = self.seats
+            seat.episode_seats = self.seats
 
     async def play(self, schedule: Schedule) -> Any:
         """Run the seats by the schedule until it ends; return its return value.
@@ -307,15 +307,15 @@ class MultiAgentEpisode:
         """
         work = asyncio.ensure_future(schedule(self))
         outcome = problem = None
-        whole = False
+        is_finished = False
         try:
             await self._until_over(work)
-            outcome, whole = work.result(), True
+            outcome, is_finished = work.result(), True
         except (ScheduleError, ToolFailedError, EndedError) as error:
-            problem, whole = getattr(error, "detail", str(error)), True
+            problem, is_finished = getattr(error, "detail", str(error)), True
         finally:
             for seat in self.seats.values():
-                await seat.leave(problem=problem, now=not whole or self._failure is not None)
+                await seat.leave(problem=problem, now=not is_finished or self._failure is not None)
             # After the seats, because requests from another process wait for them.
             await end_tasks([work])
             if self._failure is not None:
@@ -326,11 +326,11 @@ class MultiAgentEpisode:
 
     async def _until_over(self, work: asyncio.Future[Any]) -> None:
         """Wait until the schedule has ended; raise `ScheduleError` if no seat has spoken for too long."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         while not work.done():
             await asyncio.wait({work}, timeout=GLANCE)
             seats = self.seats.values()
-            silent_since = max(began, *(seat.spoke_last for seat in seats))
+            silent_since = max(started_at, *(seat.spoke_last for seat in seats))
             speaks = any(seat.speaking for seat in seats)
             if not work.done() and not speaks and time.monotonic() - silent_since > self.patience:
                 raise ScheduleError(f"has let nobody speak for {self.patience:g} s")
@@ -355,12 +355,12 @@ def alternating_schedule(rounds: int | None) -> Schedule:
         unheard: dict[str, list[str]] = {name: [] for name in table.seats}
         for _ in range(rounds) if rounds is not None else count():
             for name, seat in table.seats.items():
-                words, unheard[name] = "\n\n".join(unheard[name]) or None, []
-                answer = await seat.say(words)
+                message, unheard[name] = "\n\n".join(unheard[name]) or None, []
+                answer = await seat.say(message)
                 if answer is None:
                     return
-                for other, heard in unheard.items():
-                    heard += [table.hears(other, name, answer)] if other != name else []
+                for other, pending_messages in unheard.items():
+                    pending_messages += [table.hears(other, name, answer)] if other != name else []
 
     return alternate
 
@@ -369,14 +369,16 @@ def simultaneous_schedule(rounds: int | None) -> Schedule:
     """Return the schedule in which all seats speak concurrently and then receive the messages of the others."""
 
     async def simultaneous(table: MultiAgentEpisode) -> None:
-        words: dict[str, str | None] = dict.fromkeys(table.seats)
+        messages: dict[str, str | None] = dict.fromkeys(table.seats)
         for _ in range(rounds) if rounds is not None else count():
-            answers = await speak_concurrently(table, words)
+            answers = await speak_concurrently(table, messages)
             if None in answers.values():
                 return
             for name in table.seats:
-                heard = [table.hears(name, other, str(text)) for other, text in answers.items() if other != name]
-                words[name] = "\n\n".join(heard)
+                other_messages = [
+                    table.hears(name, other, str(text)) for other, text in answers.items() if other != name
+                ]
+                messages[name] = "\n\n".join(other_messages)
 
     return simultaneous
 
@@ -400,13 +402,13 @@ def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -
 
     async def stepped(table: MultiAgentEpisode) -> None:
         answers: Mapping[str, str | None] | None = None
-        while words := await ask(answers):
-            if not isinstance(words, dict) or any(not isinstance(text, str | None) for text in words.values()):
-                raise ScheduleError(f"has to answer with texts by seat, or null, not {capped(repr(words), 200)}")
-            unknown = [name for name in words if name not in table.seats]
+        while messages := await ask(answers):
+            if not isinstance(messages, dict) or any(not isinstance(text, str | None) for text in messages.values()):
+                raise ScheduleError(f"has to answer with texts by seat, or null, not {capped(repr(messages), 200)}")
+            unknown = [name for name in messages if name not in table.seats]
             if unknown:
                 raise ScheduleError(f"lets {unknown[0]!r} speak; the seats are {', '.join(table.seats)}")
-            answers = await speak_concurrently(table, words)
+            answers = await speak_concurrently(table, messages)
 
     return stepped
 
@@ -421,13 +423,17 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
     async def scheduled(table: MultiAgentEpisode) -> Any:
         offered = {"seats": table.seats, "row": dict(row)}
         if "state" in function.takes:
-            here = {"seats": {name: _SeatHere(seat) for name, seat in table.seats.items()}, "row": row, "state": state}
-            return await run_in_thread(lambda: _run(function, {name: here[name] for name in function.takes}))
-        plain = f"{answer_in_json.__module__}:answer_in_json"
-        process = await POOL.hold(function.code, Code.of(plain))
+            local_arguments = {
+                "seats": {name: _SeatHere(seat) for name, seat in table.seats.items()},
+                "row": row,
+                "state": state,
+            }
+            return await run_in_thread(lambda: _run(function, {name: local_arguments[name] for name in function.takes}))
+        converter = f"{answer_in_json.__module__}:answer_in_json"
+        process = await POOL.hold(function.code, Code.from_ref(converter))
         try:
             arguments = {name: offered[name] for name in function.takes}
-            text = await process.call(function.code, arguments, plain, LONGEST, require_text)
+            text = await process.call(function.code, arguments, converter, LONGEST, require_text)
             return read_bounded(text)
         except ForeignError as error:
             raise ScheduleError(f"raised {error}") from error
@@ -466,10 +472,10 @@ def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
         raise ScheduleError(f"raised {place_of(error, scheduled)}") from error
 
 
-async def speak_concurrently(table: MultiAgentEpisode, words: Mapping[str, str | None]) -> dict[str, str | None]:
+async def speak_concurrently(table: MultiAgentEpisode, messages: Mapping[str, str | None]) -> dict[str, str | None]:
     """Let several seats speak concurrently and return their replies; raise the first failure."""
-    texts = await asyncio.gather(*(table.seats[name].say(heard) for name, heard in words.items()))
-    return dict(zip(words, texts, strict=True))
+    texts = await asyncio.gather(*(table.seats[name].say(message) for name, message in messages.items()))
+    return dict(zip(messages, texts, strict=True))
 
 
 class SeatTool(DescribedTool):

@@ -80,7 +80,7 @@ class ToolServer:
                 return _result(message, {})
             case "tools/list":
                 functions = [schema["function"] for schema in self._toolkit.schemas]
-                return _result(message, {"tools": [_listed(function) for function in functions]})
+                return _result(message, {"tools": [_describe_tool(function) for function in functions]})
             case "tools/call":
                 name, arguments = params.get("name"), params.get("arguments") or {}
                 if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -93,21 +93,21 @@ class ToolServer:
         return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        options, number = self._options, len(self.calls) + 1
+        options, call_number = self._options, len(self.calls) + 1
         written = json.dumps(arguments)
         self._kept_bytes += len(written)
-        call = {"id": f"mcp-{number}", "function": {"name": name, "arguments": written}}
+        call = {"id": f"mcp-{call_number}", "function": {"name": name, "arguments": written}}
         seconds = min((each for each in (options.tool_timeout, options.working_time) if each), default=None)
         outcomes = await execute_calls([call], self._toolkit, self._runtime, turn=0, tool_timeout=seconds)
         (outcome,) = outcomes if options.results is None else options.results.apply(outcomes)
         error = outcome.error
         self._kept_bytes += len(outcome.content)
-        self.calls.append(ToolCall.of(outcome, 0, f"mcp-{len(self.calls) + 1}"))
+        self.calls.append(ToolCall.from_outcome(outcome, 0, f"mcp-{len(self.calls) + 1}"))
         self.errors += [] if error is None else [error]
         return {"content": [{"type": "text", "text": outcome.content}], "isError": error is not None}
 
 
-def _listed(function: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_tool(function: Mapping[str, Any]) -> dict[str, Any]:
     schema = {"type": "object", **(function.get("parameters") or {})}
     return {"name": function["name"], "description": function.get("description") or "", "inputSchema": schema}
 

@@ -52,9 +52,11 @@ class _EmptyReplyError(Exception):
         too_long: True if the conversation does not fit its context.
     """
 
-    def __init__(self, detail: str, *, ours: bool = False, by_server: bool = False, too_long: bool = False) -> None:
+    def __init__(
+        self, detail: str, *, is_infrastructure: bool = False, by_server: bool = False, too_long: bool = False
+    ) -> None:
         super().__init__(detail)
-        self.ours, self.by_server, self.too_long = ours, by_server, too_long
+        self.is_infrastructure, self.by_server, self.too_long = is_infrastructure, by_server, too_long
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ class AnswersAgent(Protocol):
     def speaks_first(self) -> bool:
         """True if it speaks first."""
 
-    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+    def start(self, result: AgentResult, seed: int | None = None) -> None:
         """Take over the conversation so far. `result` is updated as it continues; `seed` is the rollout's seed."""
 
-    async def speak(self, words: str | None = None) -> UserAnswer:
+    async def speak(self, message: str | None = None) -> UserAnswer:
         """Return the reply to the agent's message, or the opening message if there is none yet. Raises Failure."""
 
 
@@ -125,11 +127,11 @@ class SimulatedUser:
         self._max_turns = max_turns
         self._seed: int | None = None
         self._calls = 0
-        self._heard = False
+        self._has_agent_message = False
         """True if the agent has sent a message, in addition to the prompt."""
         self._history: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
-    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+    def start(self, result: AgentResult, seed: int | None = None) -> None:
         """Take over the conversation so far; its user messages count as messages of this user.
 
         `seed` is the rollout's seed, from which each call of the user gets a seed.
@@ -142,11 +144,11 @@ class SimulatedUser:
             role = "assistant" if message["role"] == "user" else "user"
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
-    async def speak(self, words: str | None = None) -> UserAnswer:
+    async def speak(self, message: str | None = None) -> UserAnswer:
         """Return the reply to the agent's message, or the opening message if there is none yet. Raises Failure."""
-        if words is not None:
-            self._history.append({"role": "user", "content": words})
-            self._heard = True
+        if message is not None:
+            self._history.append({"role": "user", "content": message})
+            self._has_agent_message = True
         text = await self._reply_or_failure()
         self.turns += 1
         stop_reason = StopReason.USER_TURNS if self.turns >= self._max_turns else None
@@ -170,21 +172,21 @@ class SimulatedUser:
         """
         before = len(self._history)
         try:
-            return await self._words()
+            return await self._generate_message()
         except _EmptyReplyError as speechless:
             problem = speechless
         del self._history[before:]
-        innocent = not self._heard or problem.ours or not await self._speaks_otherwise()
-        if self._heard and problem.too_long and (not innocent or self.turns > 1):
+        innocent = not self._has_agent_message or problem.is_infrastructure or not await self._speaks_otherwise()
+        if self._has_agent_message and problem.too_long and (not innocent or self.turns > 1):
             # The user's own messages may become too long, too, if the agent prolongs the conversation.
             raise Failure(str(problem), stop_reason=StopReason.TOKEN_BUDGET) from problem
         if not innocent:
             if problem.by_server:  # the server may have been down temporarily
                 try:
-                    return await self._words()
-                except _EmptyReplyError as again:
-                    problem = again
-            if not problem.ours:
+                    return await self._generate_message()
+                except _EmptyReplyError as retry_error:
+                    problem = retry_error
+            if not problem.is_infrastructure:
                 raise Failure(
                     f"{problem}, and speaks where the agent says something else", stop_reason=StopReason.USER_STOP
                 )
@@ -192,14 +194,16 @@ class SimulatedUser:
 
     async def _speaks_otherwise(self) -> bool:
         """Return True if the user, without tools, would reply to neutral agent messages."""
-        plain = [{**message, "content": PLAIN} if message["role"] == "user" else message for message in self._history]
+        neutral_history = [
+            {**message, "content": PLAIN} if message["role"] == "user" else message for message in self._history
+        ]
         try:
-            reply = await self._answer(plain, tools=None)
+            reply = await self._answer(neutral_history, tools=None)
         except _EmptyReplyError:
             return False
         return bool(without_thinking(text_of(kept_message(reply.message, 0)["content"])).strip())
 
-    async def _words(self) -> str:
+    async def _generate_message(self) -> str:
         silent = 0
         for _ in range(MOST_ROUNDS):
             message = kept_message((await self._ask()).message, self.turns + 1)
@@ -242,10 +246,12 @@ class SimulatedUser:
         try:
             reply = await self._server.chat(request)
         except ContextLengthExceeded as error:
-            what = f"the conversation does not fit the context of the simulated user: {error}"
-            raise _EmptyReplyError(what, too_long=True) from error
+            detail = f"the conversation does not fit the context of the simulated user: {error}"
+            raise _EmptyReplyError(detail, too_long=True) from error
         except ServerFailure as failure:
-            raise _EmptyReplyError(failure.detail, ours=not failure.about_the_call, by_server=True) from failure
+            raise _EmptyReplyError(
+                failure.detail, is_infrastructure=not failure.about_the_call, by_server=True
+            ) from failure
         self._calls += 1
         if reply.finish_reason == "length":
             raise _EmptyReplyError("the simulated user's words were cut; is its server's limit of tokens too small?")
@@ -267,17 +273,17 @@ class WithHook:
     def __init__(self, user: AnswersAgent, hook: Callable[[], Awaitable[Any]]) -> None:
         self.speaks_first, self._user, self._hook = user.speaks_first, user, hook
 
-    def begin(self, result: AgentResult, seed: int | None = None) -> None:
-        self._user.begin(result, seed)
+    def start(self, result: AgentResult, seed: int | None = None) -> None:
+        self._user.start(result, seed)
 
-    async def speak(self, words: str | None = None) -> UserAnswer:
+    async def speak(self, message: str | None = None) -> UserAnswer:
         """Call the hook, then return the user's reply."""
-        if words is not None:
+        if message is not None:
             try:
                 await self._hook()
             except ToolFailedError as error:
                 return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=error.detail)
-        return await self._user.speak(words)
+        return await self._user.speak(message)
 
 
 # ------------------------------------------------------------------------------------------------- A user that is code
@@ -300,20 +306,20 @@ class CodeUser:
     def __init__(
         self,
         ask: Callable[[str | None], Awaitable[Any]],
-        where: str,
+        spec_key: str,
         tools: Collection[str],
         *,
         max_turns: int = 30,
         speaks_first: bool = False,
     ) -> None:
         self.speaks_first = speaks_first
-        self._ask, self._where, self._tools = ask, where, tools
+        self._ask, self._spec_key, self._tools = ask, spec_key, tools
         self._turns_left = max_turns
 
-    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+    def start(self, result: AgentResult, seed: int | None = None) -> None:
         """Do nothing: the code knows its row, and receives the agent's messages."""
 
-    async def speak(self, words: str | None = None) -> UserAnswer:
+    async def speak(self, message: str | None = None) -> UserAnswer:
         """Return the reply to the agent's message, or the opening message.
 
         If the code raises on a message of the agent, the conversation ends, caused by the agent.
@@ -323,12 +329,12 @@ class CodeUser:
         """
         self._turns_left -= 1
         try:
-            answer = user_answer(await self._ask(words), self._tools)
-            if words is None and answer.stop_reason is not None:
+            answer = user_answer(await self._ask(message), self._tools)
+            if message is None and answer.stop_reason is not None:
                 raise ToolFailedError("", "is over before the agent has said anything")
         except ToolFailedError as error:
-            if words is None:
-                raise UserError(f"{self._where}: {error.detail}") from error
+            if message is None:
+                raise UserError(f"{self._spec_key}: {error.detail}") from error
             return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=error.detail)
         last = answer.stop_reason is None and self._turns_left <= 0
         return replace(answer, stop_reason=StopReason.USER_TURNS) if last else answer
@@ -380,39 +386,39 @@ class ScriptedUser:
 
     def __init__(
         self,
-        words: Sequence[Mapping[str, Any]],
-        where: str,
+        turns: Sequence[Mapping[str, Any]],
+        spec_key: str,
         tools: Collection[str],
         before: Callable[[AgentResult, int], Awaitable[StopReason | None]] | None = None,
         *,
         speaks_first: bool = False,
     ) -> None:
         self.speaks_first = speaks_first
-        self._where, self._before, self._spoken = where, before, 0
+        self._spec_key, self._before, self._spoken = spec_key, before, 0
         self._result = AgentResult()
         try:
-            self._answers = [user_answer(each, tools) for each in words]
+            self._answers = [user_answer(each, tools) for each in turns]
         except ToolFailedError as error:
-            raise UserError(f"{where} {error.detail}") from error
+            raise UserError(f"{spec_key} {error.detail}") from error
 
-    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+    def start(self, result: AgentResult, seed: int | None = None) -> None:
         """Store the result that holds the conversation; the messages are fixed."""
         self._result = result
 
-    async def speak(self, words: str | None = None) -> UserAnswer:
+    async def speak(self, message: str | None = None) -> UserAnswer:
         """Return the next message, or the first one as the opening.
 
         Raises:
             UserError: the files of the first message cannot be written.
             Failure: a reward of the step before failed.
         """
-        number, self._spoken = self._spoken, self._spoken + 1
-        if number >= len(self._answers):
+        index, self._spoken = self._spoken, self._spoken + 1
+        if index >= len(self._answers):
             return UserAnswer(None, StopReason.FINISHED)
         try:
-            stop_reason = None if self._before is None else await self._before(self._result, number)
+            stop_reason = None if self._before is None else await self._before(self._result, index)
         except ToolFailedError as error:
-            if words is None:
-                raise UserError(f"{self._where}.{number}: {error.detail}") from error
+            if message is None:
+                raise UserError(f"{self._spec_key}.{index}: {error.detail}") from error
             return UserAnswer(None, StopReason.ENVIRONMENT_ERROR, error=error.detail)
-        return self._answers[number] if stop_reason is None else UserAnswer(None, stop_reason)
+        return self._answers[index] if stop_reason is None else UserAnswer(None, stop_reason)

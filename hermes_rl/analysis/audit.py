@@ -147,14 +147,14 @@ def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str], spec: str)
     ]
     room = CHARACTERS
     sources = itertools.chain(_written(line), _other_sources(record, line))
-    for number, source in enumerate(sources):
+    for index, source in enumerate(sources):
         room -= len(source.text)
-        if number >= SOURCES or room < 0:
+        if index >= SOURCES or room < 0:
             reasons.append(Reason(1, "it wrote more than is looked at"))
             break
         for sign in signs(source.file, source.text, hidden):
-            place = source.first + sign.line - 1
-            reasons.append(Reason(sign.weight, sign.what, source.turn, source.file, place))
+            line_number = source.first + sign.line - 1
+            reasons.append(Reason(sign.weight, sign.description, source.turn, source.file, line_number))
     first: dict[str, Reason] = {}
     for reason in reasons:
         first.setdefault(reason.what, reason)
@@ -187,20 +187,20 @@ def of_evidence(line: Line, spec: str) -> Iterator[Reason]:
             yield Reason(
                 LISTED, f"may be graded by a call that was not executed ({call['name']:.50})", call.get("turn")
             )
-    said = [text_of(each.get("content")) for each in line.get("messages") or () if each.get("role") == "assistant"]
+    replies = [text_of(each.get("content")) for each in line.get("messages") or () if each.get("role") == "assistant"]
     for answer in answers:
         preview = str(answer.get("preview") or "").removesuffix("…")
-        if answer.get("kind") == "undelivered" and preview and said and said[-1].startswith(preview):
+        if answer.get("kind") == "undelivered" and preview and replies and replies[-1].startswith(preview):
             yield Reason(LISTED, "may be graded by an answer that its program never received")
 
 
 def of_texts(line: Line, spec: str) -> Iterator[Reason]:
     """Yield the texts of a rollout that earlier versions graded wrongly."""
-    for names, pattern, what in OF_EARLIER_VERSIONS:
-        for number, message in enumerate(line.get("messages") or () if re.search(names, spec) else ()):
+    for names, pattern, description in OF_EARLIER_VERSIONS:
+        for index, message in enumerate(line.get("messages") or () if re.search(names, spec) else ()):
             text = text_of(message.get("content"))[:CHARACTERS]
             if (message.get("role") == "assistant" or not names) and pattern.search(text):
-                yield Reason(LISTED, f"{what} (message {number})")
+                yield Reason(LISTED, f"{description} (message {index})")
 
 
 def of_history(line: Line) -> Iterator[Reason]:
@@ -222,12 +222,12 @@ def of_history(line: Line) -> Iterator[Reason]:
                 yield Reason(LISTED, f"takes files of another commit (git {verb} {revision:.50})", call.get("turn"))
 
 
-def _git(words: list[str]) -> tuple[str, list[str]]:
+def _git(argv: list[str]) -> tuple[str, list[str]]:
     """Return the git subcommand of a command, and its arguments; empty if it does not call git."""
-    words = words[next((place for place, word in enumerate(words) if basename(word) == "git"), len(words)) + 1 :]
-    while words and words[0].startswith("-"):
-        words = words[2 if words[0] in ("-C", "-c") else 1 :]
-    return (words[0], [word.strip("'\"") for word in words[1:]]) if words else ("", [])
+    argv = argv[next((index for index, word in enumerate(argv) if basename(word) == "git"), len(argv)) + 1 :]
+    while argv and argv[0].startswith("-"):
+        argv = argv[2 if argv[0] in ("-C", "-c") else 1 :]
+    return (argv[0], [word.strip("'\"") for word in argv[1:]]) if argv else ("", [])
 
 
 def _other_revision(verb: str, rest: list[str]) -> str:
@@ -238,15 +238,15 @@ def _other_revision(verb: str, rest: list[str]) -> str:
     if verb not in TAKES or {"-b", "-B", "-c", "--abort", "--continue"} & set(rest):
         return ""
     values = [word.removeprefix("--source=").removeprefix("-s") for word in rest]
-    words = [word for word in values if not word.startswith("-")]
+    operands = [word for word in values if not word.startswith("-")]
     if verb in ("show", "cat-file", "archive"):
-        words = [word for word in words if ":" in word or verb == "archive"]
+        operands = [word for word in operands if ":" in word or verb == "archive"]
     elif verb == "restore" and not any(word.startswith(("--source", "-s")) for word in rest):
         return ""
-    revision = words[0].partition(":")[0] if words else ""
-    named = not HEXADECIMAL.fullmatch(revision) and not revision.startswith(("HEAD", "@", "."))
-    alone = verb == "checkout" and len(words) == 1 and ("." in revision or "--" in rest)  # a file of HEAD
-    return revision if named and not alone else ""
+    revision = operands[0].partition(":")[0] if operands else ""
+    is_branch_or_tag = not HEXADECIMAL.fullmatch(revision) and not revision.startswith(("HEAD", "@", "."))
+    alone = verb == "checkout" and len(operands) == 1 and ("." in revision or "--" in rest)  # a file of HEAD
+    return revision if is_branch_or_tag and not alone else ""
 
 
 # ------------------------------------------------------------------ texts of the agent
@@ -274,11 +274,11 @@ def _of_command(turn: int | None, command: str) -> Iterator[_Source]:
     """Yield the files that a shell command contains as here-documents, each with the name that it is written to."""
     lines = iter(command.split("\n"))
     for line in lines:
-        begun = HEREDOC.search(line[:10_000])
-        if begun is None:
+        heredoc = HEREDOC.search(line[:10_000])
+        if heredoc is None:
             continue
         into = INTO.search(line[:10_000])
-        end = begun.group(2)
+        end = heredoc.group(2)
         body = list(itertools.takewhile(lambda text: text.strip("\t") != end, lines))  # noqa: B023 - used up at once
         file = into.group(1) if into else "a program of the command"
         text = "\n".join(body)
@@ -326,12 +326,12 @@ def _other_sources(record: RunRecord, line: Line) -> Iterator[_Source]:
                 yield _Source(None, path, text)
 
 
-def described(record: RunRecord, suspects: Iterable[Suspect]) -> list[dict[str, Any]]:
+def serialize_suspects(record: RunRecord, suspects: Iterable[Suspect]) -> list[dict[str, Any]]:
     """Return suspects as values of JSON."""
     return [
         {
             "id": suspect.rollout.id,
-            "number": record.number(suspect.rollout.id),
+            "number": record.line_number(suspect.rollout.id),
             "row_key": suspect.rollout.row_key,
             "score": suspect.rollout.score,
             "reasons": [asdict(reason) for reason in suspect.reasons],

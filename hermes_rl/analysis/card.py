@@ -39,38 +39,38 @@ def dataset_card(
     files: Collection[str],
     summary: RunSummary,
     spec: Mapping[str, Any],
-    described: Mapping[str, Any],
+    run_info: Mapping[str, Any],
     weights: Mapping[str, float | None],
 ) -> str:
     """Return the `README.md` of a dataset called `owner/name` on the hub.
 
     `table` is the file with the rollouts and `rows` their number. `files` are the published ones of `FILES`,
-    `described` is the content of `run.json`, and `weights` the weight of each reward, None for a gate.
+    `run_info` is the content of `run.json`, and `weights` the weight of each reward, None for a gate.
     """
     size = next((name for bound, name in SIZES if rows < bound), "100M<n<1B")
     lines = ["---", f"pretty_name: {json.dumps(cut(summary.name))}", "tags:", "- hermes-rl", "- reinforcement-learning"]
     lines += ["size_categories:", f"- {size}", "configs:", "- config_name: default", "  data_files:"]
-    lines += ["  - split: train", f"    path: {table}", "---", "", f"# {plain(summary.name)}", ""]
+    lines += ["  - split: train", f"    path: {table}", "---", "", f"# {escape_markdown(summary.name)}", ""]
     if spec.get("description"):
-        lines += [plain(spec["description"], 5 * LONGEST), ""]
+        lines += [escape_markdown(spec["description"], 5 * LONGEST), ""]
     if summary.demo:
         lines += ["A demonstration: the scripted policy played, no model.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _facts(summary, described)), ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _facts(summary, run_info)), ""]
     lines += _rewards(summary, weights)
     lines += ["## Load it", "", "```python", "import datasets", ""]
     lines += [f'rollouts = datasets.load_dataset("{dataset}", split="train")', "```", "", "## Files", ""]
     lines += [
         f"- `{table}`: {rows} rows, each a rollout, or one of its sequences of tokens where they are known: messages, "
         "tools, score, a column for each reward, ending, tokens with masks and log-probabilities",
-        *(f"- `{name}`: {what}" for name, what in FILES.items() if name in files),
+        *(f"- `{name}`: {description}" for name, description in FILES.items() if name in files),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _facts(summary: RunSummary, described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "spec", plain(summary.name)
-    yield "model", plain(summary.model)
-    yield "mode", plain(summary.mode)
+def _facts(summary: RunSummary, run_info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "spec", escape_markdown(summary.name)
+    yield "model", escape_markdown(summary.model)
+    yield "mode", escape_markdown(summary.mode)
     yield "rows", str(summary.rows)
     yield "groups", str(summary.groups)
     yield "rollouts", f"{summary.rollouts}, of which {summary.graded} have a score"
@@ -79,8 +79,8 @@ def _facts(summary: RunSummary, described: Mapping[str, Any]) -> Iterator[tuple[
     between = "" if interval.low is None else f", 95 % interval {interval.low:.3f} to {interval.high:.3f}"
     yield "mean score", mean + between
     yield "pass", f"{summary.passed} of {summary.graded} score {summary.success:g} or more"
-    yield "stop_reasons", ", ".join(f"{plain(name)} {count}" for name, count in summary.stop_reasons.items())
-    yield "played", f"{plain(summary.started)}, hermes-rl {plain(described.get('hermes_rl') or '?')}"
+    yield "stop_reasons", ", ".join(f"{escape_markdown(name)} {count}" for name, count in summary.stop_reasons.items())
+    yield "played", f"{escape_markdown(summary.started)}, hermes-rl {escape_markdown(run_info.get('hermes_rl') or '?')}"
     yield "published by", f"hermes-rl {__version__}"
 
 
@@ -92,16 +92,16 @@ def _rewards(summary: RunSummary, weights: Mapping[str, float | None]) -> Iterat
         weight = weights.get(name, 0)
         counts = "gate" if weight is None else f"{weight:g}"
         values = f"{spread.mean:.3f} | {spread.least:g} | {spread.most:g} | {spread.count}"
-        yield f"| {plain(name)} | {counts} | {values} |"
+        yield f"| {escape_markdown(name)} | {counts} | {values} |"
     if len(summary.rewards) > MOST:
         yield f"\nand {len(summary.rewards) - MOST} more"
     yield ""
 
 
-def plain(text: object, longest: int = LONGEST) -> str:
+def escape_markdown(text: object, longest: int = LONGEST) -> str:
     """Return any text on one line, escaped so that Markdown shows it unchanged."""
-    shown = cut(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", shown)
+    escaped_text = cut(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", escaped_text)
 
 
 def cut(text: object, longest: int = LONGEST) -> str:

@@ -114,23 +114,23 @@ def compare(
             f"the runs have no row in common: the first has {len(before)} rows, the second {len(after)}. Rows are the "
             "same where their keys are, so compare runs of one dataset and split"
         )
-    left, right = {row: before[row] for row in common}, {row: after[row] for row in common}
+    rows_a, right = {row: before[row] for row in common}, {row: after[row] for row in common}
 
-    def difference(name: str, of: Quantity, span: tuple[float, float] | None = None) -> Difference | None:
-        return paired(name, _values(left, of), _values(right, of), span, family=family)
+    def difference(name: str, quantity: Quantity, span: tuple[float, float] | None = None) -> Difference | None:
+        return paired(name, _values(rows_a, quantity), _values(right, quantity), span, family=family)
 
-    known = [rollout.score for rollout in _flat(left) + _flat(right) if rollout.score is not None]
-    score = difference("score", lambda rollout: rollout.score, (min([span[0], *known]), max([span[1], *known])))
+    scores = [rollout.score for rollout in _flat(rows_a) + _flat(right) if rollout.score is not None]
+    score = difference("score", lambda rollout: rollout.score, (min([span[0], *scores]), max([span[1], *scores])))
     passes = difference("pass", lambda rollout: float(rollout.passes(success)), (0.0, 1.0))
     if score is None or passes is None:
         raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
-    changed = [row for row in (_changed(key, left[key], right[key], success) for key in common) if row is not None]
+    changed = [row for row in (_changed(key, rows_a[key], right[key], success) for key in common) if row is not None]
     changed.sort(key=lambda row: (-abs(row.b - row.a) / row.of, row.row_key))
     fixed = tuple(row for row in changed if row.b > row.a)
     broken = tuple(row for row in changed if row.b < row.a)
-    rewards = dict.fromkeys(name for rollout in _flat(left) + _flat(right) for name in rollout.rewards)
+    rewards = dict.fromkeys(name for rollout in _flat(rows_a) + _flat(right) for name in rollout.rewards)
     quantities: dict[str, Quantity] = {f"reward/{name}": _reward(name) for name in rewards} | dict(MEASURES)
-    measures = [difference(name, of) for name, of in quantities.items()]
+    measures = [difference(name, value_of) for name, value_of in quantities.items()]
     return Comparison(
         score=score,
         passes=passes,
@@ -143,9 +143,9 @@ def compare(
         only_a=len(before) - len(common),
         only_b=len(after) - len(common),
         excluded=len(common) - score.rows,
-        ungraded_a=sum(map(_ungraded, _flat(left))),
+        ungraded_a=sum(map(_ungraded, _flat(rows_a))),
         ungraded_b=sum(map(_ungraded, _flat(right))),
-        bounds=_bounds(left, right, span),
+        bounds=_bounds(rows_a, right, span),
     )
 
 
@@ -166,9 +166,9 @@ def _reward(name: str) -> Quantity:
     return lambda rollout: rollout.rewards.get(name)
 
 
-def _values(rows: Rows, of: Quantity) -> dict[str, list[float]]:
+def _values(rows: Rows, quantity: Quantity) -> dict[str, list[float]]:
     return {
-        key: [value for rollout in row if rollout.score is not None and (value := of(rollout)) is not None]
+        key: [value for rollout in row if rollout.score is not None and (value := quantity(rollout)) is not None]
         for key, row in rows.items()
     }
 
@@ -187,14 +187,16 @@ def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary],
     With unequal numbers, two runs of one model would differ more often in one direction than in the other.
     """
     graded = [[rollout for rollout in side if rollout.score is not None] for side in (a, b)]
-    of = min(map(len, graded))
-    left, right = ([(rollout.score or 0.0, rollout.id) for rollout in side[:of]] for side in graded)
-    won = [sum(score >= success for score, _ in side) for side in (left, right)]
+    rollout_count = min(map(len, graded))
+    rollouts_a, right = ([(rollout.score or 0.0, rollout.id) for rollout in side[:rollout_count]] for side in graded)
+    won = [sum(score >= success for score, _ in side) for side in (rollouts_a, right)]
     if won[0] == won[1]:
         return None
     (a_shows, b_shows) = (max, min) if won[1] < won[0] else (min, max)
     by_score = itemgetter(0)
-    return ChangedRow(key, won[0], won[1], of, a_shows(left, key=by_score)[1], b_shows(right, key=by_score)[1])
+    return ChangedRow(
+        key, won[0], won[1], rollout_count, a_shows(rollouts_a, key=by_score)[1], b_shows(right, key=by_score)[1]
+    )
 
 
 def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
@@ -277,22 +279,24 @@ def compare_runs(
     if families is not None:
         columns = a.columns()
         if not any(families in row for row in columns.values()):
-            known = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
-            raise UserError(f"--cluster-by {families}: no row of {a.path} has this column; recorded columns: {known}")
+            column_names = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
+            raise UserError(
+                f"--cluster-by {families}: no row of {a.path} has this column; recorded columns: {column_names}"
+            )
         family = {
             key: f"{families}={row[families]!r}" if families in row else f"row {key}" for key, row in columns.items()
         }
     return RunComparison(
         str(a.path),
         str(b.path),
-        model_of(a.described),
-        model_of(b.described),
+        model_of(a.run_info),
+        model_of(b.run_info),
         settings.refusals,
         (*settings.warnings, *_other_rows(*map(by_row, counting))),
         compare(
             *counting,
             success=success_of(spec_of(a)) if success is None else success,
-            span=span_of(a.described),
+            span=span_of(a.run_info),
             family=family,
         ),
     )
@@ -325,8 +329,8 @@ def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
     counting = list(record.counting(every_seat=True))
     seats = list(dict.fromkeys(rollout.seat for rollout in counting if rollout.seat))
     if seat not in seats:
-        there = choices(seat, seats) if seats else "; one agent plays there"
-        raise UserError(f"--seat: {record.path} has no seat {seat!r}{there}")
+        hint = choices(seat, seats) if seats else "; one agent plays there"
+        raise UserError(f"--seat: {record.path} has no seat {seat!r}{hint}")
     return [rollout for rollout in counting if rollout.seat == seat]
 
 
@@ -338,7 +342,7 @@ def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
     changed = sum(a[key][0].row_digest != b[key][0].row_digest for key in a if key in b)
     if changed:
         yield f"rows with the same key in both runs and other content: {changed}"
-    for name, own, other in (("A", a, b), ("B", b, a)):
-        alone = sum(key not in other for key in own)
+    for name, run_rows, other in (("A", a, b), ("B", b, a)):
+        alone = sum(key not in other for key in run_rows)
         if alone:
             yield f"rows that are only in {name}, and are left out: {alone}"

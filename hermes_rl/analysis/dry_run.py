@@ -103,8 +103,8 @@ class DryRun:
     rows: int | None
     groups: int | None
     size: int
-    kept: int = 0
-    again: int = 0
+    kept_rollouts: int = 0
+    retried_rollouts: int = 0
     rescored: bool = False
     rejudged: tuple[str, ...] = ()
     new: str = ""
@@ -119,8 +119,8 @@ class DryRun:
     @property
     def played(self) -> float:
         """All rollouts that run, including rollouts that fail or are excluded."""
-        again = None if self.measured is None else self.measured.played
-        return (self.play or 0) * (1.0 if again is None else again)
+        attempts_per_rollout = None if self.measured is None else self.measured.played
+        return (self.play or 0) * (1.0 if attempts_per_rollout is None else attempts_per_rollout)
 
     @property
     def costs(self) -> dict[str, float | None]:
@@ -178,7 +178,7 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     the policy's model.
     """
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
-    servers = {role: listed[0] for role, listed in spec.servers.items()}
+    servers = {role: role_servers[0] for role, role_servers in spec.servers.items()}
     models = {role: server.model or server.type for role, server in servers.items()}
     prices = {role: server.prices for role, server in servers.items() if server.prices is not None}
     if path is None:
@@ -189,9 +189,9 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
         raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        place = ".".join(map(str, wrong["loc"]))
-        what = f"{place}: {wrong['msg']}" if place else wrong["msg"]
-        raise UserError(f"--prices: {path} is not of the form {form}: {what}") from error
+        location = ".".join(map(str, wrong["loc"]))
+        problem = f"{location}: {wrong['msg']}" if location else wrong["msg"]
+        raise UserError(f"--prices: {path} is not of the form {form}: {problem}") from error
     if models.get("policy") not in by_model and "policy" not in prices:
         raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
     return prices | {role: by_model[model] for role, model in models.items() if model in by_model}
@@ -205,19 +205,21 @@ def _planned(compiled: CompiledSpec, launch: RunOptions, rows: Rows) -> DryRun:
         length = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": length}.get(mode)
     plan = DryRun(spec, mode, directory.path, directory.has_rollouts, length, groups, size)
-    place = directory.path.absolute()
-    plan.free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
+    absolute_path = directory.path.absolute()
+    plan.free = shutil.disk_usage(
+        next(folder for folder in (absolute_path, *absolute_path.parents) if folder.exists())
+    ).free
     counting: Sequence[RolloutSummary] = ()
     if plan.exists:
         record = RunRecord(directory.path)
         record.refresh()
         counting = list(record.counting(size=size))
         plan.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
-        _graded(plan, compiled, directory.described(), size)
+        _graded(plan, compiled, directory.read_run_info(), size)
     elif launch.out is None:
         plan.new = changed_sections(directory, spec, launch)
-    plan.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
-    plan.kept = len(counting) - plan.again
+    plan.retried_rollouts = sum(rollout.state == RolloutState.FAILED for rollout in counting)
+    plan.kept_rollouts = len(counting) - plan.retried_rollouts
     if groups is not None:
         plan.play = _to_play(counting, directory.path, rows, compiled, mode)
     return plan
@@ -236,32 +238,32 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
     for rollout in counting:
         states.setdefault(rollout.group, {})[rollout.index] = RolloutState(rollout.state)
 
-    def left(name: str) -> int:
+    def count_missing(name: str) -> int:
         return len(left_to_play(states.get(name, {}), plan.size, compared=compiled.has_group_rewards))
 
     # Rollouts that wait for a comparison do not run again, but do not count before their group is complete.
-    ended = {name for name in states if not left(name)}
+    ended = {name for name in states if not count_missing(name)}
     with suppress(FileNotFoundError), open_file(path / WAITING) as file:
         for rollout in (summary_of(line, 0) for line in file if line.endswith(b"\n")):
             states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":
-        return sum(map(left, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
+        return sum(map(count_missing, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
     dropped = _excluded(counting, _uniform_size(compiled.spec, mode))
     complete = ended - dropped
     if not states or len(complete) >= groups:
         return plan.size * max(0, groups - len(complete))
     following = (name for name in _in_order(rows, repeat=plan.repeat) if name not in complete | dropped)
-    return sum(map(left, islice(following, groups - len(complete))))
+    return sum(map(count_missing, islice(following, groups - len(complete))))
 
 
 def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
     """Yield the ids of the groups in the order in which a run processes them."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for epoch in count():
         empty = True
         for row in rows:
-            yield group_name(row.key, epoch if repeat else seen[row.key], repeat=repeat)
-            seen[row.key] += 1
+            yield group_name(row.key, epoch if repeat else occurrences[row.key], repeat=repeat)
+            occurrences[row.key] += 1
             empty = False
         if empty or not repeat:
             return
@@ -280,10 +282,10 @@ def _excluded(counting: Iterable[RolloutSummary], uniform_size: int | None) -> s
     }
 
 
-def _graded(plan: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
+def _graded(plan: DryRun, compiled: CompiledSpec, run_info: Mapping[str, Any], size: int) -> None:
     """Add the changes of the existing scores to the plan; raises UserError if a reward cannot judge again."""
-    before = described.get("grading") or {}
-    grading = Grading.of(compiled.spec, compiled.grader, size)
+    before = run_info.get("grading") or {}
+    grading = Grading.from_spec(compiled.spec, compiled.grader, size)
     changed = grading.changed(before)
     if changed:
         require_judgeable(compiled.grader, changed)
@@ -298,13 +300,13 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     if all(rollout.score is None for rollout in counting):
         return None
     excluded = _excluded(counting, uniform_size)
-    wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in excluded for rollout in counting)
+    usable_count = sum(rollout.state != RolloutState.FAILED and rollout.group not in excluded for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
     count = len(rollouts)
     return Measured(
         source,
         count,
-        count / wanted if wanted else None,
+        count / usable_count if usable_count else None,
         turns=mean([rollout.turns for rollout in rollouts]),
         seconds=mean([rollout.total_seconds for rollout in rollouts]),
         bytes=size / count,
@@ -323,7 +325,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
 
 async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
     """Run a few rows in a temporary directory, and measure them."""
-    plain = {name: value for name, value in spec.atropos.items() if not name.startswith("data_")}
+    atropos_options = {name: value for name, value in spec.atropos.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
     group = spec.serve.group_size if launch.mode == "serve" else spec.process.group_size
     once = {"groups": rows, "group_size": group, "workers": 1, "format": "atropos", "drop_uniform": False}
@@ -332,17 +334,17 @@ async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
             "process": spec.process.model_copy(update=once),
             "evaluate": spec.evaluate.model_copy(update={"workers": 1}),
             "wandb": None,
-            "atropos": plain,
+            "atropos": atropos_options,
         }
     )
     # Excluded groups are replaced by other rows, and a trainer continues without end.
-    most = spec.process.groups if launch.mode == "process" and not spec.process.drop_uniform else None
+    max_rows = spec.process.groups if launch.mode == "process" and not spec.process.drop_uniform else None
     with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
-        own = replace(
+        sample_options = replace(
             launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None,
-            pick=lambda all_of_them: _spread(all_of_them, rows, most),
+            pick=lambda all_of_them: _spread(all_of_them, rows, max_rows),
         )  # fmt: skip
-        await (run_evaluate(small, own) if mode == "evaluate" else run_process(small, own))
+        await (run_evaluate(small, sample_options) if mode == "evaluate" else run_process(small, sample_options))
         record = RunRecord(Path(folder) / "run")
         record.refresh()
         measured = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
@@ -351,15 +353,15 @@ async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
     return measured
 
 
-def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:
+def _spread(rows: Rows, row_count: int, max_rows: int | None) -> Rows:
     """Return a few of the rows of a run, at equal distances: data often starts with easy or short rows.
 
-    `most` is the maximum number of rows that run. If the number of rows is unknown, the first are taken.
+    `max_rows` is the maximum number of rows that run. If the number of rows is unknown, the first are taken.
     """
     if rows.length is None:
-        chosen = list(islice(rows, wanted))
+        chosen = list(islice(rows, row_count))
     else:
-        last = min(rows.length, most or rows.length)
-        places = {(2 * number + 1) * last // (2 * wanted) for number in range(wanted)}
-        chosen = [row for place, row in enumerate(islice(rows, last)) if place in places]
-    return Rows.of(chosen, fingerprint=rows.fingerprint, fallback=rows.fallback)
+        last = min(rows.length, max_rows or rows.length)
+        chosen_indexes = {(2 * sample_index + 1) * last // (2 * row_count) for sample_index in range(row_count)}
+        chosen = [row for index, row in enumerate(islice(rows, last)) if index in chosen_indexes]
+    return Rows.from_sequence(chosen, fingerprint=rows.fingerprint, fallback=rows.fallback)

@@ -73,7 +73,7 @@ def export_run(
     run = RunGroups(record, spec.get("on_stop") or {})
     if not run.groups:
         raise UserError(f"{record.path} has no rollout with a conversation")
-    tokenizer = tokenizer_of(record.described)[0] if "dpo" in kinds else None
+    tokenizer = tokenizer_of(record.run_info)[0] if "dpo" in kinds else None
     recorded = RecordedRollouts(run.written, run.lines, list(spec.get("rewards") or {}), tokenizer)
     notes: list[str] = []
     for kind in dict.fromkeys(kinds):

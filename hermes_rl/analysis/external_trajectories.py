@@ -124,12 +124,12 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
         trajectory = _Trajectory.model_validate(read_json(file.read_text("utf-8")))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the trajectory"
-        raise UserError(f"{file}: this is no trajectory in ATIF: {place}: {first['msg']}") from error
+        location = ".".join(map(str, first["loc"])) or "the trajectory"
+        raise UserError(f"{file}: this is no trajectory in ATIF: {location}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
-    own = [step.source == "agent" and not step.is_copied_context for step in trajectory.steps]
-    first_turn = own.index(True) if True in own else len(own)
+    turn_flags = [step.source == "agent" and not step.is_copied_context for step in trajectory.steps]
+    first_turn = turn_flags.index(True) if True in turn_flags else len(turn_flags)
     prompt = [message for step in trajectory.steps[:first_turn] for message in _messages(step)]
     spoken = [message for step in trajectory.steps[first_turn:] for message in _messages(step)]
     totals = trajectory.final_metrics or _Totals()
@@ -221,12 +221,12 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
         result, extra = read_atif(file)
         key = row if row is not None else extra.get("row_key")
         question = _question(result.messages[: result.prompt_length])
-        own = [each for each in rows if each.key == key] if key is not None else by_question.get(question, [])
-        if len(own) != 1:
-            what = f"{len(own)} rows" if own else "no row"
+        matching_rows = [each for each in rows if each.key == key] if key is not None else by_question.get(question, [])
+        if len(matching_rows) != 1:
+            count_text = f"{len(matching_rows)} rows" if matching_rows else "no row"
             which = f"with the key {key!r}" if key is not None else "whose prompt its user says first"
-            raise UserError(f"{file}: there is {what} {which}; name the row's key: --row KEY")
-        graded.append(await _graded(compiled, str(file), own[0], result))
+            raise UserError(f"{file}: there is {count_text} {which}; name the row's key: --row KEY")
+        graded.append(await _graded(compiled, str(file), matching_rows[0], result))
     return graded
 
 
@@ -257,9 +257,9 @@ def _require_judgeable(compiled: CompiledSpec) -> None:
     """Raise UserError with a line for each reward that needs more than messages."""
     whys = {reward.name: _obstacle(reward) for reward in compiled.grader.rewards}
     lines = [
-        f"rewards.{name} cannot judge a trajectory: {why}; leave it out: --set rewards.{name}=null"
-        for name, why in whys.items()
-        if why is not None
+        f"rewards.{name} cannot judge a trajectory: {obstacle_text}; leave it out: --set rewards.{name}=null"
+        for name, obstacle_text in whys.items()
+        if obstacle_text is not None
     ]
     if lines:
         raise UserError("\n".join(lines))

@@ -75,7 +75,7 @@ class Scoring:
     @classmethod
     def of(cls, record: RunRecord) -> Scoring:
         """Return the settings of a run; the defaults if its spec cannot be read."""
-        run_info = record.described
+        run_info = record.run_info
         return cls(success_in(record), weights_of(run_info) or None, clamp_of(run_info))
 
     def passes(self, rollout: RolloutSummary) -> bool:

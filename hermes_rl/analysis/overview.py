@@ -32,24 +32,24 @@ LONGEST, ROOM = 100_000, 3_000_000
 
 def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None = None) -> dict[str, Any]:
     """Return the entry of a run in a list of runs, for the part that was read; its links call it `name`."""
-    described = record.described
+    run_info = record.run_info
     counting = list(record.counting()) if counting is None else counting
-    shown: dict[str, Any] = Screen(LONGEST, ROOM).value(
+    entry: dict[str, Any] = Screen(LONGEST, ROOM).value(
         {
             "run": name,
             "path": str(record.path),
-            "spec": described.get("name") or record.path.parent.name,
-            "mode": described.get("mode"),
+            "spec": run_info.get("name") or record.path.parent.name,
+            "mode": run_info.get("mode"),
             "label": asdict(RunLabel.read(record.path)),
-            "fingerprint": described.get("fingerprint"),
+            "fingerprint": run_info.get("fingerprint"),
             "running": running(record.path),
             "read": record.share_read,
             "torn": record.torn,
-            **_times(record.path, described),
+            **_times(record.path, run_info),
             **headline(counting, record.rollouts, record.usage, success_in(record)),
         }
     )
-    return shown
+    return entry
 
 
 def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = ()) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = 
         name: its name in links.
         others: names and directories of other runs, among which earlier ones of this spec are found.
     """
-    described = record.described
+    run_info = record.run_info
     try:
         spec = record.spec_text
     except UserError as error:
@@ -69,15 +69,15 @@ def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = 
     read_first = to_read_first(counting, scoring)
     labels = record.previews([rollout.row_key for rollout in read_first], PREVIEW)
     more = {
-        "said": {key: described[key] for key in SAID if key in described},
+        "said": {key: run_info[key] for key in SAID if key in run_info},
         "spec_text": spec,
         "success": scoring.success,
-        "weights": weights_of(described),
+        "weights": weights_of(run_info),
         "clamp": scoring.clamp,
-        "combine": scoring_of(described).get("combine") or "sum",
+        "combine": scoring_of(run_info).get("combine") or "sum",
         "findings": [finding.record() for finding in findings_of(record, counting)],
         "read_first": [{**shown_summary(each, scoring), "label": labels[each.row_key]["label"]} for each in read_first],
-        "history": earlier_runs(described, others),
+        "history": earlier_runs(run_info, others),
         **numbers(counting, record.rollouts, scoring, record.categories),
     }
     return {**card(record, name, counting), **Screen(LONGEST, ROOM).value(more)}
@@ -114,15 +114,15 @@ def running(path: Path) -> bool:
         return False
 
 
-def _times(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+def _times(path: Path, run_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the time of the first start, and the seconds of all starts; the last lasts until now if the run is in
     progress.
 
     All of it comes from the record: file times of a copied run are the times of the copy.
     """
-    started, ended = seconds_of(described.get("started")), seconds_of(described.get("ended"))
+    started, ended = seconds_of(run_info.get("started")), seconds_of(run_info.get("ended"))
     if ended is None and started is not None and running(path):
         ended = time.time()
-    last = seconds_of(described.get("resumed")) or started
-    seconds = max(ended - last, 0.0) + described.get("seconds_before", 0.0) if last is not None and ended else None
+    last = seconds_of(run_info.get("resumed")) or started
+    seconds = max(ended - last, 0.0) + run_info.get("seconds_before", 0.0) if last is not None and ended else None
     return {"started": started, "seconds": seconds}

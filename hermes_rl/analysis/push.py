@@ -137,7 +137,7 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     if running(record.path):
         raise UserError(f"{record.path} is still running: push it when it has ended")
     record.refresh()
-    summary, spec, described = summarise(record), spec_of(record), record.described
+    summary, spec, run_info = summarise(record), spec_of(record), record.run_info
     if not summary.graded:
         raise UserError(f"{record.path} has no rollout with a score, so there is nothing to publish")
     forms = _forms(secrets)
@@ -153,7 +153,7 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
         with suppress(FileNotFoundError):
             texts[file.name] = read_file(file).decode(errors="replace")
     texts["report.html"] = report(record)
-    texts[CARD] = dataset_card(dataset, TABLE, rows, texts, summary, spec, described, weights_of(described))
+    texts[CARD] = dataset_card(dataset, TABLE, rows, texts, summary, spec, run_info, weights_of(run_info))
     for name, text in texts.items():
         _refuse_secrets(text, name, forms)
         (folder / name).write_text(text, encoding="utf-8", errors="replace")
@@ -230,19 +230,19 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
     created = False
     try:
         try:
-            known = api.repo_info(dataset, repo_type="dataset", timeout=ANSWER)
+            repository = api.repo_info(dataset, repo_type="dataset", timeout=ANSWER)
         except RepositoryNotFoundError:
             api.create_repo(dataset, repo_type="dataset", private=not public)
             created, present = True, frozenset[str]()
         else:
-            if public and known.private:
+            if public and repository.private:
                 raise UserError(
                     f"{dataset} is there and is private: leave --public out, or make it public in its settings on the "
                     "hub"
                 )
-            if not public and not known.private:
+            if not public and not repository.private:
                 raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
-            present = frozenset(sibling.rfilename for sibling in known.siblings or ())
+            present = frozenset(sibling.rfilename for sibling in repository.siblings or ())
         commit = _committed(api, dataset, files, present)
     except UserError:
         raise
@@ -269,7 +269,7 @@ def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bo
     hint = f"; {dataset} was made, and the same command goes on from there" if created else ""
     trouble = hub_trouble(error)
     if trouble is not None:
-        return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){hint}", token))
+        return RunError(_sanitize(f"{hub} is out of reach or busy ({first_line(trouble)}){hint}", token))
     refused = next((cause for cause in causes(error) if isinstance(_status(cause), int)), error)
     reason = getattr(refused, "server_message", None) or first_line(refused)
     match _status(refused):
@@ -280,8 +280,8 @@ def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bo
         case 409:
             text = f"{hub} does not give the name {dataset} ({reason}): choose another"
         case _:
-            return RunError(_shown(f"{hub} did not take {dataset} ({reason}){hint}", token))
-    return UserError(_shown(text + hint, token))
+            return RunError(_sanitize(f"{hub} did not take {dataset} ({reason}){hint}", token))
+    return UserError(_sanitize(text + hint, token))
 
 
 def _status(error: BaseException) -> int | None:
@@ -289,5 +289,5 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _shown(text: str, token: str) -> str:
+def _sanitize(text: str, token: str) -> str:
     return escape_controls(" ".join(redacted(text, [token]).split()))[:1000]

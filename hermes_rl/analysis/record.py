@@ -119,7 +119,7 @@ class RolloutSummary:
         if self.cost is None:
             usage.unpriced = self.turns
         else:
-            usage.known_cost = self.cost - sum(Usage.of(counts).known_cost for counts in self.roles.values())
+            usage.known_cost = self.cost - sum(Usage.from_record(counts).known_cost for counts in self.roles.values())
         return usage
 
     @property
@@ -188,7 +188,7 @@ class RunRecord:
         return self._read / self.size if self.size else 1.0
 
     @property
-    def described(self) -> dict[str, Any]:
+    def run_info(self) -> dict[str, Any]:
         """Current content of `run.json`."""
         try:
             return read_description(self.path / "run.json")
@@ -200,14 +200,14 @@ class RunRecord:
         """Use of models by role in all starts of the run, from `run.json`; of a run that did not write it, the sum over
         its records.
         """
-        if (counted := self.described.get("usage")) is not None:
-            return {role: Usage.of(counts) for role, counts in counted.items()}
+        if (counted := self.run_info.get("usage")) is not None:
+            return {role: Usage.from_record(counts) for role, counts in counted.items()}
         used: dict[str, Usage] = {POLICY: Usage()}
         for rollout in self.rollouts:
             used[POLICY] += rollout.policy_usage
             for role, counts in rollout.roles.items():
                 total = used.setdefault(role, Usage())
-                total += Usage.of(counts)
+                total += Usage.from_record(counts)
         return used
 
     @property
@@ -221,13 +221,13 @@ class RunRecord:
         that its metrics do not count.
         """
         try:
-            described = self.described
+            run_info = self.run_info
         except UserError:  # the program that shows the run reports it
             return inf, frozenset()
-        size = described.get("group_size")
-        if described.get("mode") != "evaluate" or not isinstance(size, int):
+        size = run_info.get("group_size")
+        if run_info.get("mode") != "evaluate" or not isinstance(size, int):
             size = inf
-        return size, frozenset(described.get("uncounted") or ())
+        return size, frozenset(run_info.get("uncounted") or ())
 
     @property
     def spec_text(self) -> str:
@@ -237,8 +237,8 @@ class RunRecord:
         except OSError as error:
             raise UserError(f"{self.path / 'spec.yaml'} cannot be read: {error.strerror}") from error
 
-    def refresh(self, most: int | None = None) -> int:
-        """Read new records, at most `most` lines, and return their number.
+    def refresh(self, max_lines: int | None = None) -> int:
+        """Read new records, at most `max_lines` lines, and return their number.
 
         A rewritten file, as after regrading, is read from its start.
         """
@@ -261,7 +261,7 @@ class RunRecord:
                 if file.read(1) != b"\n":  # the last line was read before its newline was there
                     self._read += len(file.readline())
             added = 0
-            while most is None or added < most:
+            while max_lines is None or added < max_lines:
                 line = bounded_line(file)
                 if not line.endswith(b"\n") and is_torn(line):
                     break  # no more data, or an incomplete record
@@ -307,14 +307,14 @@ class RunRecord:
 
     def line(self, rollout: str) -> Line:
         """Return the full record of a rollout, as `docs/runs.md` describes it."""
-        begin = self.summary(rollout).begin
+        start = self.summary(rollout).begin
         with self.open() as file:
-            file.seek(begin)
+            file.seek(start)
             try:
                 line: Line = current_record(read_own_json(bounded_line(file)))
             except ValueError as error:
-                where = f"{self.path / ROLLOUTS}: the line of rollout {rollout!r}"
-                raise UserError(f"{where} cannot be read: {error}") from None
+                location = f"{self.path / ROLLOUTS}: the line of rollout {rollout!r}"
+                raise UserError(f"{location} cannot be read: {error}") from None
         problem = NESTED.replace("have", "has", 1) if too_deep(line) else problem_of(line, WHOLE)
         if problem is not None:
             raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} cannot be read: it {problem}")
@@ -338,10 +338,10 @@ class RunRecord:
     @property
     def excluded(self) -> str:
         """Sentence about the unreadable rollouts, with names and number; empty if all can be read."""
-        named = [f"{name} ({why})" for name, why in list(self.unreadable.items())[:EXCLUDED]]
-        more = len(self.unreadable) - len(named)
-        named += [f"{more} more"] if more else []
-        parts = [f"{pluralize(len(self.unreadable), 'rollout')}: {', '.join(named)}"] if named else []
+        descriptions = [f"{name} ({reason})" for name, reason in list(self.unreadable.items())[:EXCLUDED]]
+        more = len(self.unreadable) - len(descriptions)
+        descriptions += [f"{more} more"] if more else []
+        parts = [f"{pluralize(len(self.unreadable), 'rollout')}: {', '.join(descriptions)}"] if descriptions else []
         numbers = ", ".join(map(str, self._torn_lines[:EXCLUDED])) + (", …" if self.torn > EXCLUDED else "")
         parts += [f"{pluralize(self.torn, 'line')}: number {numbers}"] if self.torn else []
         return f"left out of {self.path / ROLLOUTS}, as it cannot be read: {'; '.join(parts)}" if parts else ""
@@ -355,28 +355,30 @@ class RunRecord:
             line |= {name: shared.get(name) if line.get(name) is None else line[name] for name in ("row", "tools")}
         return line
 
-    def number(self, rollout: str) -> int:
+    def line_number(self, rollout: str) -> int:
         """Return the line number of a rollout in the file, from 1: a short name for it."""
         return self._by_id[rollout] + 1
 
-    def matching(self, words: str) -> list[RolloutSummary]:
+    def matching(self, query: str) -> list[RolloutSummary]:
         """Return the rollouts with an id, a prefix of an id, or a line number; raises UserError if there are none."""
-        if words in self._by_id:
-            return [self.rollouts[self._by_id[words]]]
-        number = words.removeprefix("#")
-        if number.isdecimal() and 1 <= int(number) <= len(self.rollouts):
-            return [self.rollouts[int(number) - 1]]
-        if matches := [rollout for rollout in self.rollouts if rollout.id.startswith(words)]:
+        if query in self._by_id:
+            return [self.rollouts[self._by_id[query]]]
+        line_number = query.removeprefix("#")
+        if line_number.isdecimal() and 1 <= int(line_number) <= len(self.rollouts):
+            return [self.rollouts[int(line_number) - 1]]
+        if matches := [rollout for rollout in self.rollouts if rollout.id.startswith(query)]:
             return matches
         raise UserError(
-            f"{self.path} has no rollout {words!r}: give an id, how one begins, or a number from 1 to "
+            f"{self.path} has no rollout {query!r}: give an id, how one begins, or a number from 1 to "
             f"{len(self.rollouts)}, as `hermes-rl show {self.path}` lists them"
         )
 
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, for each place the one that counts."""
-        own = [rollout for rollout in self.rollouts if rollout.group == group]
-        return sorted(self.counting(own, self.group_size, every_seat=True), key=lambda rollout: rollout.index)
+        group_rollouts = [rollout for rollout in self.rollouts if rollout.group == group]
+        return sorted(
+            self.counting(group_rollouts, self.group_size, every_seat=True), key=lambda rollout: rollout.index
+        )
 
     def seats(self, rollout: RolloutSummary) -> list[RolloutSummary]:
         """Return the rollouts of all seats of its episode, the first seat's first, or an empty list for a single
@@ -384,9 +386,9 @@ class RunRecord:
         """
         if not rollout.seat:
             return []
-        place = rollout.episode, rollout.index, rollout.attempt
-        own = [other for other in self.rollouts if (other.episode, other.index, other.attempt) == place]
-        return sorted(own, key=lambda other: other.group != other.episode)
+        episode_key = rollout.episode, rollout.index, rollout.attempt
+        seat_rollouts = [other for other in self.rollouts if (other.episode, other.index, other.attempt) == episode_key]
+        return sorted(seat_rollouts, key=lambda other: other.group != other.episode)
 
     def counting(
         self,
@@ -405,15 +407,15 @@ class RunRecord:
             size: size of a group; places beyond it do not count. None: what the metrics of the run's last start count,
                 which for an evaluation are the rows that it has and the rollouts per row that it requested.
         """
-        places: dict[tuple[str, int], RolloutSummary] = {}
+        rollout_by_slot: dict[tuple[str, int], RolloutSummary] = {}
         size, uncounted = self._selection if size is None else (size, frozenset())
         for rollout in self.rollouts if rollouts is None else rollouts:
-            place = rollout.group, rollout.index
+            slot = rollout.group, rollout.index
             if rollout.episode in uncounted or (rollout.group != rollout.episode and not every_seat):
                 continue
-            if rollout.index < size and (place not in places or not places[place].final):
-                places[place] = rollout
-        yield from places.values()
+            if rollout.index < size and (slot not in rollout_by_slot or not rollout_by_slot[slot].final):
+                rollout_by_slot[slot] = rollout
+        yield from rollout_by_slot.values()
 
     def columns(self) -> dict[str, dict[str, Any]]:
         """Return each recorded row, by its key: it is in the record of the first rollout of its group."""
@@ -458,10 +460,10 @@ class RunRecord:
             file.seek(self.summary(rollout).begin)
             line = bounded_line(file)
         conversation, turns, sequences = marks_of(line)
-        behind = line.partition(conversation)[2]
-        end = behind.rfind(turns, 0, behind.rfind(sequences))
+        rest = line.partition(conversation)[2]
+        end = rest.rfind(turns, 0, rest.rfind(sequences))
         try:
-            messages = read_own_json(b"[" + behind[:end] + b"]")
+            messages = read_own_json(b"[" + rest[:end] + b"]")
         except ValueError:
             return []
         return messages if isinstance(messages, list) else []
@@ -491,8 +493,8 @@ def prompt_of(messages: Iterable[Any]) -> str:
 def _prompt(line: Line) -> list[Any]:
     """Return the messages from the question on: after examples that come before it in the prompt."""
     messages, length = line.get("messages") or [], line.get("prompt_length")
-    asked = [place for place, each in enumerate(messages[: length or None]) if each.get("role") == "user"]
-    return messages[asked[-1] :] if asked else messages
+    user_indexes = [index for index, each in enumerate(messages[: length or None]) if each.get("role") == "user"]
+    return messages[user_indexes[-1] :] if user_indexes else messages
 
 
 PART = 200
@@ -517,8 +519,8 @@ def text_of(content: Any) -> str:
 
 def beginning(text: str, length: int) -> str:
     """Return the start of a text, in one line of at most `length` characters."""
-    words = " ".join(text[: 8 * length].split())
-    return words if len(words) <= length else words[: length - 1] + "…"
+    one_line = " ".join(text[: 8 * length].split())
+    return one_line if len(one_line) <= length else one_line[: length - 1] + "…"
 
 
 def marks_of(line: bytes) -> tuple[bytes, bytes, bytes]:
@@ -526,7 +528,7 @@ def marks_of(line: bytes) -> tuple[bytes, bytes, bytes]:
     return next((marks for marks in MARKS if marks[0] in line), MARKS[0])
 
 
-def summary_of(line: bytes, begin: int) -> RolloutSummary:
+def summary_of(line: bytes, start: int) -> RolloutSummary:
     """Return the summary of a record without parsing its conversation; raises ValueError, KeyError or TypeError."""
     conversation, turns, sequences = marks_of(line)
     head, _, rest = line.partition(conversation)
@@ -535,12 +537,12 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     end = rest.rfind(turns, 0, tokens)
     try:
         head_fields = current_record(read_own_json(head + b"}"))
-        behind = current_record(read_own_json(b"{" + rest[end + 2 : tokens] + b"}"))
-        usage, timings = behind["usage"], behind["timings"]
+        tail_fields = current_record(read_own_json(b"{" + rest[end + 2 : tokens] + b"}"))
+        usage, timings = tail_fields["usage"], tail_fields["timings"]
     except (ValueError, KeyError):
-        head_fields = behind = current_record(read_own_json(line))
+        head_fields = tail_fields = current_record(read_own_json(line))
         usage, timings = head_fields["usage"], head_fields["timings"]
-    if (problem := problem_of({**head_fields, **behind})) is not None:
+    if (problem := problem_of({**head_fields, **tail_fields})) is not None:
         raise ValueError(problem)
     return RolloutSummary(
         id=head_fields["id"],
@@ -555,27 +557,29 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         fallbacks=tuple(intern(name) for name, record in head_fields["rewards"].items() if is_fallback(record)),
         stop_reason=intern(head_fields["stop_reason"]),
         error=intern(head_fields["error"]) if head_fields["error"] else None,
-        turns=behind["turns"],
+        turns=tail_fields["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
-        cost=cost_of(usage, behind.get("roles") or NO_ROLES),
-        roles=behind.get("roles") or NO_ROLES,
-        calls=len(behind["tool_calls"]),
-        call_errors=len(behind["tool_errors"]),
-        tools=_tools(behind),
+        cost=cost_of(usage, tail_fields.get("roles") or NO_ROLES),
+        roles=tail_fields.get("roles") or NO_ROLES,
+        calls=len(tail_fields["tool_calls"]),
+        call_errors=len(tail_fields["tool_errors"]),
+        tools=_tools(tail_fields),
         seconds={intern(name): seconds for name, seconds in timings.items()},
-        model=intern(behind["policy"].get("model") or "") or None if behind["policy"] else None,
-        row_digest=behind["row_digest"],
+        model=intern(tail_fields["policy"].get("model") or "") or None if tail_fields["policy"] else None,
+        row_digest=tail_fields["row_digest"],
         seat=intern(head_fields["seat"]["name"]) if "seat" in head_fields else "",
         episode=intern(head_fields["seat"]["of"] if "seat" in head_fields else head_fields["group"]),
-        begin=begin,
+        begin=start,
         reasons={
             intern(name): intern(beginning(record["reason"], SHORT_REASON))
             for name, record in head_fields["rewards"].items()
             if record.get("reason") and record["value"] != 1
         },
         started_at=head_fields.get("started_at"),
-        version=version if behind["policy"] and type(version := behind["policy"].get("version")) is int else None,
+        version=version
+        if tail_fields["policy"] and type(version := tail_fields["policy"].get("version")) is int
+        else None,
     )
 
 
@@ -622,9 +626,9 @@ _known_tools: dict[tuple[ToolUse, ...], tuple[ToolUse, ...]] = {}
 MOST_KNOWN = 10_000
 
 
-def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
-    calls = Counter(str(call["name"]) for call in behind["tool_calls"])
-    errors = Counter(str(error["tool_name"]) for error in behind["tool_errors"])
+def _tools(tail_fields: Mapping[str, Any]) -> tuple[ToolUse, ...]:
+    calls = Counter(str(call["name"]) for call in tail_fields["tool_calls"])
+    errors = Counter(str(error["tool_name"]) for error in tail_fields["tool_errors"])
     # A call without a tool name, or with unreadable arguments, is an error without a call.
     uses = tuple((name, calls[name], errors[name]) for name in sorted({*calls, *errors}))
     if len(_known_tools) > MOST_KNOWN:
@@ -644,10 +648,10 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories in a directory and below it, the latest first; the content of a run is not searched."""
     runs = []
     for name, folders, files in os.walk(folder):
-        here = Path(name)
+        directory = Path(name)
         if "run.json" in files:
             with suppress(OSError):  # it is gone
-                runs.append(((here / "run.json").stat().st_mtime, here))
-        if "run.json" in files or len(here.relative_to(folder).parts) == DEEPEST:
+                runs.append(((directory / "run.json").stat().st_mtime, directory))
+        if "run.json" in files or len(directory.relative_to(folder).parts) == DEEPEST:
             folders.clear()
     yield from (path for _, path in sorted(runs, reverse=True))

@@ -77,7 +77,7 @@ def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
     try:
         record = _loaded(path)
         findings = [finding.record() for finding in findings_of(record)]
-        RunDirectory(path).add({"score": asdict(Interval.of(record.counting())), "findings": findings})
+        RunDirectory(path).add({"score": asdict(Interval.from_rollouts(record.counting())), "findings": findings})
         _write(record, say)
     except Exception as error:  # an error of the page must not affect the finished run
         logger.debug("the report was not written", exc_info=error)
@@ -87,27 +87,27 @@ def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
 def report(record: RunRecord) -> str:
     """Return the page of a loaded run."""
     chosen = sample(list(record.counting(every_seat=True)))
-    tokenizer, why = None, ""
+    tokenizer, reason = None, ""
     room = ROOM
     details: dict[str, Any] = {}
     for rollout in chosen:
         screen = Screen(LONGEST, min(OF_ROLLOUT, room))
         room -= screen.room
         try:
-            shown = shown_rollout(record, rollout.id, screen)
+            view = shown_rollout(record, rollout.id, screen)
         except UserError as error:
             record.exclude(rollout.id, error)
             continue
-        if shown.get("sequences") and len(details) < WITH_TOKENS:
+        if view.get("sequences") and len(details) < WITH_TOKENS:
             line = record.line(rollout.id)
-            if tokenizer is None and not why:
-                tokenizer, why = tokenizer_of(record.described)
+            if tokenizer is None and not reason:
+                tokenizer, reason = tokenizer_of(record.run_info)
             prompt = prompt_text(line, tokenizer)
-            shown["prompt_text"] = None if prompt is None else screen.text(prompt)
-            begin = shown["sequences"][0]["start"]
-            shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
+            view["prompt_text"] = None if prompt is None else screen.text(prompt)
+            start = view["sequences"][0]["start"]
+            view["tokens"] = [{**shown_tokens(line, 0, start, TOKENS, tokenizer), "why": reason}]
         room += screen.room
-        details[rollout.id] = shown
+        details[rollout.id] = view
     path = record.path.resolve()
     siblings = [(other.parent.name, other.parent) for other in path.parent.glob("*/run.json") if other.parent != path]
     page_data = overview(record, path.name, siblings) | {"running": False, "excluded": record.excluded}
@@ -119,7 +119,9 @@ def report(record: RunRecord) -> str:
     listed = [rollout for rollout in record.rollouts if rollout.id not in record.unreadable]
     ids = {rollout.id for rollout in chosen}
     if len(listed) > LISTED:
-        listed = [rollout for rollout in listed if rollout.id in ids or record.number(rollout.id) <= LISTED - len(ids)]
+        listed = [
+            rollout for rollout in listed if rollout.id in ids or record.line_number(rollout.id) <= LISTED - len(ids)
+        ]
     return page(
         {
             "overview": page_data,
@@ -131,7 +133,7 @@ def report(record: RunRecord) -> str:
     )
 
 
-def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[RolloutSummary]:
+def sample(rollouts: Iterable[RolloutSummary], max_rollouts: int = SAMPLED) -> list[RolloutSummary]:
     """Return the rollouts that are worth a look: one of each stop reason, failures, the worst, the best, then
     others.
     """
@@ -143,8 +145,8 @@ def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[Roll
     groups = {rollout.group for rollout in worth}
     # The other members of the selected groups allow comparisons; then others from all over the run.
     worth += tuple(rollout for rollout in rollouts if rollout.group in groups)
-    worth += tuple(rollouts[:: max(len(rollouts) // most, 1)])
-    ids = set(list(dict.fromkeys(rollout.id for rollout in worth))[:most])
+    worth += tuple(rollouts[:: max(len(rollouts) // max_rollouts, 1)])
+    ids = set(list(dict.fromkeys(rollout.id for rollout in worth))[:max_rollouts])
     return [rollout for rollout in rollouts if rollout.id in ids]
 
 
@@ -160,9 +162,9 @@ def page(data: Any) -> str:
             f'<script type="module">{script}</script>'
         ),
     }
-    for mark, part in parts.items():
-        before, marked, after = html.partition(mark)
-        assert marked, f"view.html has no {mark}"
+    for marker, part in parts.items():
+        before, marked, after = html.partition(marker)
+        assert marked, f"view.html has no {marker}"
         html = before + part + after
     return html
 

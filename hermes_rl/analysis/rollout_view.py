@@ -54,10 +54,10 @@ class Screen:
     def text(self, text: str) -> str:
         """Return a text without control characters, cut if it is too long."""
         beginning = text[: max(min(self.longest, self.room), 0)]
-        seen, cut = escape_controls(beginning), len(text) - len(beginning)
-        self.room -= len(encode_basestring_ascii(seen))  # as in a page, where three more characters are escaped
-        self.room -= 5 * (seen.count("<") + seen.count(">") + seen.count("&"))
-        return seen + (f"\n[… {cut:,} more characters are in rollouts.jsonl]" if cut else "")
+        visible_text, cut = escape_controls(beginning), len(text) - len(beginning)
+        self.room -= len(encode_basestring_ascii(visible_text))  # as in a page, where three more characters are escaped
+        self.room -= 5 * (visible_text.count("<") + visible_text.count(">") + visible_text.count("&"))
+        return visible_text + (f"\n[… {cut:,} more characters are in rollouts.jsonl]" if cut else "")
 
     def value(self, value: Any, depth: int = 0) -> Any:
         """Return any JSON value with safe texts and keys; numbers that JSON does not have become texts."""
@@ -75,9 +75,9 @@ class Screen:
         return value
 
     def _entries(self, entries: Sequence[Any], depth: int) -> Iterator[Any]:
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             if self.room <= 0:
-                self.cut += len(entries) - place
+                self.cut += len(entries) - index
                 return
             yield self.value(entry, depth)
 
@@ -127,10 +127,10 @@ def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
 def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, Any]:
     """Return a rollout without its tokens; raises UserError if it does not exist, or its record cannot be read."""
     try:
-        shown: dict[str, Any] = screen.value(_rollout(record, rollout))
+        view: dict[str, Any] = screen.value(_rollout(record, rollout))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the line of rollout {rollout} cannot be shown ({type(error).__name__}: {error})") from error
-    return {**shown, "cut": screen.cut}
+    return {**view, "cut": screen.cut}
 
 
 def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
@@ -181,14 +181,14 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
 
 def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a rollout; tool results and tool errors are attached to the calls."""
-    known = {(call["turn"], call["id"]): call for call in line.get("tool_calls") or ()}
+    call_records = {(call["turn"], call["id"]): call for call in line.get("tool_calls") or ()}
     # A call with unreadable arguments is an error without a call.
     errors = {(error["turn"], error["tool_name"]): error["error"] for error in line.get("tool_errors") or ()}
     messages: list[dict[str, Any]] = []
     calls: dict[str, dict[str, Any]] = {}
     turn = 0
-    for place, message in enumerate(line["messages"]):
-        prompt = place < line.get("prompt_length", 0)
+    for index, message in enumerate(line["messages"]):
+        prompt = index < line.get("prompt_length", 0)
         if message["role"] == "tool" and message.get("tool_call_id") in calls:
             # An id may occur again in a later turn, and then refers to the call of that turn.
             calls.pop(message["tool_call_id"])["result"] = text_of(message.get("content"))
@@ -199,7 +199,7 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             name = str(function.get("name"))
-            record = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
+            record = call_records.get((turn, call.get("id")), {"error": errors.get((turn, name))})
             entry = {"name": name, "arguments": text_of(function.get("arguments")), "result": None}
             # A program does not report the duration of its tools.
             entry |= {name: record.get(name) or None for name in ("seconds", "started_at")}
@@ -223,13 +223,13 @@ def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
 
     The mapping `sampling` is replaced by a text.
     """
-    known = line.get("program")
-    if known is None:
+    program_record = line.get("program")
+    if program_record is None:
         return None
-    rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "excluded")}
-    rest["refusal"] = known.get("refusal", "")
-    settings = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
-    return {**rest, "sampling": settings, "lines": list(program_lines(known["calls"]))}
+    rest = {name: program_record[name] for name in ("exit_code", "output", "requests", "refused", "excluded")}
+    rest["refusal"] = program_record.get("refusal", "")
+    settings = ", ".join(f"{name} {value}" for name, value in program_record["sampling"].items())
+    return {**rest, "sampling": settings, "lines": list(program_lines(program_record["calls"]))}
 
 
 def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -239,43 +239,43 @@ def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
     it branches off, the number of sampled tokens (`tokens`) and of `trained` ones, and its `calls`, each with its
     `turn`. Conversations other than the main one are below it.
     """
-    further: dict[int | None, list[int]] = {}
-    for number, call in enumerate(calls):
+    continuations: dict[int | None, list[int]] = {}
+    for index, call in enumerate(calls):
         before = call["continues"]
-        further.setdefault(before if before is not None and before < number else None, []).append(number)
-    roots = sorted(further.get(None, ()), key=lambda number: (calls[number]["kind"] != "main", number))
-    waiting = [(number, int(calls[number]["kind"] != "main")) for number in reversed(roots)]
+        continuations.setdefault(before if before is not None and before < index else None, []).append(index)
+    roots = sorted(continuations.get(None, ()), key=lambda number: (calls[number]["kind"] != "main", number))
+    waiting = [(index, int(calls[index]["kind"] != "main")) for index in reversed(roots)]
     while waiting:
         first, depth = waiting.pop()
         line, branches = [first], list[int]()
-        while line[-1] in further:
-            following = further[line[-1]]
-            same = [number for number in following if calls[number]["kind"] == calls[first]["kind"]]
-            branches += [number for number in following if number not in same[:1]]
-            if not same:
+        while line[-1] in continuations:
+            following = continuations[line[-1]]
+            same_kind = [index for index in following if calls[index]["kind"] == calls[first]["kind"]]
+            branches += [index for index in following if index not in same_kind[:1]]
+            if not same_kind:
                 break
-            line.append(same[0])
-        waiting += [(number, depth + 1) for number in reversed(branches)]
+            line.append(same_kind[0])
+        waiting += [(index, depth + 1) for index in reversed(branches)]
         before = calls[first]["continues"]
         yield {
             "kind": calls[first]["kind"],
             "depth": depth,
-            "turns": _ranges([number + 1 for number in line]),
+            "turns": _ranges([index + 1 for index in line]),
             "from": None if before is None else before + 1,
-            "tokens": sum(calls[number]["tokens"] for number in line),
-            "trained": sum(calls[number]["tokens"] for number in line if calls[number]["trained"]),
-            "calls": [{**calls[number], "turn": number + 1} for number in line],
+            "tokens": sum(calls[index]["tokens"] for index in line),
+            "trained": sum(calls[index]["tokens"] for index in line if calls[index]["trained"]),
+            "calls": [{**calls[index], "turn": index + 1} for index in line],
         }
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Return rising numbers as text; consecutive numbers become a range."""
     ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
+    for value in numbers:
+        if ranges and value == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [value]
         else:
-            ranges.append([number])
+            ranges.append([value])
     return ", ".join("–".join(map(str, ends)) for ends in ranges)
 
 
@@ -283,20 +283,24 @@ def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, An
     """Return the description of an artifact, with its files by their paths in the run directory."""
     if "path" not in artifact:
         return {"name": name, **artifact, "files": []}
-    place = run / str(artifact["path"])
-    paths = (path for path in islice(_below(run, place), LOOKED_AT) if artifact_file(run, path) is not None)
+    artifact_path = run / str(artifact["path"])
+    paths = (path for path in islice(_below(run, artifact_path), LOOKED_AT) if artifact_file(run, path) is not None)
     files = sorted(str(path.relative_to(run)) for path in islice(paths, FILES))
     return {"name": name, **artifact, "files_count": artifact.get("files"), "files": files}
 
 
-def _below(run: Path, place: Path) -> Iterator[Path]:
+def _below(run: Path, root: Path) -> Iterator[Path]:
     """Yield the files at and below a path among the artifacts of a run; nothing if the path leads elsewhere."""
-    if place.resolve().is_relative_to((run / "artifacts").resolve()):
-        yield place
-        yield from place.rglob("*")
+    if root.resolve().is_relative_to((run / "artifacts").resolve()):
+        yield root
+        yield from root.rglob("*")
 
 
 def artifact_file(run: Path, path: Path) -> Path | None:
     """Return the path of an artifact's file, or None if it is not a file, or is outside the artifacts of the run."""
-    place = path.resolve()
-    return place if place.is_relative_to((run / "artifacts").resolve()) and place.is_file() else None
+    resolved_path = path.resolve()
+    return (
+        resolved_path
+        if resolved_path.is_relative_to((run / "artifacts").resolve()) and resolved_path.is_file()
+        else None
+    )

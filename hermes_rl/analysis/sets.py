@@ -51,7 +51,7 @@ class Estimate:
     high: float | None = None
 
     @classmethod
-    def over(cls, parts: Sequence[Estimate]) -> Estimate:
+    def mean_of(cls, parts: Sequence[Estimate]) -> Estimate:
         """Return the mean of independent estimates with equal weights."""
         centre = mean([part.value for part in parts])
         below = [None if part.low is None else part.value - part.low for part in parts]
@@ -61,8 +61,8 @@ class Estimate:
 
 
 def _together(errors: Sequence[float | None]) -> float | None:
-    known = [error for error in errors if error is not None]
-    return math.sqrt(math.fsum(error * error for error in known)) / len(errors) if len(known) == len(errors) else None
+    values = [error for error in errors if error is not None]
+    return math.sqrt(math.fsum(error * error for error in values)) / len(errors) if len(values) == len(errors) else None
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ class SetTable:
 def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetTable:
     """Read the runs of a set, finished or not, and put them side by side, also by the values of the columns `by`."""
     specs = tuple(dict.fromkeys(run.spec for run in runs))
-    read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
+    read = {(run.spec, run.model, run.setting): _Read.from_run(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)
     runs_of = {name: [read[spec, *name] for spec in specs] for name in names}
     players = {name: _player(*name, [run.cell for run in runs_of[name]]) for name in names}
     complete = [name for name in names if players[name].complete]
-    refusals, notes = _differing([[runs_of[name][number] for name in complete] for number in range(len(specs))])
+    refusals, notes = _differing([[runs_of[name][index] for name in complete] for index in range(len(specs))])
     if not refusals:
         players |= _ranked({name: players[name] for name in complete}, runs_of)
     order = sorted(names, key=lambda name: (players[name].rank is None, players[name].rank or 0))
@@ -198,12 +198,12 @@ class _Read:
         return f"{self.run.model} {self.run.setting}".rstrip()
 
     @classmethod
-    def of(cls, run: SetRun, *, with_rows: bool) -> _Read:
+    def from_run(cls, run: SetRun, *, with_rows: bool) -> _Read:
         if not (run.path / "run.json").is_file():
             return cls(run, Cell(run.spec, str(run.path), run.problem or NOT_PLAYED))
         record = RunRecord(run.path)
         record.refresh()
-        spec, described, counting = spec_of(record), record.described, list(record.counting())
+        spec, run_info, counting = spec_of(record), record.run_info, list(record.counting())
         rows = by_row(counting)
         scores = {key: scores_of(row) for key, row in rows.items()}
         graded = [rollout for rollout in counting if rollout.score is not None]
@@ -217,7 +217,7 @@ class _Read:
             spec=run.spec,
             path=str(run.path),
             problem=run.problem if graded or run.problem else "nothing was graded",
-            policy=model_of(described),
+            policy=model_of(run_info),
             score=_score(graded),
             stderr=clustered_stderr(list(scores.values())),
             pass_at_1=mean(shares) if shares else None,
@@ -229,11 +229,11 @@ class _Read:
             seconds=mean([rollout.total_seconds for rollout in graded]) if graded else None,
             cost=None if None in costs else math.fsum(cost for cost in costs if cost is not None),
         )
-        return cls(run, cell, record, rows, scores, record.columns() if with_rows else {}, span_of(described))
+        return cls(run, cell, record, rows, scores, record.columns() if with_rows else {}, span_of(run_info))
 
 
 def _score(rollouts: Sequence[RolloutSummary]) -> Estimate | None:
-    interval = Interval.of(rollouts)
+    interval = Interval.from_rollouts(rollouts)
     return None if interval.mean is None else Estimate(interval.mean, interval.low, interval.high)
 
 
@@ -266,7 +266,7 @@ def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
     passed = [cell.pass_at_1 for cell in cells if cell.pass_at_1 is not None]
     return replace(
         player,
-        score=Estimate.over(scores),
+        score=Estimate.mean_of(scores),
         stderr=_together([cell.stderr for cell in cells]),
         pass_at_1=mean(passed) if len(passed) == len(cells) else None,
     )
@@ -281,8 +281,8 @@ def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[
     names = sorted(players, key=lambda name: -means[name])
     confidence = 1.0 - (1.0 - CONFIDENCE) / max(len(names) - 1, 1)
     gaps: dict[tuple[Names, Names], Estimate | None] = {}
-    for place, better in enumerate(names):
-        for worse in names[place + 1 :]:
+    for index, better in enumerate(names):
+        for worse in names[index + 1 :]:
             gaps[better, worse] = _difference(runs_of[better], runs_of[worse], confidence)
     ranked = {}
     for name in names:
@@ -302,13 +302,13 @@ def _difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Es
     """Return the mean over the specs of B's score minus A's, or None if they have no graded row of a spec in common."""
     parts = []
     for before, after in zip(a, b, strict=True):
-        known = [value for run in (before, after) for row in run.scores.values() for value in row]
-        span = min(before.span[0], *known), max(before.span[1], *known)
+        scores = [value for run in (before, after) for row in run.scores.values() for value in row]
+        span = min(before.span[0], *scores), max(before.span[1], *scores)
         difference = paired("score", before.scores, after.scores, span, confidence)
         if difference is None:
             return None
         parts.append(Estimate(difference.difference, difference.low, difference.high))
-    return Estimate.over(parts)
+    return Estimate.mean_of(parts)
 
 
 def _beyond_chance(gaps: Mapping[tuple[Names, Names], Estimate | None], better: Names, worse: Names) -> bool:
@@ -323,8 +323,8 @@ def _beyond_chance(gaps: Mapping[tuple[Names, Names], Estimate | None], better: 
 
 
 def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> Iterator[Breakdown]:
-    for number, spec in enumerate(specs):
-        runs = [player[number] for player in players]
+    for index, spec in enumerate(specs):
+        runs = [player[index] for player in players]
         rows: dict[str, dict[str, None]] = {}
         for run in runs:
             for key, columns in run.columns.items():
@@ -343,7 +343,7 @@ def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]
 def _in_order(value: str) -> tuple[bool, float, str]:
     """Return a sort key: numbers by size, before all else; nan does not count as a number, as it has no order."""
     try:
-        number = float(value)
+        numeric_value = float(value)
     except ValueError:
-        number = math.nan
-    return (True, 0.0, value) if math.isnan(number) else (False, number, value)
+        numeric_value = math.nan
+    return (True, 0.0, value) if math.isnan(numeric_value) else (False, numeric_value, value)

@@ -14,7 +14,7 @@ from typing import Any
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.errors import UserError
 from hermes_rl.runs.record_check import problem_of_spec
-from hermes_rl.spec.nodes import SourceText, plain
+from hermes_rl.spec.nodes import SourceText, to_builtins
 from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.renamed import renamed
 
@@ -37,16 +37,16 @@ class SettingsDifference:
 def spec_of(record: RunRecord) -> dict[str, Any]:
     """Return the resolved spec of a run, with variables not expanded; raises UserError if it cannot be read."""
     node, problems = read_text(record.spec_text, SourceText(str(record.path / "spec.yaml"), Path(record.path)))
-    spec = plain(renamed(node)[0]) if node is not None and not problems else None
+    spec = to_builtins(renamed(node)[0]) if node is not None and not problems else None
     if (problem := problem_of_spec(spec)) is not None:
         raise UserError(f"{record.path / 'spec.yaml'} cannot be read: {problems[0] if problems else f'it {problem}'}")
     assert isinstance(spec, dict)
     return spec
 
 
-def model_of(described: Mapping[str, Any]) -> str:
+def model_of(run_info: Mapping[str, Any]) -> str:
     """Return the policy, by the `run.json` of a run: the model, or the type of a server without a model name."""
-    names = [str(server.get("model") or server.get("type")) for server in described.get("policy") or () if server]
+    names = [str(server.get("model") or server.get("type")) for server in run_info.get("policy") or () if server]
     return ", ".join(dict.fromkeys(names)) or "?"
 
 
@@ -63,9 +63,9 @@ def success_in(record: RunRecord) -> float:
         return success_of({})
 
 
-def scoring_of(described: Mapping[str, Any]) -> dict[str, Any]:
+def scoring_of(run_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that turn rewards' values into a score, by the `run.json` of a run."""
-    return (described.get("grading") or {}).get("scoring") or {}
+    return (run_info.get("grading") or {}).get("scoring") or {}
 
 
 def clamp_of(described: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -74,20 +74,20 @@ def clamp_of(described: Mapping[str, Any]) -> tuple[float, float] | None:
     return (float(bounds[0]), float(bounds[1])) if bounds else None
 
 
-def span_of(described: Mapping[str, Any]) -> tuple[float, float]:
+def span_of(run_info: Mapping[str, Any]) -> tuple[float, float]:
     """Return the lowest and the highest score that a run can give, if it contains them."""
-    return clamp_of(described) or (0.0, 1.0)
+    return clamp_of(run_info) or (0.0, 1.0)
 
 
-def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
+def weights_of(run_info: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the weight of each reward in the score; None for a gate."""
-    weightings = scoring_of(described).get("weightings") or ()
+    weightings = scoring_of(run_info).get("weightings") or ()
     return {each["name"]: None if each.get("gate") else each.get("weight") for each in weightings}
 
 
 def contrast(a: RunRecord, b: RunRecord) -> SettingsDifference:
     """Compare the settings of two runs by their `run.json` and `spec.yaml`."""
-    before, after, specs = a.described, b.described, (spec_of(a), spec_of(b))
+    before, after, specs = a.run_info, b.run_info, (spec_of(a), spec_of(b))
     refusals, warnings = _other_grading(before, after)
     for name in ("mode", "demo"):
         if before.get(name) != after.get(name):
@@ -151,19 +151,19 @@ def _other_parts(
         differing = [
             value
             for section in SECTIONS.get(part, (part,))
-            for value in _other_values(section, _at(spec_a, section), _at(spec_b, section))
+            for value in _other_values(section, _look_up(spec_a, section), _look_up(spec_b, section))
             if value[0].rpartition(".")[2] not in ("temperature", "top_p")  # they are in the sent parameters already
         ]
         if differing:
-            for name, left, right in differing[:3]:
-                yield _difference(name, left, right)
+            for name, value_a, right in differing[:3]:
+                yield _difference(name, value_a, right)
             if len(differing) > 3:
                 yield f"{len(differing) - 3} more keys of {part} differ"
         elif part != "agent" or not list(_other_sampling(a, b)):
             yield f"{part} differs: a file or code that it names has other content"
 
 
-def _at(spec: Any, path: str) -> Any:
+def _look_up(spec: Any, path: str) -> Any:
     for name in path.split("."):
         spec = spec.get(name) if isinstance(spec, Mapping) else None
     return spec
@@ -180,7 +180,7 @@ def _other_values(name: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _difference(name: str, a: Any, b: Any) -> str:
-    left, right = ("not set" if value is None else " ".join(str(value).split()) for value in (a, b))
-    if max(len(left), len(right)) > LONGEST:
+    text_a, right = ("not set" if value is None else " ".join(str(value).split()) for value in (a, b))
+    if max(len(text_a), len(right)) > LONGEST:
         return f"{name} differs"
-    return f"{name} is {left} in A and {right} in B"
+    return f"{name} is {text_a} in A and {right} in B"

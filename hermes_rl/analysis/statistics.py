@@ -48,7 +48,7 @@ class Interval:
     high: float | None = None
 
     @classmethod
-    def of(cls, rollouts: Iterable[RolloutSummary]) -> Interval:
+    def from_rollouts(cls, rollouts: Iterable[RolloutSummary]) -> Interval:
         """Return the mean score of rollouts, with its interval over the rows."""
         rows = [scores for row in by_row(rollouts).values() if (scores := scores_of(row))]
         return cls(mean([score for row in rows for score in row]), *(interval(rows) or ())) if rows else cls(None)
@@ -63,7 +63,7 @@ def headline(rollouts: Rollouts, lines: Rollouts, usage: Mapping[str, Usage], su
         usage: use of models by role.
         success: score from which a rollout passes.
     """
-    score, used = Interval.of(rollouts), Usage()
+    score, used = Interval.from_rollouts(rollouts), Usage()
     for each in usage.values():
         used += each
     stopped = Counter(rollout.stop_reason for rollout in rollouts)
@@ -122,23 +122,23 @@ def distribution(values: Sequence[float]) -> dict[str, Any] | None:
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return None
-    least, most, different = min(values), max(values), Counter(values)
+    lowest, highest, different = min(values), max(values), Counter(values)
     if len(different) <= BARS:
         bars = [{"from": value, "to": value, "count": different[value]} for value in sorted(different)]
     else:
-        width = (most - least) / BARS
-        places = Counter(min(int((value - least) / width), BARS - 1) for value in values)
+        width = (highest - lowest) / BARS
+        bar_counts = Counter(min(int((value - lowest) / width), BARS - 1) for value in values)
         bars = [
-            {"from": least + width * place, "to": least + width * (place + 1), "count": places[place]}
-            for place in range(BARS)
+            {"from": lowest + width * bar, "to": lowest + width * (bar + 1), "count": bar_counts[bar]}
+            for bar in range(BARS)
         ]
     return {
         "bars": bars,
         "count": len(values),
         "mean": mean(values),
         "median": statistics.median(values),
-        "least": least,
-        "most": most,
+        "least": lowest,
+        "most": highest,
     }
 
 
@@ -148,7 +148,7 @@ def _rewards(rollouts: Rollouts) -> list[dict[str, Any]]:
         for name, value in rollout.rewards.items():
             if value is not None and math.isfinite(value) and (name in values or len(values) < MOST):
                 values.setdefault(name, []).append(value)
-    return [{"name": name, **(distribution(known) or {})} for name, known in values.items()]
+    return [{"name": name, **(distribution(reward_values) or {})} for name, reward_values in values.items()]
 
 
 def _composition(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
@@ -205,7 +205,7 @@ def _over_time(graded: Rollouts, rewards: Sequence[str]) -> dict[str, Any]:
     steps, dots = [], []
     every = max(math.ceil(len(graded) / DOTS), 1)
     for place, (label, part) in enumerate(parts):
-        score = Interval.of(part)
+        score = Interval.from_rollouts(part)
         versions = {each.version for each in part} - {None}
         means = {
             name: mean(values)
@@ -261,8 +261,10 @@ def _tools(rollouts: Rollouts) -> list[dict[str, Any]]:
             calls[name] += called * count
             errors[name] += failed * count
             users[name] += count
-    named = sorted(users, key=lambda name: (-calls[name], name))[:MOST]
-    return [{"name": name, "calls": calls[name], "errors": errors[name], "rollouts": users[name]} for name in named]
+    tool_names = sorted(users, key=lambda name: (-calls[name], name))[:MOST]
+    return [
+        {"name": name, "calls": calls[name], "errors": errors[name], "rollouts": users[name]} for name in tool_names
+    ]
 
 
 def _times(rollouts: Rollouts) -> list[dict[str, Any]]:

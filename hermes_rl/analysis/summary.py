@@ -56,10 +56,14 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
+    def from_values(cls, values: Iterable[float | None]) -> Spread | None:
         """Return the spread, or None if no rollout has the quantity."""
-        known = [value for value in values if value is not None]
-        return cls(mean(known), min(known), max(known), len(known)) if known else None
+        present_values = [value for value in values if value is not None]
+        return (
+            cls(mean(present_values), min(present_values), max(present_values), len(present_values))
+            if present_values
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +145,11 @@ class RunSummary:
 
 def summarise(record: RunRecord) -> RunSummary:
     """Return the summary of a loaded run; raises UserError if run.json or spec.yaml cannot be read."""
-    described, success = record.described, success_of(spec_of(record))
+    run_info, success = record.run_info, success_of(spec_of(record))
     size = record.group_size
     counting = list(record.counting())
     graded = [rollout for rollout in counting if rollout.score is not None]
-    failed, places = [rollout for rollout in counting if rollout.given_up], {rollout.id for rollout in counting}
+    failed, counting_ids = [rollout for rollout in counting if rollout.given_up], {rollout.id for rollout in counting}
     rows = by_row(counting)
     summaries = []
     for key, rollouts in rows.items():
@@ -167,17 +171,17 @@ def summarise(record: RunRecord) -> RunSummary:
     first = {rollout.stop_reason: rollout for rollout in reversed(failed)}
     names = dict.fromkeys(name for rollout in graded for name in rollout.rewards)
 
-    def spreads(of: Mapping[str, Callable[[RolloutSummary], float | None]]) -> dict[str, Spread]:
-        spread = {name: Spread.of(map(quantity, graded)) for name, quantity in of.items()}
-        return {name: known for name, known in spread.items() if known is not None}
+    def spreads(quantities: Mapping[str, Callable[[RolloutSummary], float | None]]) -> dict[str, Spread]:
+        spread = {name: Spread.from_values(map(quantity, graded)) for name, quantity in quantities.items()}
+        return {name: quantity_spread for name, quantity_spread in spread.items() if quantity_spread is not None}
 
     return RunSummary(
         path=str(record.path),
-        name=str(described.get("name") or "?"),
-        mode=str(described.get("mode") or "?"),
-        demo=bool(described.get("demo")),
-        model=model_of(described),
-        started=str(described.get("started") or "?"),
+        name=str(run_info.get("name") or "?"),
+        mode=str(run_info.get("mode") or "?"),
+        demo=bool(run_info.get("demo")),
+        model=model_of(run_info),
+        started=str(run_info.get("started") or "?"),
         success=success,
         rows=len(rows),
         groups=len({rollout.group for rollout in counting}),
@@ -185,15 +189,17 @@ def summarise(record: RunRecord) -> RunSummary:
         graded=len(graded),
         passed=sum(rollout.passes(success) for rollout in graded),
         excluded=sum(rollout.state == RolloutState.EXCLUDED for rollout in counting),
-        score=Spread.of(rollout.score for rollout in graded),
-        interval=Interval.of(graded),
+        score=Spread.from_values(rollout.score for rollout in graded),
+        interval=Interval.from_rollouts(graded),
         stop_reasons=dict(Counter(rollout.stop_reason for rollout in counting).most_common()),
         failures=tuple(
             FailureCause(stop_reason, count, first[stop_reason].error, first[stop_reason].id)
             for stop_reason, count in causes
         ),
         waiting=sum(rollout.state == RolloutState.WAITING for rollout in counting),
-        again=dict(Counter(each.stop_reason for each in record.rollouts if each.id not in places and each.given_up)),
+        again=dict(
+            Counter(each.stop_reason for each in record.rollouts if each.id not in counting_ids and each.given_up)
+        ),
         rewards=spreads({name: lambda rollout, name=name: rollout.rewards.get(name) for name in names}),  # type: ignore[misc]
         fallbacks=dict(
             Counter(name for name, _ in {(name, each.group) for each in counting for name in each.fallbacks})
@@ -215,12 +221,12 @@ def _seats(record: RunRecord, first: Iterable[RolloutSummary]) -> dict[str, dict
         if not rollout.given_up:
             seats.setdefault(rollout.seat, []).append(rollout)
     names = dict.fromkeys(name for rollouts in seats.values() for rollout in rollouts for name in rollout.rewards)
-    of: dict[str, Callable[[RolloutSummary], float | None]] = {"score": lambda rollout: rollout.score}
-    of |= {f"reward/{name}": lambda rollout, name=name: rollout.rewards.get(name) for name in names}  # type: ignore[misc]
-    of |= {name: MEASURES[name] for name in ("turns", "completion_tokens")}
+    quantities: dict[str, Callable[[RolloutSummary], float | None]] = {"score": lambda rollout: rollout.score}
+    quantities |= {f"reward/{name}": lambda rollout, name=name: rollout.rewards.get(name) for name in names}  # type: ignore[misc]
+    quantities |= {name: MEASURES[name] for name in ("turns", "completion_tokens")}
     means: dict[str, dict[str, float | None]] = {}
     for seat, rollouts in seats.items():
-        spreads = {name: Spread.of(map(quantity, rollouts)) for name, quantity in of.items()}
+        spreads = {name: Spread.from_values(map(quantity, rollouts)) for name, quantity in quantities.items()}
         means[seat] = {name: None if spread is None else spread.mean for name, spread in spreads.items()}
     return means
 
@@ -250,8 +256,8 @@ def select_rollouts(
         and stop_reason in (None, rollout.stop_reason)
         and (tool is None or any(tool == name for name, _, _ in rollout.tools))
     ]
-    wanted: Sort = "score" if failed and sort == "number" else sort
-    return rollouts if wanted == "number" else sorted(rollouts, key=KEYS[wanted])
+    sort_key: Sort = "score" if failed and sort == "number" else sort
+    return rollouts if sort_key == "number" else sorted(rollouts, key=KEYS[sort_key])
 
 
 def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
@@ -261,8 +267,8 @@ def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None]
         if stop_reason is None:
             yield f"it has no score: {line['stop_reason']}"
         else:
-            whose = "the policy's doing" if stop_reason.graded else "not the policy's doing, so it is no 0"
-            yield f"it has no score: {stop_reason.rule.description} ({stop_reason}; {whose})"
+            cause = "the policy's doing" if stop_reason.graded else "not the policy's doing, so it is no 0"
+            yield f"it has no score: {stop_reason.rule.description} ({stop_reason}; {cause})"
         if line["error"]:
             yield str(line["error"])
         return
@@ -299,8 +305,10 @@ def columns_read(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, l
     """Return which rewards read which columns of a row by name, as far as their arguments show it."""
     rewards: dict[str, list[str]] = {}
     for name, reward in (spec.get("rewards") or {}).items():
-        words = set(re.findall(r"\w+", " ".join(re.findall(r"\{[{%].*?[%}]\}", str((reward or {}).get("args")), re.S))))
+        template_words = set(
+            re.findall(r"\w+", " ".join(re.findall(r"\{[{%].*?[%}]\}", str((reward or {}).get("args")), re.S)))
+        )
         for column in columns:
-            if column in words:
+            if column in template_words:
                 rewards.setdefault(column, []).append(name)
     return rewards

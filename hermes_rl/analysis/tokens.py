@@ -18,9 +18,9 @@ JOINED = 8
 """Maximum number of tokens that together make one character."""
 
 
-def tokenizer_of(described: Mapping[str, Any], *, local: bool = True) -> tuple[Tokenizer | None, str]:
+def tokenizer_of(run_info: Mapping[str, Any], *, local: bool = True) -> tuple[Tokenizer | None, str]:
     """Return the tokenizer that `run.json` names, else why there is none; with `local`, nothing is downloaded."""
-    hashes = described.get("tokenizer") or {}
+    hashes = run_info.get("tokenizer") or {}
     name = hashes.get("name")
     if not isinstance(name, str) or not name:
         return None, "run.json names no tokenizer"
@@ -90,58 +90,62 @@ class RecordedTokens:
         return self.versions[turn] if turn < len(self.versions) else (None, None)
 
 
-def tokens_of(described: Mapping[str, Any], line: Mapping[str, Any]) -> RecordedTokens | None:
+def tokens_of(run_info: Mapping[str, Any], line: Mapping[str, Any]) -> RecordedTokens | None:
     """Return the tokens of a rollout's record, or None if the run recorded none. Slow: a tokenizer may be loaded."""
     if not (sequences := sequences_of(line)):
         return None
     versions = tuple((before, after) for *_, before, after in line.get("sampled") or ())
-    return RecordedTokens(tuple(sequences), *tokenizer_of(described, local=False), versions)
+    return RecordedTokens(tuple(sequences), *tokenizer_of(run_info, local=False), versions)
 
 
 def shown_tokens(
-    line: Mapping[str, Any], sequence: int, begin: int, most: int, tokenizer: Tokenizer | None
+    line: Mapping[str, Any], sequence: int, start: int, max_tokens: int, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     """Return tokens of a sequence: the text of each, if it was sampled, its turn, and its probability.
 
-    They are `most` tokens from `begin` on; without a tokenizer their ids are shown. Raises `UserError` if there is no
-    such sequence.
+    They are `max_tokens` tokens from `start` on; without a tokenizer their ids are shown. Raises `UserError` if there
+    is no such sequence.
     """
     packed = line.get("sequences") or []
     if not 0 <= sequence < len(packed):
         raise UserError(f"there is no sequence {sequence}; the rollout has {len(packed)}")
-    whole = unpacked(packed[sequence])
-    end = min(begin + most, len(whole))
-    texts = _decoded(whole, begin, end, tokenizer)
-    turns = whole.spread([span.turn for span in whole.spans for _ in range(span.start, span.stop)], -1)
+    token_sequence = unpacked(packed[sequence])
+    end = min(start + max_tokens, len(token_sequence))
+    texts = _decoded(token_sequence, start, end, tokenizer)
+    turns = token_sequence.spread(
+        [span.turn for span in token_sequence.spans for _ in range(span.start, span.stop)], -1
+    )
     # Tokens that were not sampled, or that no server reported, have no probability.
     logprobs = [
-        None if turns[at] < 0 or value == MASKED_LOGPROB or not math.isfinite(value) else round(value, 4)
-        for at, value in enumerate(whole.logprobs or [MASKED_LOGPROB] * len(whole))
+        None if turns[position] < 0 or value == MASKED_LOGPROB or not math.isfinite(value) else round(value, 4)
+        for position, value in enumerate(token_sequence.logprobs or [MASKED_LOGPROB] * len(token_sequence))
     ]
     return {
         "sequence": sequence,
-        "start": begin,
+        "start": start,
         "end": end,
-        "total": len(whole),
+        "total": len(token_sequence),
         "decoded": tokenizer is not None,
         "versions": [list(entry[4:6]) for entry in line.get("sampled") or ()],
-        "tokens": [[texts[at - begin], int(turns[at]), logprobs[at]] for at in range(begin, end)],
+        "tokens": [
+            [texts[position - start], int(turns[position]), logprobs[position]] for position in range(start, end)
+        ],
     }
 
 
-def _decoded(whole: TokenSequence, begin: int, end: int, tokenizer: Tokenizer | None) -> list[str]:
+def _decoded(token_sequence: TokenSequence, start: int, end: int, tokenizer: Tokenizer | None) -> list[str]:
     """Return the text of each token. If several make one character, the first of them has it."""
     if tokenizer is None:
-        return [str(token) for token in whole.ids[begin:end]]
-    texts, at = [], begin
-    while at < end:
+        return [str(token) for token in token_sequence.ids[start:end]]
+    texts, position = [], start
+    while position < end:
         size = 1
-        text = alone = tokenizer.decode(whole.ids[at : at + 1])
-        while "\ufffd" in text and size < JOINED and at + size < end:
+        text = alone = tokenizer.decode(token_sequence.ids[position : position + 1])
+        while "\ufffd" in text and size < JOINED and position + size < end:
             size += 1
-            text = tokenizer.decode(whole.ids[at : at + size])
+            text = tokenizer.decode(token_sequence.ids[position : position + size])
         if "\ufffd" in text:
             size, text = 1, alone
         texts += [escape_controls(text), *[""] * (size - 1)]
-        at += size
+        position += size
     return texts

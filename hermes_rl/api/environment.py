@@ -209,7 +209,7 @@ class Env(OfThisProcess, RenamedAttributes):
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
                 self._stack.enter_context(run_log(self._directory.path, Progress(quiet=True), self._environ))
                 logger.info("recording rollouts of %s in %s", self.spec.name, self._directory.path)
-                self._meter = meter_of(self._directory.described())
+                self._meter = meter_of(self._directory.read_run_info())
                 self._compiled.keep = partial(keep_artifacts, self._directory.artifacts)
             for rows in self._rows.values():
                 first = await RowSource(rows).first()
@@ -251,14 +251,14 @@ class Env(OfThisProcess, RenamedAttributes):
         directory.add({"ended": moment(), "usage": self._meter.record()})
 
     async def _open_workers(self) -> None:
-        number, ray = self._workers_wanted, self._ray
-        if ray is None and number in (None, 1):
+        worker_count, ray = self._workers_wanted, self._ray
+        if ray is None and worker_count in (None, 1):
             return
-        require_shares(self.spec, number or 1)
+        require_shares(self.spec, worker_count or 1)
         opening = WorkerSetup(self.spec, None, self._environ)
         artifacts = self._directory.artifacts if self._directory is not None else None
         self._workers = await self._stack.enter_async_context(
-            open_workers(opening, number, self._compiled, artifacts, logger.warning, ray, self._meter)
+            open_workers(opening, worker_count, self._compiled, artifacts, logger.warning, ray, self._meter)
         )
 
     def _require_open(self) -> None:
@@ -341,14 +341,18 @@ class Env(OfThisProcess, RenamedAttributes):
 
         If the spec draws toolsets for each group, the tools are drawn for `group`.
         """
-        found = self._row(row)
+        resolved_row = self._row(row)
         with ThreadPoolExecutor(1) as thread:  # its loop can run while the caller's loop is blocked
-            return thread.submit(asyncio.run, self._compiled.toolkit(found, group or found.key)).result().schemas
+            return (
+                thread.submit(asyncio.run, self._compiled.toolkit(resolved_row, group or resolved_row.key))
+                .result()
+                .schemas
+            )
 
     @property
     def comparing(self) -> list[str]:
         """Rewards that compare the members of a group; if there are any, use `run_group` for groups."""
-        return [reward.place for reward in self._compiled.grader.rewards if reward.group_level]
+        return [reward.spec_key for reward in self._compiled.grader.rewards if reward.group_level]
 
     @property
     def _keeps_lost(self) -> bool:
@@ -405,11 +409,11 @@ class Env(OfThisProcess, RenamedAttributes):
                 "env.run_group(row, n)"
             )
         row = self._row(row)
-        group, mark = self._named(row, group)
-        key = RolloutKey(row, group, index, size, mark=mark)
+        group, id_marker = self._identify_group(row, group)
+        key = RolloutKey(row, group, index, size, id_marker=id_marker)
 
         async def work() -> Rollout:
-            runner = await self._runner(policy, size, split, sampling, retries, mark)
+            runner = await self._runner(policy, size, split, sampling, retries, id_marker)
             async with self._member(group, index):
                 return await runner.alone(key)
 
@@ -436,10 +440,10 @@ class Env(OfThisProcess, RenamedAttributes):
         self._require_open()
         _require_size(n)
         row = self._row(row)
-        group, mark = self._named(row, group)
+        group, id_marker = self._identify_group(row, group)
 
         async def work() -> Group:
-            runner = await self._runner(policy, n, split, sampling, retries, mark)
+            runner = await self._runner(policy, n, split, sampling, retries, id_marker)
             encoder = await self._encoder(policy)
 
             async def prepare(played: Group) -> None:
@@ -506,7 +510,7 @@ class Env(OfThisProcess, RenamedAttributes):
         _require_whole("retries", retries, 0)
         if max_staleness is not None:
             _require_whole("max_staleness", max_staleness, 0)
-        mark, role = self._batch(batch), self._role(policy)
+        id_marker, role = self._batch(batch), self._role(policy)
         # Invalid arguments are reported now, and not with the first group.
         world = self._compiled if policy is None else self._compiled.with_policy(role)
         options = world.options(split, sampling)
@@ -514,24 +518,24 @@ class Env(OfThisProcess, RenamedAttributes):
 
         budgets: list[RunBudget] = []
 
-        async def run(again: Sequence[Row] | None, number: int) -> Run:
+        async def run(repeated_rows: Sequence[Row] | None, repeat_index: int) -> Run:
             if not budgets:
                 budgets.append(budget_of(self.spec, "serve", self._meter))
             plan = Plan(
                 size=n,
                 split=split,
-                repeat=rows is None and again is None,
+                repeat=rows is None and repeated_rows is None,
                 keep_lost=self._keeps_lost,
                 drop_uniform=drop_uniform,
                 prefer_differing=self.spec.dataset.row_selection == "skip_uniform",
                 concurrency=concurrency,
                 retries=retries,
-                mark=mark + "+" * number,
+                id_marker=id_marker + "+" * repeat_index,
             )
             self._use(policy)
             started = Run(
                 world,
-                again or (self.rows(split) if rows is None else self._named_rows(rows)),
+                repeated_rows or (self.rows(split) if rows is None else self._named_rows(rows)),
                 plan,
                 encoder=await self._encoder(policy),
                 store=await self._opened_store(n),
@@ -583,7 +587,7 @@ class Env(OfThisProcess, RenamedAttributes):
         """
         self._require_open()
         row = self._row(row)
-        name, mark = self._named(row, group)
+        name, id_marker = self._identify_group(row, group)
         stepped = await ExternalPolicy.make(self.spec, tokenizer, renderer, context)
         world = self._compiled.with_policy(stepped.role)
         runner = RolloutRunner(
@@ -594,7 +598,7 @@ class Env(OfThisProcess, RenamedAttributes):
             encoder=stepped,
             retries=0,
         )
-        session = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, mark=mark))))
+        session = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, id_marker=id_marker))))
         self._sessions.add(session)
         return session
 
@@ -607,7 +611,7 @@ class Env(OfThisProcess, RenamedAttributes):
         split: str,
         sampling: Settings | None,
         retries: int,
-        mark: str,
+        id_marker: str,
     ) -> RolloutRunner:
         _require_whole("retries", retries, 0)
         role = self._role(policy)
@@ -621,8 +625,8 @@ class Env(OfThisProcess, RenamedAttributes):
             encoder=await self._encoder(policy),
             store=await self._opened_store(size),
             retries=retries,
-            mark=mark,
-            exclusive=lambda group: self._member(group + mark, None),
+            id_marker=id_marker,
+            exclusive=lambda group: self._member(group + id_marker, None),
             elsewhere=self._elsewhere(policy, options),
         )
         self._runners.add(runner)
@@ -650,9 +654,9 @@ class Env(OfThisProcess, RenamedAttributes):
         if self._workers is not None:
             return Encoder(None)
         async with self._preparing:
-            known = self._own_encoder if policy is None else self._encoders.get(policy)
-            if known is not None:
-                return known
+            cached_encoder = self._own_encoder if policy is None else self._encoders.get(policy)
+            if cached_encoder is not None:
+                return cached_encoder
             encoder = await encoder_with(policy, self._role(policy).configs[0])
             if policy is None:
                 self._own_encoder = encoder
@@ -667,10 +671,13 @@ class Env(OfThisProcess, RenamedAttributes):
             return None
         async with self._preparing:
             compared = self._compiled.has_group_rewards
-            there = self._store.size if self._store is not None else directory.described().get("group_size", size)
-            if compared and there != size:
+            recorded_size = (
+                self._store.size if self._store is not None else directory.read_run_info().get("group_size", size)
+            )
+            if compared and recorded_size != size:
                 raise UserError(
-                    f"{directory.path} contains groups of {there}, whose members {', '.join(self.comparing)} compares; "
+                    f"{directory.path} contains groups of {recorded_size}, whose members "
+                    f"{', '.join(self.comparing)} compares; "
                     f"record groups of {size} in another directory"
                 )
             if self._store is None:
@@ -678,7 +685,7 @@ class Env(OfThisProcess, RenamedAttributes):
                 rows, progress = self._rows["train"], _Logged(quiet=True)
                 if rows.length is not None:
                     finite = [each for each in self._rows.values() if each.length is not None]
-                    rows = Rows.of(list(chain.from_iterable(finite)), fingerprint=rows.fingerprint)
+                    rows = Rows.from_sequence(list(chain.from_iterable(finite)), fingerprint=rows.fingerprint)
                 # As for evaluate, there is no groups.jsonl: groups are returned to the caller instead.
                 opening = open_records(directory, self._compiled, rows, "evaluate", size, progress, self._meter)
                 records = await self._stack.enter_async_context(opening)
@@ -689,7 +696,7 @@ class Env(OfThisProcess, RenamedAttributes):
                 self._store = records.store
             return self._store
 
-    def _named(self, row: Row, group: str | None) -> tuple[str, str]:
+    def _identify_group(self, row: Row, group: str | None) -> tuple[str, str]:
         """Return the id of a group, and a mark that distinguishes this call; records are found by the id alone."""
         if group is None:
             return f"{row.key}~{self._fresh(row.key)}", ""
@@ -751,6 +758,6 @@ def _require_size(n: int) -> None:
         raise UserError(f"a group has at least 1 rollout, and at most {LARGEST_GROUP}, not {n!r:.60}")
 
 
-def _require_whole(name: str, value: int, least: int) -> None:
-    if not hasattr(value, "__index__") or value < least:
-        raise UserError(f"{name} is at least {least}, not {value!r:.60}")
+def _require_whole(name: str, value: int, minimum: int) -> None:
+    if not hasattr(value, "__index__") or value < minimum:
+        raise UserError(f"{name} is at least {minimum}, not {value!r:.60}")

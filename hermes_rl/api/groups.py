@@ -39,13 +39,13 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
     ) -> None:
         self.excluded: Counter[str] = Counter()
         self._endless = endless
-        self._again: list[Row] = []
+        self._repeated_rows: list[Row] = []
         self._fresh: set[str] = set()
         """Groups that ran just now, and were not taken from a record, until the next one is requested."""
         self._handed: str = ""
         self._run = _once(make)
         self._weights, self._max_staleness = weights, max_staleness
-        self._playing = _played(self._run, make, self._again, self._fresh, ahead)
+        self._playing = _played(self._run, make, self._repeated_rows, self._fresh, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
         self._closing = asyncio.Lock()
 
@@ -81,7 +81,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
         """
         if self._endless or group.id in self._fresh:
             return False  # rows repeat, so this row comes again
-        self._again.append(group.row)
+        self._repeated_rows.append(group.row)
         return True
 
     async def close(self) -> None:
@@ -139,22 +139,22 @@ def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callab
 async def _played(
     first: Callable[[], Awaitable[Run]],
     make: Callable[[Sequence[Row] | None, int], Awaitable[Run]],
-    again: list[Row],
+    repeated_rows: list[Row],
     fresh: set[str],
     ahead: int,
 ) -> AsyncGenerator[tuple[Run, Group], None]:
     """Yield the groups of the first run, and then the groups of further runs for the repeated rows."""
-    run, number = await first(), 0
+    run, repeat_index = await first(), 0
     while True:
         run.on_played.append(lambda rollout: fresh.add(rollout.key.group))
         async with aclosing(_groups_of(run, ahead)) as playing:
             async for group in playing:
                 yield run, group
-        if not again:
+        if not repeated_rows:
             return
-        rows, number = list(again), number + 1
-        again.clear()
-        run = await make(rows, number)
+        rows, repeat_index = list(repeated_rows), repeat_index + 1
+        repeated_rows.clear()
+        run = await make(rows, repeat_index)
 
 
 async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
@@ -178,10 +178,10 @@ async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
                 yield group
 
 
-async def _prefetch(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:
-    """Yield the same groups; up to `most` finished ones wait while none is requested."""
+async def _prefetch(playing: AsyncGenerator[Group, None], capacity: int) -> AsyncGenerator[Group, None]:
+    """Yield the same groups; up to `capacity` finished ones wait while none is requested."""
     ended: asyncio.Queue[Group | None] = asyncio.Queue()
-    room = asyncio.Semaphore(most)
+    room = asyncio.Semaphore(capacity)
 
     async def pump() -> None:
         try:

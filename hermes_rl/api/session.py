@@ -109,7 +109,7 @@ class ExternalPolicy:
         cls, spec: Spec, tokenizer: Any, renderer: str | Mapping[str, Any] | None, context: int | None
     ) -> ExternalPolicy:
         """Return a policy with the given tokenizer, else with the spec's if available."""
-        settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
+        settings = RendererSettings.from_mapping({"name": renderer} if isinstance(renderer, str) else renderer)
         new = partial(cls, context=context, seats=bool(spec.agents))
         if tokenizer is not None:
             return new(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)))
@@ -130,8 +130,8 @@ class ExternalPolicy:
                 return await self._tokens.attempt(request)
             message = (await self._ask(request, None)).message
             assert message is not None, "without a tokenizer a turn is a message"
-        except _Reply as said:
-            message = said.message
+        except _Reply as reply:
+            message = reply.message
         return ChatReply(
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else "stop",
@@ -148,8 +148,8 @@ class ExternalPolicy:
         if answer.message is not None:
             raise _Reply(answer.message)
         assert answer.ids is not None
-        known = answer.logprobs is not None
-        self.unknown_logprobs = self.unknown_logprobs or not known
+        has_logprobs = answer.logprobs is not None
+        self.unknown_logprobs = self.unknown_logprobs or not has_logprobs
         run = Generation(ids=answer.ids, finish=answer.finish, before=answer.version, after=answer.version)
         run.logprobs = answer.logprobs if answer.logprobs is not None else array("d", bytes(8 * len(answer.ids)))
         run.timing = Timing(queued=time.monotonic() - started)
@@ -199,7 +199,7 @@ class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
     def __init__(self, stepped: ExternalPolicy, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
-        self._asked: _Asked | None = None
+        self._latest_request: _Asked | None = None
         """The latest turn; None before the first."""
         self._closed = False
         self.rollout: Rollout | None = None
@@ -238,7 +238,7 @@ class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
             UserError: no turn waits for a reply; the reply is invalid; ids are given without a tokenizer; there are
                 more ids than the turn allows, or one is outside the vocabulary. The turn then still waits.
         """
-        waiting = self._asked.answer if self._asked is not None else None
+        waiting = self._latest_request.answer if self._latest_request is not None else None
         if self._task is not None and not (self.done or self._closed) and waiting is not None and waiting.cancelled():
             # the request was cancelled, for example because another seat has failed
             return await self._next(self._task)
@@ -270,7 +270,7 @@ class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
     def _sampled(
         self, answer: Any, logprobs: Sequence[float] | None, finish: str | None, version: int | None
     ) -> _Answer:
-        sampling = self._asked.sampling if self._asked is not None else None
+        sampling = self._latest_request.sampling if self._latest_request is not None else None
         if sampling is None:
             raise UserError("this session has no tokenizer, so a turn is a message: give env.session a `tokenizer`")
         try:
@@ -281,8 +281,10 @@ class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
             generation = sampling.checked(generated(ids, values, finish or ("length" if cut else "stop")))
         except UNREADABLE as error:
             raise UserError(f"step takes a message, a text, or token ids: {error}") from error
-        known = None if logprobs is None else array("d", generation.logprobs)
-        return _Answer(ids=array("i", generation.ids), logprobs=known, finish=generation.finish, version=version)
+        sampled_logprobs = None if logprobs is None else array("d", generation.logprobs)
+        return _Answer(
+            ids=array("i", generation.ids), logprobs=sampled_logprobs, finish=generation.finish, version=version
+        )
 
     async def _next(self, playing: asyncio.Task[Rollout]) -> SessionTurn | None:
         while True:
@@ -292,9 +294,9 @@ class Session(OfThisProcess, AbstractAsyncContextManager["Session"]):
                 if not asking.done():
                     self.rollout = playing.result()
                     return None
-                asked = asking.result()
-                if not asked.answer.cancelled():
-                    self._asked = asked
-                    return asked.turn
+                turn_request = asking.result()
+                if not turn_request.answer.cancelled():
+                    self._latest_request = turn_request
+                    return turn_request.turn
             finally:
                 asking.cancel()

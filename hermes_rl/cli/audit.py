@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from hermes_rl.analysis.audit import CERTAIN, Suspect, audit, described
+from hermes_rl.analysis.audit import CERTAIN, Suspect, audit, serialize_suspects
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.screen import BAD, DIM, HEAD, indented, safe, show
@@ -28,8 +28,8 @@ def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:
         echo(record.excluded, err=True)
     looked_at = sum(1 for _ in record.counting(every_seat=True))
     if as_json:
-        listed = described(record, suspects)
-        echo(json.dumps({"rollouts": looked_at, "suspects": listed}, indent=2, ensure_ascii=False))
+        entries = serialize_suspects(record, suspects)
+        echo(json.dumps({"rollouts": looked_at, "suspects": entries}, indent=2, ensure_ascii=False))
         return 0
     show(_parts(record, suspects, looked_at, limit), pager=pager)
     return 0
@@ -41,15 +41,15 @@ def _parts(record: RunRecord, suspects: Sequence[Suspect], looked_at: int, limit
     for suspect in suspects[: limit or None]:
         rollout = suspect.rollout
         score = "no score" if rollout.score is None else f"score {rollout.score:g}"
-        yield safe(f"#{record.number(rollout.id)}  {score}  {rollout.id}", HEAD)
+        yield safe(f"#{record.line_number(rollout.id)}  {score}  {rollout.id}", HEAD)
         for reason in suspect.reasons[:SHOWN]:
             turn = "kept at the end" if reason.turn is None else f"turn {reason.turn}"
-            place = "" if reason.file is None else f"  ({turn}, {reason.file}:{reason.line})"
-            yield indented(safe(f"{reason.what}{place}", BAD if reason.weight == CERTAIN else ""))
+            location = "" if reason.file is None else f"  ({turn}, {reason.file}:{reason.line})"
+            yield indented(safe(f"{reason.what}{location}", BAD if reason.weight == CERTAIN else ""))
         if len(suspect.reasons) > SHOWN:
             yield indented(safe(f"… and {len(suspect.reasons) - SHOWN} more (--json lists all)", DIM))
     if 0 < limit < len(suspects):
         yield safe(f"… and {len(suspects) - limit} more (--limit 0 lists all)", DIM)
     if suspects:
-        number = record.number(suspects[0].rollout.id)
-        yield safe(f"next: hermes-rl show {shlex.quote(str(record.path))} {number}", DIM)
+        line_number = record.line_number(suspects[0].rollout.id)
+        yield safe(f"next: hermes-rl show {shlex.quote(str(record.path))} {line_number}", DIM)

@@ -76,11 +76,11 @@ def _shipped(incomplete: str) -> list[str]:
     """
     from hermes_rl.spec.load import shipped_specs
 
-    begun = glob.escape(incomplete)
+    escaped_prefix = glob.escape(incomplete)
     # A Path would drop a leading `./`.
-    files, in_folders = glob.glob(f"{begun}*.yaml"), glob.glob(f"{begun}*/*.yaml")  # noqa: PTH207
-    here = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
-    return [*sorted(here), *(name for name in shipped_specs() if name.startswith(incomplete))]
+    files, in_folders = glob.glob(f"{escaped_prefix}*.yaml"), glob.glob(f"{escaped_prefix}*/*.yaml")  # noqa: PTH207
+    local_specs = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
+    return [*sorted(local_specs), *(name for name in shipped_specs() if name.startswith(incomplete))]
 
 
 SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)]
@@ -88,11 +88,11 @@ SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped
 
 def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
     """Return a shell's completions of specs and, after the first spec, of the mode, which is the last argument."""
-    words = context.params.get("words") or []
+    arguments = context.params.get("arguments") or []
     modes = get_args(Mode)
-    if any(word in modes for word in words):
+    if any(word in modes for word in arguments):
         return []
-    return [*_shipped(incomplete), *(mode for mode in modes if words and mode.startswith(incomplete))]
+    return [*_shipped(incomplete), *(mode for mode in modes if arguments and mode.startswith(incomplete))]
 
 
 def _at_hand(specs: list[str], trust: bool) -> list[str]:
@@ -117,7 +117,7 @@ _EPILOG = "Flags of Atropos work too: --env.FIELD VALUE, --openai.FIELD VALUE."
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def run(
     context: typer.Context,
-    words: Annotated[
+    arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="SPEC… MODE",
@@ -161,8 +161,8 @@ def run(
     from hermes_rl.rollouts.admission import raise_descriptor_limit
     from hermes_rl.spec.sets import is_set
 
-    named, flags = split_flags([*words, *context.args])
-    specs, mode = specs_and_mode(named)
+    positionals, flags = split_flags([*arguments, *context.args])
+    specs, mode = specs_and_mode(positionals)
     specs = _at_hand(specs, trust)
     options = Options((*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())), flags, env_file)
     request = RunRequest(specs[0], mode, options, out, fresh, demo, quiet, verbose, ray, dry, sample, prices, as_json)
@@ -198,10 +198,10 @@ def validate(
     from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.cli.validate import row_count, validate_specs
 
-    named, flags = split_flags(specs)
-    named = _at_hand(named, trust)
+    sources, flags = split_flags(specs)
+    sources = _at_hand(sources, trust)
     options, count = Options(tuple(sets or ()), flags, env_file), row_count(rows)
-    raise typer.Exit(validate_specs(named, options, deep=deep, as_json=as_json, strict=strict, rows=count))
+    raise typer.Exit(validate_specs(sources, options, deep=deep, as_json=as_json, strict=strict, rows=count))
 
 
 @app.command(name="list")
@@ -210,9 +210,9 @@ def list_things(
     as_json: JsonOption = False,
 ) -> None:
     """List the names that a spec may use."""
-    from hermes_rl.cli.listing import listed
+    from hermes_rl.cli.listing import list_entries
 
-    entries = listed(kind)
+    entries = list_entries(kind)
     if as_json:
         echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
@@ -270,14 +270,14 @@ def doctor(
     from hermes_rl.cli.options import Options, split_flags
     from hermes_rl.errors import UserError
 
-    named, flags = split_flags(spec or [])
-    if len(named) > 1 or (not named and (flags or sets or sampling)):
+    sources, flags = split_flags(spec or [])
+    if len(sources) > 1 or (not sources and (flags or sets or sampling)):
         raise UserError(
             "doctor looks at one spec: hermes-rl doctor SPEC [--sampling] [--set KEY=VALUE] [--openai.<field> VALUE]"
         )
-    named = _at_hand(named, trust)
+    sources = _at_hand(sources, trust)
     options = Options(tuple(sets or ()), flags, env_file)
-    checks = examine(named[0] if named else None, options, sampling=sampling)
+    checks = examine(sources[0] if sources else None, options, sampling=sampling)
     if security:
         checks += examine_security()
     raise typer.Exit(print_checks(checks, as_json=as_json))
@@ -588,7 +588,7 @@ def compare(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def serve_http(
     context: typer.Context,
-    words: Annotated[
+    arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="SPEC",
@@ -630,8 +630,8 @@ def serve_http(
     from hermes_rl.cli.serving import serve_rollouts
     from hermes_rl.service.serving import ServiceOptions
 
-    named, flags = split_flags([*words, *context.args])
-    specs = _at_hand(named, trust)
+    sources, flags = split_flags([*arguments, *context.args])
+    specs = _at_hand(sources, trust)
     options = Options(tuple(sets or ()), flags, env_file)
     if workers is not None:
         options = options._replace(sets=(*options.sets, f"serve.workers={workers}"))
@@ -639,7 +639,7 @@ def serve_http(
         listen=listen,
         token_env=token_env,
         keys=tuple(key_env or ()),
-        most=max_requests,
+        max_requests=max_requests,
         idle=idle,
         drain=drain,
         ray=ray,

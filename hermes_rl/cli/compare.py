@@ -97,8 +97,8 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
         rows += f" of {comparison.score.families} families"
     style = {True: GOOD, False: BAD}[comparison.score.difference > 0] if comparison.score.beyond_chance else HEAD
     yield safe(f"{runs.verdict}; both graded {rows}", style)
-    if (least := comparison.score.detectable) is not None:
-        yield safe(f"four times in five, {rows} would show a true difference of {least:.3g} or more")
+    if (detectable := comparison.score.detectable) is not None:
+        yield safe(f"four times in five, {rows} would show a true difference of {detectable:.3g} or more")
     if comparison.bounds is not None:
         low, high = comparison.bounds
         yield safe(
@@ -122,16 +122,20 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
 def _differences(differences: Sequence[Difference]) -> Table:
     rows = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
     for difference in differences:
-        interval = "" if difference.low is None else f"{_number(difference.low, True)} to "
-        interval += "" if difference.high is None else _number(difference.high, True)
-        numbers = (_number(difference.a), _number(difference.b), _number(difference.difference, True))
-        same = difference.difference == 0 and not difference.beyond_chance
-        mark = " *" if difference.beyond_chance else "  "
-        rows.add_row(safe(difference.name), *numbers, interval + mark, style=DIM if same else "")
+        interval = "" if difference.low is None else f"{_format_number(difference.low, True)} to "
+        interval += "" if difference.high is None else _format_number(difference.high, True)
+        numbers = (
+            _format_number(difference.a),
+            _format_number(difference.b),
+            _format_number(difference.difference, True),
+        )
+        is_equal = difference.difference == 0 and not difference.beyond_chance
+        marker = " *" if difference.beyond_chance else "  "
+        rows.add_row(safe(difference.name), *numbers, interval + marker, style=DIM if is_equal else "")
     return rows
 
 
-def _number(value: float, signed: bool = False) -> str:
+def _format_number(value: float, signed: bool = False) -> str:
     sign = "+" if signed else ""
     if 0 < abs(value) < 0.001:
         return f"{value:{sign}.2g}"
@@ -141,15 +145,20 @@ def _number(value: float, signed: bool = False) -> str:
 def _rows(
     fixed: Sequence[ChangedRow], broken: Sequence[ChangedRow], a: RunRecord, b: RunRecord, limit: int
 ) -> Iterator[RenderableType]:
-    made, example = table("", "A", "B", "row", "see A", "see B", right=("A", "B"), whole=("", "see A", "see B")), ""
+    row_table, example = (
+        table("", "A", "B", "row", "see A", "see B", right=("A", "B"), uncut=("", "see A", "see B")),
+        "",
+    )
     for name, rows, style in (("broken", broken, BAD), ("fixed", fixed, GOOD)):
         for row in rows[:limit]:
             label, counts = a.label(row.row_key, 44) or row.row_key, (f"{row.a}/{row.of}", f"{row.b}/{row.of}")
-            number = b.number(row.shown_b)
-            made.add_row(Text(name, style), *counts, short(label), f"#{a.number(row.shown_a)}", f"#{number}")
-            example = example or f"hermes-rl show {shlex.quote(str(b.path))} {number}"
+            line_number = b.line_number(row.shown_b)
+            row_table.add_row(
+                Text(name, style), *counts, short(label), f"#{a.line_number(row.shown_a)}", f"#{line_number}"
+            )
+            example = example or f"hermes-rl show {shlex.quote(str(b.path))} {line_number}"
         if len(rows) > limit:
-            made.add_row(Text(name, style), "", "", Text(f"… and {len(rows) - limit} more", DIM), "", "")
-    yield made
+            row_table.add_row(Text(name, style), "", "", Text(f"… and {len(rows) - limit} more", DIM), "", "")
+    yield row_table
     if example:
         yield safe(example, DIM)

@@ -62,8 +62,8 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     """
     environ = options.environ()
     spec = options.load(source) if source is not None else None
-    if spec is not None and "policy" not in spec.servers and (named := policy_of(environ)) is not None:
-        spec = options.load(str(source), named)  # in the form that a run would use
+    if spec is not None and "policy" not in spec.servers and (policy_override := policy_of(environ)) is not None:
+        spec = options.load(str(source), policy_override)  # in the form that a run would use
     checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _tokenizer(None)]
@@ -107,8 +107,8 @@ async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
-    listed = [replace(check, needed=name == backend) for name, check in checks.items()]
-    return [*listed, *(replace(_ability(part), needed=False) for part in parts())]
+    backend_checks = [replace(check, needed=name == backend) for name, check in checks.items()]
+    return [*backend_checks, *(replace(_ability(part), needed=False) for part in parts())]
 
 
 def _ability(ability: Ability) -> Check:
@@ -179,8 +179,10 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
                 findings["sampling"] = await measure(examined, agent.temperature, agent.top_p)
                 if in_words(agent.temperature, agent.top_p):
                     findings["sampling"] += await measure(examined, 1.0, None)
-            for name, listed in findings.items():
-                checks += [Check(f"{name} ({server.type})", each.ok, each.detail, each.remedy) for each in listed]
+            for name, check_findings in findings.items():
+                checks += [
+                    Check(f"{name} ({server.type})", each.ok, each.detail, each.remedy) for each in check_findings
+                ]
         finally:
             await examined.close()
     if sampling and not any(server.kind.token_level for server in servers):
@@ -196,7 +198,7 @@ def _key(spec: Spec) -> str | None:
 
 async def _server_checks(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
     """Check all servers for their models, and the policy's servers for their token-level features."""
-    servers = [(role, server) for role, listed in spec.servers.items() for server in listed]
+    servers = [(role, server) for role, role_servers in spec.servers.items() for server in role_servers]
     keys = {"policy": _key(spec)}
     checks = await asyncio.gather(*(_server(role, server, environ, keys.get(role)) for role, server in servers))
     return [*checks, *await _exactness(spec, environ, sampling)]

@@ -33,8 +33,8 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
     for prompt in plan.prompts:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
         size = f"{len(prompt.ids)} tokens" if prompt.ids else f"{len(text)} characters"
-        words = " ".join(str(prompt.request.messages[-1].get("content")).split())
-        yield f"prompt of row {prompt.row.key}: {size}: {words[:SHOWN]}{'…' if len(words) > SHOWN else ''}"
+        prompt_text = " ".join(str(prompt.request.messages[-1].get("content")).split())
+        yield f"prompt of row {prompt.row.key}: {size}: {prompt_text[:SHOWN]}{'…' if len(prompt_text) > SHOWN else ''}"
     yield from _too_long(plan)
     yield from _takes(plan)
 
@@ -44,9 +44,9 @@ def _earlier(plan: DryRun) -> Iterator[str]:
         yield f"{plan.new}: starting a new run; the earlier run remains"
     if not plan.exists:
         return
-    yield f"reused from the earlier run: {pluralize(plan.kept, 'rollout')}"
-    if plan.again:
-        yield f"to retry, because infrastructure failed: {pluralize(plan.again, 'rollout')}"
+    yield f"reused from the earlier run: {pluralize(plan.kept_rollouts, 'rollout')}"
+    if plan.retried_rollouts:
+        yield f"to retry, because infrastructure failed: {pluralize(plan.retried_rollouts, 'rollout')}"
     if plan.rejudged:
         yield f"to grade again, because rewards changed: {', '.join(plan.rejudged)}"
     elif plan.rescored:
@@ -55,19 +55,19 @@ def _earlier(plan: DryRun) -> Iterator[str]:
 
 def _too_long(plan: DryRun) -> Iterator[str]:
     """Yield a warning if sequences are longer than the trainer accepts."""
-    most = plan.spec.serve.max_token_length
-    if plan.mode != "serve" or most is None:
+    max_length = plan.spec.serve.max_token_length
+    if plan.mode != "serve" or max_length is None:
         return
     policy = None if plan.measured is None else plan.measured.roles["policy"]
     if policy is not None and plan.measured is not None:  # a rollout's last call is longer than its mean call
         size = (policy.prompt_tokens + policy.completion_tokens) / max(1.0, plan.measured.turns)
-        what = f"rollouts have {size:.0f} tokens and more"
+        size_text = f"rollouts have {size:.0f} tokens and more"
     else:
         size = max((len(prompt.ids or ()) for prompt in plan.prompts), default=0)
-        what = f"a prompt has {size} tokens already"
-    if size >= most:
+        size_text = f"a prompt has {size} tokens already"
+    if size >= max_length:
         becomes = {"drop": "not sent", "truncate": "cut", "mask": "not trained on"}[plan.spec.serve.on_too_long]
-        yield f"WARNING: {what}, and serve.max_token_length is {most}: what is longer is {becomes}"
+        yield f"WARNING: {size_text}, and serve.max_token_length is {max_length}: what is longer is {becomes}"
 
 
 def _takes(plan: DryRun) -> Iterator[str]:
@@ -96,12 +96,12 @@ def _takes(plan: DryRun) -> Iterator[str]:
     for role, usage in measured.roles.items():
         if role != "policy":
             yield f"{role}: about {_use(usage, plan.played)}"
-    known = {role: cost for role, cost in plan.costs.items() if cost is not None}
-    if "policy" not in known:
+    known_costs = {role: cost for role, cost in plan.costs.items() if cost is not None}
+    if "policy" not in known_costs:
         yield "cost: unknown; set servers.policy.prices or pass --prices FILE"
         return
-    yield f"cost: about {dollars_by_role(known)}"
-    for role in plan.costs.keys() - known.keys():
+    yield f"cost: about {dollars_by_role(known_costs)}"
+    for role in plan.costs.keys() - known_costs.keys():
         yield f"cost: excludes the {role}, whose prices are unknown; set servers.{role}.prices"
 
 

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from hermes_rl.cli.listing import listed
+from hermes_rl.cli.listing import list_entries
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.shipped import shipped_rewards
@@ -121,7 +121,7 @@ def _toolset(name: str) -> Iterator[list[str]]:
 
 def _others(name: str) -> Iterator[list[str]]:
     for kind, title in OTHERS.items():
-        for entry in listed(kind):
+        for entry in list_entries(kind):
             if entry["name"] == name:
                 yield [f"{name} ({title})", *_wrapped(" ".join(entry["description"].split()), "  ")]
 

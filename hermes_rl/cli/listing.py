@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 
-def listed(kind: str) -> list[dict[str, str]]:
+def list_entries(kind: str) -> list[dict[str, str]]:
     """Return the entries of a kind as {name, description}, sorted by name if their order has no meaning."""
     entries = {
         "specs": _specs,
@@ -49,8 +49,11 @@ def _tools() -> dict[str, str]:
 def _distributions() -> dict[str, str]:
     from hermes_rl.tools.catalogue import DISTRIBUTIONS
 
-    listed = sorted(DISTRIBUTIONS.items())
-    return {name: ", ".join(f"{toolset} {chance:g}" for toolset, chance in own.items()) for name, own in listed}
+    distributions = sorted(DISTRIBUTIONS.items())
+    return {
+        name: ", ".join(f"{toolset} {chance:g}" for toolset, chance in chances.items())
+        for name, chances in distributions
+    }
 
 
 def _rewards() -> dict[str, str]:

@@ -54,11 +54,11 @@ class LivePanel(Progress):
     """
 
     def __init__(
-        self, title: str, console: Console | None = None, keys: int | None = None, of: LivePanel | None = None
+        self, title: str, console: Console | None = None, keys: int | None = None, parent: LivePanel | None = None
     ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         super().__init__()
-        self.title, self._keys, self._of = title, keys, of
+        self.title, self._keys, self._parent = title, keys, parent
         self._parts: list[LivePanel] = []
         self._watched: list[tuple[LivePanel, Watched]] = []
         """Runs that are drawn and steered."""
@@ -85,7 +85,7 @@ class LivePanel(Progress):
         """Draw the panel while the run is open."""
         loop = asyncio.get_running_loop()
         self._folder, self._started = str(watched.directory.path), time.monotonic()
-        with super().watching(watched), (self._of or self)._with(self, watched, loop):
+        with super().watching(watched), (self._parent or self)._with(self, watched, loop):
             yield
 
     @contextmanager
@@ -105,9 +105,9 @@ class LivePanel(Progress):
             if not self._watched:
                 self._open.close()
 
-    def named(self, name: str) -> Progress:
+    def for_environment(self, name: str) -> Progress:
         """Return the progress of one of several environments, as a part of this panel."""
-        part = LivePanel(name, self.console, of=self)
+        part = LivePanel(name, self.console, parent=self)
         self._parts.append(part)
         return part
 
@@ -141,8 +141,8 @@ class LivePanel(Progress):
 
     def say(self, message: str) -> None:
         """Show a line above the panel."""
-        if self._of is not None:
-            self._of.say(f"{self.title}: {message}")
+        if self._parent is not None:
+            self._parent.say(f"{self.title}: {message}")
         elif self._drawing is None:
             super().say(message)
         else:
@@ -191,16 +191,16 @@ class LivePanel(Progress):
         head.add_column(no_wrap=True)
         head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
         head.add_row(Text(escape_controls(self.title), style="bold"), Text(escape_controls(self._folder), style="dim"))
-        lines: list[RenderableType] = [head, self._way()]
+        lines: list[RenderableType] = [head, self._render_progress()]
         return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._failures(status)]
 
-    def _way(self) -> RenderableType:
+    def _render_progress(self) -> RenderableType:
         elapsed = time.monotonic() - self._started
         rate = 0.0  # groups per second
         if len(self._ends) > 1:
             (then, before), (_, now) = self._ends[0], self._ends[-1]
             rate = (now - before) / max(time.monotonic() - then, 0.001)
-        parts = [f"{self.done}/{self.total} {self.what}" if self.total else self.text or f"{self.done} {self.what}"]
+        parts = [f"{self.done}/{self.total} {self.unit}" if self.total else self.text or f"{self.done} {self.unit}"]
         if rate:
             parts.append(f"{rate * 60:.3g} a minute" if rate < 10 else f"{rate:.0f} a second")
         parts.append(duration(elapsed))
@@ -208,9 +208,9 @@ class LivePanel(Progress):
             parts.append(f"{duration((self.total - self.done) / rate)} left")
         if not self.total:
             return Text(" · ".join(parts))
-        way = Table.grid(padding=(0, 1))
-        way.add_row(ProgressBar(self.total, self.done, width=20), Text(" · ".join(parts)))
-        return way
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(self.total, self.done, width=20), Text(" · ".join(parts)))
+        return grid
 
     def _flight(self, status: RunStatus) -> Text:
         starting = status.in_flight - sum(status.phases.values())
@@ -224,11 +224,11 @@ class LivePanel(Progress):
         return text
 
     def _scores(self) -> Iterator[RenderableType]:
-        shown = {name: values for name, values in self.values.items() if values}
-        if not shown:
+        nonempty_values = {name: values for name, values in self.values.items() if values}
+        if not nonempty_values:
             return
         table = Table.grid(padding=(0, 2))
-        for name, values in list(shown.items())[: NAMES + 1]:
+        for name, values in list(nonempty_values.items())[: NAMES + 1]:
             recent = list(values)
             low, high = min(recent), max(recent)
             table.add_row(
@@ -238,8 +238,8 @@ class LivePanel(Progress):
                 Text(f"{low:g} to {high:g}", style="dim"),
             )
         yield table
-        if len(shown) > NAMES + 1:
-            yield Text(f"and {len(shown) - NAMES - 1} rewards more", style="dim")
+        if len(nonempty_values) > NAMES + 1:
+            yield Text(f"and {len(nonempty_values) - NAMES - 1} rewards more", style="dim")
 
     def _failures(self, status: RunStatus) -> Iterator[RenderableType]:
         parts = [f"{status.tokens:,} tokens"] if status.tokens else []
@@ -249,8 +249,8 @@ class LivePanel(Progress):
         if status.failures:
             causes = ", ".join(f"{cause} {count}" for cause, count in Counter(status.failures).most_common(5))
             yield Text(f"not graded: {causes}", style="red")
-        if status.again:
-            yield Text(status.again, style="yellow")
+        if status.retry_summary:
+            yield Text(status.retry_summary, style="yellow")
 
     # ------------------------------------------------------------------ steering
 
@@ -331,18 +331,18 @@ def histogram(values: Sequence[float]) -> str:
     counts = [0] * BINS
     for value in values:
         counts[min(BINS - 1, int((value - low) / (high - low) * BINS)) if high > low else BINS - 1] += 1
-    most = max(counts)
-    return "".join(BARS[-(-count * len(BARS) // most) - 1] if count else " " for count in counts)
+    max_count = max(counts)
+    return "".join(BARS[-(-count * len(BARS) // max_count) - 1] if count else " " for count in counts)
 
 
 def duration(seconds: float) -> str:
     """Return a duration for people: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    whole_seconds = int(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
+    return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} min"
 
 
 def progress_of(title: str, *, quiet: bool) -> Progress:
@@ -355,6 +355,6 @@ def progress_of(title: str, *, quiet: bool) -> Progress:
 def _keyboard() -> int | None:
     """Return the descriptor of the keyboard, if this program is in the foreground."""
     with suppress(OSError, ValueError, AttributeError):
-        number = sys.stdin.fileno()
-        return number if os.isatty(number) and os.tcgetpgrp(number) == os.getpgrp() else None
+        descriptor = sys.stdin.fileno()
+        return descriptor if os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp() else None
     return None

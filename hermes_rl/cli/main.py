@@ -39,8 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
 
         sys.unraisablehook = _interrupt_again
         output, errors = prepare()
-        words = sys.argv[1:] if arguments is None else arguments
-        code = final_status(status(words), next(iter(words), ""), output)
+        argv = sys.argv[1:] if arguments is None else arguments
+        code = final_status(status(argv), next(iter(argv), ""), output)
         errors.flush()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all work is done, so nothing is left to interrupt
         gc.freeze()  # at exit Python would check all objects once more, although the process frees them anyway
@@ -63,17 +63,17 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     if not (swallowed and callable(handler)):
         sys.__unraisablehook__(unraisable)
         return
-    main, hook, heard = get_ident(), sys._getframe(), Event()
+    main, hook, handled_event = get_ident(), sys._getframe(), Event()
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def hear(signal_number: int, frame: FrameType | None) -> None:
         if hook not in _frames(frame):  # an exception inside this hook would be swallowed too
-            heard.set()
+            handled_event.set()
             signal.signal(signal.SIGINT, handler)
-            handler(number, frame)
+            handler(signal_number, frame)
 
     def interrupt() -> None:
         # Repeat it, since a signal that arrives just before the main thread starts to wait does not end the wait.
-        while not heard.wait(0.05):
+        while not handled_event.wait(0.05):
             signal.pthread_kill(main, signal.SIGINT)
 
     signal.signal(signal.SIGINT, hear)
@@ -89,8 +89,8 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def status(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit status; a bug is raised with its traceback."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if words == ["--version"]:  # Typer would load pydantic for it, which takes as long as everything else
+    argv = sys.argv[1:] if arguments is None else arguments
+    if argv == ["--version"]:  # Typer would load pydantic for it, which takes as long as everything else
         from hermes_rl import __version__
 
         sys.stdout.write(f"{__version__}\n")
@@ -103,8 +103,8 @@ def status(arguments: list[str] | None = None) -> int:
     # Some versions of Typer bundle click, so get the exception class from Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
-        _refuse_old_names(words)
-        result: Any = program()(with_address(words), standalone_mode=False)
+        _refuse_old_names(argv)
+        result: Any = program()(with_address(argv), standalone_mode=False)
     except click_exception as error:
         error.message = error.message.replace("Value error, ", "")  # this prefix only concerns Typer's validation
         error.show()
@@ -126,15 +126,15 @@ def status(arguments: list[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _refuse_old_names(words: Sequence[str]) -> None:
+def _refuse_old_names(argv: Sequence[str]) -> None:
     """Raise UserError for a command or an option that has a new name."""
     from hermes_rl.errors import UserError
     from hermes_rl.spec.new_names import COMMANDS, OPTIONS
 
-    command = words[0] if words else ""
+    command = argv[0] if argv else ""
     if command in COMMANDS:
         raise UserError(f"`hermes-rl {command}` is now `hermes-rl {COMMANDS[command]}`")
-    for option in (word.partition("=")[0] for word in words[1:]):
+    for option in (word.partition("=")[0] for word in argv[1:]):
         if new := OPTIONS.get(command, {}).get(option):
             raise UserError(f"`{option}` is now `{new}`")
 
@@ -156,12 +156,12 @@ def with_address(arguments: Sequence[str]) -> list[str]:
     """
     import re
 
-    words = list(arguments)
-    for place, word in enumerate(words):
-        following = words[place + 1] if place + 1 < len(words) else ""
+    argv = list(arguments)
+    for index, word in enumerate(argv):
+        following = argv[index + 1] if index + 1 < len(argv) else ""
         if word == "--ray" and following != "auto" and re.fullmatch(r".+:\d+/?", following) is None:
-            words[place] = "--ray=local"
-    return words
+            argv[index] = "--ray=local"
+    return argv
 
 
 if __name__ == "__main__":

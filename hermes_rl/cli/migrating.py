@@ -20,7 +20,7 @@ _LINES = re.compile("(\r\n|[\r\n\x85\u2028\u2029])")
 
 def migrate(specs: Iterable[str], *, check: bool) -> int:
     """Rewrite specs, or only print what would change; return the exit status, 1 if a checked spec has old names."""
-    found = False
+    has_changes = False
     for name in specs:
         path = spec_in(Path(name)) if Path(name).is_dir() else Path(name)
         try:
@@ -34,8 +34,8 @@ def migrate(specs: Iterable[str], *, check: bool) -> int:
             echo(f"{path}:{change.key.line}:{change.key.column}: {change.message}")
         if not changes:
             echo(f"{path}: all names are current")
-        found = found or bool(changes)
-    return int(found and check)
+        has_changes = has_changes or bool(changes)
+    return int(has_changes and check)
 
 
 def migrated(text: str, source: SourceText) -> tuple[str, list[OldName]]:
@@ -51,14 +51,18 @@ def migrated(text: str, source: SourceText) -> tuple[str, list[OldName]]:
     lines = _LINES.split(text)[::2]
     ends = [*_LINES.findall(text), ""]
     # An alias is at several paths of the tree and once in the text. From the end, so that columns stay.
-    edits = {(mark.line, mark.column): (mark, old, new) for change in changes for mark, old, new in change.edits}
-    for (number, column), (mark, old, new) in sorted(edits.items(), reverse=True):
-        line = lines[number - 1]
+    edits = {
+        (position.line, position.column): (position, old, new)
+        for change in changes
+        for position, old, new in change.edits
+    }
+    for (line_number, column), (position, old, new) in sorted(edits.items(), reverse=True):
+        line = lines[line_number - 1]
         written = re.compile(rf"([\"']?){re.escape(old)}\1").match(line, column - 1)
         if written is None:
-            problems.append(mark.problem(f"write `{new}` here by hand: `{old}` is not written as one plain word"))
+            problems.append(position.problem(f"write `{new}` here by hand: `{old}` is not written as one plain word"))
             continue
-        lines[number - 1] = f"{line[: column - 1]}{written[1]}{new}{written[1]}{line[written.end() :]}"
+        lines[line_number - 1] = f"{line[: column - 1]}{written[1]}{new}{written[1]}{line[written.end() :]}"
     if problems:
         raise SpecError(problems)
     return start + "".join(map("".join, zip(lines, ends, strict=True))), changes

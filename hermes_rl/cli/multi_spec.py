@@ -29,7 +29,7 @@ from hermes_rl.cli.run import (
 from hermes_rl.cli.screen import heading, show
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.runs.directory import RunDirectory, beside
+from hermes_rl.runs.directory import RunDirectory, find_free_path
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.setup import RunOptions, require_runnable
 from hermes_rl.spec.model import Spec
@@ -62,14 +62,14 @@ def load_each(sources: Sequence[str], load: Callable[[str], Spec]) -> LoadedSpec
 
 
 @contextmanager
-def noted(problems: list[Problem], place: str) -> Iterator[None]:
+def noted(problems: list[Problem], location: str) -> Iterator[None]:
     """Add errors to the problems: errors of a spec at their locations, any other at this one."""
     try:
         yield
     except SpecError as error:
         problems += error.problems
     except UserError as error:
-        problems.append(Problem(place, None, None, str(error)))
+        problems.append(Problem(location, None, None, str(error)))
 
 
 def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
@@ -94,19 +94,19 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     served, problems = _loaded(specs, request, _weights(weights))
     out = request.out
     if out is not None and request.fresh:
-        out, request = beside(out), replace(request, fresh=False)
+        out, request = find_free_path(out), replace(request, fresh=False)
 
-    def launch(named: NamedSpec, progress: Progress) -> RunOptions:
-        folder = out / named.spec.name if out is not None else None
+    def launch(entry: NamedSpec, progress: Progress) -> RunOptions:
+        folder = out / entry.spec.name if out is not None else None
         return RunOptions("serve", folder, request.fresh, environ, progress, request.ray, write_report_or_say)
 
-    problems += _wrong(served, [launch(named, Progress(StringIO())) for named in served], out)
+    problems += _wrong(served, [launch(named_spec, Progress(StringIO())) for named_spec in served], out)
     if problems:
         raise SpecError(dict.fromkeys(problems))  # without duplicates: each spec repeats errors of the command line
     if request.dry:
-        for named in served:
-            show([heading(named.spec.name)])
-            say_plan(named.spec, launch(named, Progress(quiet=True)), request)
+        for named_spec in served:
+            show([heading(named_spec.spec.name)])
+            say_plan(named_spec.spec, launch(named_spec, Progress(quiet=True)), request)
         return 0
     return _serve(served, launch, request)
 
@@ -117,25 +117,29 @@ def _serve(
     without_advice()
     from hermes_rl.env.multi_env import serve_together
 
-    progress = progress_of(f"{' + '.join(named.spec.name for named in served)} · serve", quiet=request.quiet)
-    launches = [launch(named, progress.named(named.spec.name)) for named in served]
+    progress = progress_of(f"{' + '.join(named_spec.spec.name for named_spec in served)} · serve", quiet=request.quiet)
+    launches = [launch(named_spec, progress.for_environment(named_spec.spec.name)) for named_spec in served]
 
     def say(line: str) -> None:
         progress.say(with_environment(line))
 
     try:
-        for named in served:
-            if named.spec.demo:
-                progress.note(f"{named.spec.name}: {DEMO}")
+        for named_spec in served:
+            if named_spec.spec.demo:
+                progress.note(f"{named_spec.spec.name}: {DEMO}")
         with reduce_gc_pauses(), logged(say, verbose=request.verbose):
-            pairs = [(named.spec, launched) for named, launched in zip(served, launches, strict=True)]
+            pairs = [(named_spec.spec, launched) for named_spec, launched in zip(served, launches, strict=True)]
             ended = run_interruptible(serve_together(pairs, progress.note))
     except KeyboardInterrupt:
         progress.note(f"interrupted; {AFTERWARDS['serve']}")
         return INTERRUPTED
     finally:
         progress.end()
-    early = {named.spec.name: how.stopped for named, how in zip(served, ended, strict=True) if how.stopped is not None}
+    early = {
+        named_spec.spec.name: how.stopped
+        for named_spec, how in zip(served, ended, strict=True)
+        if how.stopped is not None
+    }
     if len(early) < len(served):
         echo(f"the trainer has had its {served[0].spec.serve.total_steps} steps")
     for name, stopped in early.items():
@@ -167,16 +171,16 @@ def _weights(entries: Sequence[str]) -> dict[str, str]:
     """Return the values of `--weight`, by the name of the environment."""
     weights: dict[str, str] = {}
     for word in entries:
-        name, equals, number = word.partition("=")
+        name, equals, weight = word.partition("=")
         try:
-            right = bool(equals) and 0 < float(number) < inf
+            right = bool(equals) and 0 < float(weight) < inf
         except ValueError:
             right = False
         if not right:
             raise UserError(f"--weight {word}: it is NAME=NUMBER with a number above 0, as in --weight math=3")
         if name in weights:
             raise UserError(f"--weight {name} is given twice")
-        weights[name] = number
+        weights[name] = weight
     return weights
 
 
@@ -192,7 +196,7 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
         return load_for(replace(own_request, options=request.options._replace(sets=sets)))
 
     served, problems = load_each(specs, load)
-    names = [named.spec.name for named in served]
+    names = [named_spec.spec.name for named_spec in served]
     if len(served) == len(specs):
         for name in weights.keys() - set(names):
             close = did_you_mean(name, names) or f": there are {', '.join(names)}"
@@ -205,10 +209,10 @@ def _wrong(served: Sequence[NamedSpec], launches: Sequence[RunOptions], out: Pat
     from hermes_rl.env.serve import require_exact
 
     problems = list[Problem]()
-    for named, launch in zip(served, launches, strict=True):
-        with noted(problems, named.source):
-            require_exact(require_runnable(named.spec, launch).spec)
-            RunDirectory.choose(named.spec, "serve", launch.out, fresh=launch.fresh)
+    for named_spec, launch in zip(served, launches, strict=True):
+        with noted(problems, named_spec.source):
+            require_exact(require_runnable(named_spec.spec, launch).spec)
+            RunDirectory.choose(named_spec.spec, "serve", launch.out, fresh=launch.fresh)
     if out is not None and RunDirectory(out).has_rollouts:
         text = (
             "this is a run directory; with several specs, --out is the parent of their run directories: choose another"
@@ -235,9 +239,9 @@ def _conflicts(served: Sequence[NamedSpec]) -> list[Problem]:
     return problems
 
 
-def _alike(served: Sequence[NamedSpec], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
-    """Return the specs grouped by the result of `of`."""
+def _alike(served: Sequence[NamedSpec], key_of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
+    """Return the specs grouped by the result of `key_of`."""
     names_by_value = defaultdict[Any, list[str]](list)
-    for named in served:
-        names_by_value[of(named.spec)].append(named.source)
+    for named_spec in served:
+        names_by_value[key_of(named_spec.spec)].append(named_spec.source)
     return names_by_value

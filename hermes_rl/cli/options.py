@@ -51,11 +51,11 @@ class Options(NamedTuple):
         return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 
 
-def split_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the specs, and the flags with their values; Typer puts unknown flags and specs into one list."""
     specs: list[str] = []
     flags: list[str] = []
-    rest = list(words)
+    rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
@@ -107,8 +107,8 @@ def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     spec = load()
     if "policy" in spec.servers:
         return spec
-    if (named := policy_of(environ)) is not None:
-        return load(named)
+    if (policy_override := policy_of(environ)) is not None:
+        return load(policy_override)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(HELP)
     return load(_ask(environ))
@@ -129,8 +129,8 @@ def _setting(kind: str, base_url: str, model: str, key_env: str | None) -> str:
 
 def _ask(environ: Mapping[str, str]) -> str:
     echo("The spec names no policy. Which model is to act?", err=True)
-    for number, choice in enumerate(_CHOICES, 1):
-        echo(f"  {number}  {choice.name}", err=True)
+    for position, choice in enumerate(_CHOICES, 1):
+        echo(f"  {position}  {choice.name}", err=True)
     echo(f"  {len(_CHOICES) + 1}  none: the scripted demo", err=True)
     picked = typer.prompt("Number", type=int, err=True)
     if not 1 <= picked <= len(_CHOICES):

@@ -127,14 +127,14 @@ class _Shown:
     """Wrapper of the policy that shows new messages of the conversation before each call and the reply after it."""
 
     def __init__(self, policy: ChatServer) -> None:
-        self._policy, self._seen, self._turn = policy, 0, 0
+        self._policy, self._shown_count, self._turn = policy, 0, 0
         self._called: dict[str, str] = {}
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         self.show_new(request.messages)
         reply = await self._policy.chat(request)
         self._turn += 1
-        self._seen += 1
+        self._shown_count += 1
         for call in reply.message.get("tool_calls") or ():
             self._called[str(call.get("id"))] = call["function"]["name"]
         if not isinstance(self._policy, Person):
@@ -146,21 +146,21 @@ class _Shown:
 
     def show_new(self, messages: Sequence[Message]) -> None:
         """Show the messages that were not shown yet."""
-        for message in messages[self._seen :]:
+        for message in messages[self._shown_count :]:
             show(_message(message, self._turn, self._called))
-        self._seen = max(self._seen, len(messages))
+        self._shown_count = max(self._shown_count, len(messages))
 
 
 class Person:
     """A person at the keyboard, who replies like a model."""
 
     def __init__(self) -> None:
-        self._asked, self._calls = False, itertools.count()
+        self._has_shown_help, self._calls = False, itertools.count()
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        if not self._asked:
+        if not self._has_shown_help:
             echo(HELP, err=True)
-        self._asked = True
+        self._has_shown_help = True
         message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         # Report no duration: a person's thinking time does not count as the agent's working time.
@@ -259,16 +259,18 @@ def _message(message: Message, turn: int, called: Mapping[str, str]) -> Iterator
 
 
 def _cut(text: object) -> str:
-    whole = str(text)
-    return whole if len(whole) <= LONGEST else f"{start_of(whole, LONGEST)} ({len(whole)} characters)"
+    full_text = str(text)
+    return full_text if len(full_text) <= LONGEST else f"{start_of(full_text, LONGEST)} ({len(full_text)} characters)"
 
 
 def _ended(rollout: Rollout) -> Iterator[RenderableType]:
     yield heading("rewards")
-    shown = table("reward", "value", "reason", right=("value",))
+    reward_table = table("reward", "value", "reason", right=("value",))
     for name, value in rollout.rewards.items():
-        shown.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
-    yield shown
+        reward_table.add_row(
+            safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or ""))
+        )
+    yield reward_table
     yield heading("end")
     program = rollout.result is not None and rollout.result.program is not None
     facts = pairs_table()

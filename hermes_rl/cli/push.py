@@ -38,13 +38,13 @@ def push_run(
     if local is None:
         dataset, token = dataset_at(address), token_of(environ, token_env)
         eyes = "public" if public else "private"
-        place = f"publish to {dataset} ({eyes})"
+        action = f"publish to {dataset} ({eyes})"
     else:
         for name, value in (("--public", public), ("--token-env", token_env), ("--endpoint", endpoint)):
             if value:
                 raise UserError(f"{name} is about a hub, and {address} is a folder of this machine")
         require_folder(local, run)
-        dataset, token, place = f"./{local.resolve().name}", environ.get(TOKEN), f"write to {local}"
+        dataset, token, action = f"./{local.resolve().name}", environ.get(TOKEN), f"write to {local}"
     if local is None and token is None and not dry:
         raise UserError(
             "there is no token for the hub: set HF_TOKEN, name another variable with --token-env, or `hf auth login`"
@@ -55,7 +55,7 @@ def push_run(
         if prepared.excluded:
             echo(prepared.excluded, err=True)
         if dry:
-            echo(f"would {place}:")
+            echo(f"would {action}:")
             for name, path in prepared.files.items():
                 echo(f"  {name}  {path.stat().st_size:,} bytes")
             echo(f"\n{prepared.files[CARD].read_text(encoding='utf-8')}")

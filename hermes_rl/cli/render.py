@@ -43,15 +43,15 @@ def render_spec(request: RenderRequest) -> int:
     load = partial(request.options.load, request.spec, demo=request.demo)
     spec = load()
     if "policy" not in spec.servers:
-        named = policy_of(request.options.environ())
-        if named is None and request.tokens:
+        policy_override = policy_of(request.options.environ())
+        if policy_override is None and request.tokens:
             raise UserError(
                 "the spec names no policy, and so no tokenizer: name one, as in --openai.server_type vllm "
                 "--openai.base_url http://localhost:8000/v1 --openai.model_name MODEL; or give --demo"
             )
-        if named is None:
+        if policy_override is None:
             echo("the spec names no policy: this is what a chat server is sent, whatever its model (MODEL)", err=True)
-        spec = load(named or ANY_SERVER)
+        spec = load(policy_override or ANY_SERVER)
     rendered = run_interruptible(_rendered(spec, request))
     if request.as_json:
         echo(json.dumps(rendered.record(), indent=2, ensure_ascii=False))
@@ -89,6 +89,6 @@ def _token_parts(rendered: Rendered) -> Iterator[RenderableType]:
     sent = "what the server is sent" if rendered.exact else "the server gets messages and may have another template"
     yield safe(f"{len(rendered.ids)} tokens of {rendered.tokenizer}: {sent}", DIM)
     tokens = table("place", "id", "token", right=("place", "id"))
-    for place, (token, piece) in enumerate(zip(rendered.ids, rendered.pieces, strict=True)):
-        tokens.add_row(str(place), str(token), safe(repr(piece), GOOD))
+    for position, (token, token_text) in enumerate(zip(rendered.ids, rendered.token_texts, strict=True)):
+        tokens.add_row(str(position), str(token), safe(repr(token_text), GOOD))
     yield tokens

@@ -95,12 +95,12 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     yield f"  content: sha256 {fetch.digest}"
     files = sorted(files_of(fetch.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))
     for path in files[:SHOWN]:
-        what = f"a link to {path.readlink()}" if path.is_symlink() else ""
-        if not what:
+        description = f"a link to {path.readlink()}" if path.is_symlink() else ""
+        if not description:
             content = path.read_bytes()
             lines = content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
-            what = f"{len(content):,} bytes" if b"\0" in content[:8000] else pluralize(lines, "line")
-        yield f"  {path.relative_to(fetch.folder).as_posix()}: {what}"
+            description = f"{len(content):,} bytes" if b"\0" in content[:8000] else pluralize(lines, "line")
+        yield f"  {path.relative_to(fetch.folder).as_posix()}: {description}"
     if rest := files[SHOWN:]:
         code = sum(path.suffix in _READ for path in rest)
         yield f"  and {pluralize(len(rest), 'more file')}, {code} of them code or YAML"
@@ -108,11 +108,11 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     yield "Its code runs on this machine with your rights; its spec sends your API keys to the servers that it names."
 
 
-def _ask(what: str) -> None:
+def _ask(subject: str) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
-            f"{what} has not been confirmed on this machine, and there is no terminal to ask: add --trust "
+            f"{subject} has not been confirmed on this machine, and there is no terminal to ask: add --trust "
             "if you trust the files listed above"
         )
     if not typer.confirm("Do you trust it?", err=True):
-        raise UserError(f"{what} was not confirmed; none of its code has run")
+        raise UserError(f"{subject} was not confirmed; none of its code has run")

@@ -82,20 +82,20 @@ class RunRequest:
     as_json: bool = False
 
 
-def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
+def specs_and_mode(arguments: Sequence[str]) -> tuple[list[str], Mode]:
     """Return the specs of `hermes-rl run` and the mode, its last argument; raise UserError if one is missing."""
-    *specs, last = words or [""]
+    *specs, last = arguments or [""]
     modes: tuple[Mode, ...] = get_args(Mode)
-    named: list[Mode] = [mode for word in words for mode in modes if word == mode]
-    usage = f"hermes-rl run SPEC {named[0] if named else '|'.join(modes)}"
-    if len(named) > 1:
-        raise UserError(f"one mode is expected, and there are {len(named)}: {', '.join(named)}")
-    if named and last != named[0]:
-        others = " ".join(shlex.quote(word) for word in words if word != named[0])
-        raise UserError(f"{named[0]} must follow all specs: hermes-rl run {others} {named[0]}")
-    if named and specs:
-        return specs, named[0]
-    if named:
+    mode_arguments: list[Mode] = [mode for word in arguments for mode in modes if word == mode]
+    usage = f"hermes-rl run SPEC {mode_arguments[0] if mode_arguments else '|'.join(modes)}"
+    if len(mode_arguments) > 1:
+        raise UserError(f"one mode is expected, and there are {len(mode_arguments)}: {', '.join(mode_arguments)}")
+    if mode_arguments and last != mode_arguments[0]:
+        others = " ".join(shlex.quote(word) for word in arguments if word != mode_arguments[0])
+        raise UserError(f"{mode_arguments[0]} must follow all specs: hermes-rl run {others} {mode_arguments[0]}")
+    if mode_arguments and specs:
+        return specs, mode_arguments[0]
+    if mode_arguments:
         raise UserError(f"no spec is named: {usage}")
     if close := did_you_mean(last, modes):
         raise UserError(f"{last!r} is not a mode{close} {usage}")
@@ -187,7 +187,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         assert task is not None
         stop_reason = False
 
-        def end(number: int, frame: object) -> None:
+        def end(signal_number: int, frame: object) -> None:
             nonlocal stop_reason
             if loop.is_closed():
                 raise KeyboardInterrupt
@@ -199,15 +199,17 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             stop_reason = True
             loop.call_soon_threadsafe(task.cancel)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)  # closing the loop removes its handlers before the final messages are printed
+        for stop_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(
+                stop_signal, end
+            )  # closing the loop removes its handlers before the final messages are printed
         return await work
 
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # only the final messages remain
+        for ignored_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ignored_signal, signal.SIG_IGN)  # only the final messages remain
         raise KeyboardInterrupt from None
 
 
@@ -220,10 +222,10 @@ def _process(spec: Spec, launch: RunOptions) -> int:
 
 
 def _process_words(spec: Spec, summary: ProcessSummary) -> str:
-    complete, section = summary.there + summary.written, spec.process
-    words = f"{complete} of {section.groups} groups of {section.group_size} in {summary.seconds:.1f} s"
+    complete, section = summary.existing + summary.written, spec.process
+    summary_text = f"{complete} of {section.groups} groups of {section.group_size} in {summary.seconds:.1f} s"
     parts = [
-        words + (f" ({summary.there} were there already)" if summary.there else ""),
+        summary_text + (f" ({summary.existing} were there already)" if summary.existing else ""),
         f"token-exact: {pluralize(summary.exact, 'group')} of {summary.written}; trained on: {summary.trained:,} of "
         f"{summary.sampled:,} sampled tokens"
         if summary.sampled
@@ -236,7 +238,7 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         f"quarantined: {pluralize(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
         if summary.quarantined
         else "",
-        summary.lost,
+        summary.failure_summary,
         f"ended early: {summary.stopped}" if summary.stopped is not None else "",
     ]
     return "; ".join(filter(None, parts))
@@ -265,13 +267,13 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         )
     if evaluation.stopped is not None:
         lines.append(f"ended early: {evaluation.stopped}")
-    shown = ("eval/pass", "eval/reward/", "eval/stop_reason/")
+    prefixes = ("eval/pass", "eval/reward/", "eval/stop_reason/")
     for name, value in metrics.items():
-        if name.startswith(shown) or (name.startswith((BY, BY_SEAT)) and name.endswith("/mean_reward")):
+        if name.startswith(prefixes) or (name.startswith((BY, BY_SEAT)) and name.endswith("/mean_reward")):
             count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
             graded = metrics["eval/rollouts"] - evaluation.ungraded
-            of = "" if count is None else f" (n = {count:.0f} of {graded:.0f})"
-            lines.append(f"{name.removeprefix('eval/')} {value:.4f}{of}")
+            sample_size = "" if count is None else f" (n = {count:.0f} of {graded:.0f})"
+            lines.append(f"{name.removeprefix('eval/')} {value:.4f}{sample_size}")
     return [*lines, evaluation.retried] if evaluation.retried else lines
 
 
@@ -288,11 +290,11 @@ def _serve(spec: Spec, launch: RunOptions) -> int:
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
     """Print the run's known cost, advice if most rollouts stopped early, the run directory, and the next command."""
-    used = directory.described().get("usage") or {}
-    for text in cost_lines({role: Usage.of(counts) for role, counts in used.items()}):
+    used = directory.read_run_info().get("usage") or {}
+    for text in cost_lines({role: Usage.from_record(counts) for role, counts in used.items()}):
         echo(text)
-    if words := most_ended_with(directory.described().get("stop_reasons", {})):
-        echo(words)
+    if advice := most_ended_with(directory.read_run_info().get("stop_reasons", {})):
+        echo(advice)
     echo(f"run directory: {directory.path}")
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
 
@@ -335,8 +337,8 @@ def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     (stop_reason, count), *_ = counts.most_common(1)
     if 2 * count <= counts.total() or stop_reason.finished_naturally or stop_reason not in WAYS_ON:
         return ""
-    why = stop_reasons[stop_reason].get("first")
-    reason = f"{stop_reason.rule.description}{f' ({why})' if why else ''}"
+    detail = stop_reasons[stop_reason].get("first")
+    reason = f"{stop_reason.rule.description}{f' ({detail})' if detail else ''}"
     return (
         f"{count} of {pluralize(counts.total(), 'rollout')} ended with {stop_reason}: {reason}; {WAYS_ON[stop_reason]}"
     )

@@ -37,20 +37,20 @@ def safe(text: object, style: str = "") -> Text:
 
 def short(text: object) -> Text:
     """Return any text as `safe` does, on one line that is cut at the end of its column."""
-    made = safe(text)
-    made.no_wrap, made.overflow = True, "ellipsis"
-    return made
+    cell = safe(text)
+    cell.no_wrap, cell.overflow = True, "ellipsis"
+    return cell
 
 
-def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
+def table(*columns: str, right: Iterable[str] = (), uncut: Iterable[str] = ()) -> Table:
     """Return an empty table without frames.
 
     Args:
         columns: the headings.
         right: columns of numbers, which are aligned to the right and never cut.
-        whole: other columns that are never cut.
+        uncut: other columns that are never cut.
     """
-    numbers, unbroken = set(right), {*right, *whole}
+    numbers, unbroken = set(right), {*right, *uncut}
     new = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
     for name in columns:
         new.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in unbroken)
@@ -154,10 +154,10 @@ def dollars_by_role(costs: Mapping[str, float]) -> str:
 
 def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
     """Yield lines with a run's known cost and the number of unpriced calls; none if no call has a price."""
-    known = {role: used.known_cost for role, used in usage.items() if used.calls > used.unpriced}
-    if not known:
+    known_costs = {role: used.known_cost for role, used in usage.items() if used.calls > used.unpriced}
+    if not known_costs:
         return
-    yield f"cost: {dollars_by_role(known)}"
+    yield f"cost: {dollars_by_role(known_costs)}"
     for role, used in usage.items():
         if used.unpriced:
             calls = pluralize(used.unpriced, "call")

@@ -16,7 +16,7 @@ from hermes_rl.cli.options import Options
 from hermes_rl.cli.run import DEMO, logged
 from hermes_rl.errors import SpecError, UserError, install_command
 from hermes_rl.rollouts.admission import raise_descriptor_limit
-from hermes_rl.runs.directory import beside
+from hermes_rl.runs.directory import find_free_path
 from hermes_rl.runs.setup import workers_of
 from hermes_rl.service.serving import ServiceOptions, ToServe, serve, serve_app
 from hermes_rl.threads import reduce_gc_pauses
@@ -39,17 +39,17 @@ def serve_rollouts(
     without_advice()
     environ = options.environ()
     options.overrides()  # report errors in them once, not once per spec
-    named = load_each(specs, partial(options.load, demo=demo, mode="serve"))
-    if problems := [*named.problems, *alike_names(named.specs)]:
+    loaded_specs = load_each(specs, partial(options.load, demo=demo, mode="serve"))
+    if problems := [*loaded_specs.problems, *alike_names(loaded_specs.specs)]:
         raise SpecError(problems)
     served = list[ToServe]()
-    for _, spec in named.specs:
+    for _, spec in loaded_specs.specs:
         if spec.demo:
             echo(f"{spec.name}: {DEMO}" if several else DEMO, err=True)
         record = Path("outputs") / spec.name / "rollouts"
         if out is not None:
             record = out / spec.name if several else out
-        record = beside(record) if fresh else record
+        record = find_free_path(record) if fresh else record
         served.append(ToServe(spec, record, workers_of(spec, "serve", service.ray)))
         echo(f"starting {spec.name}; its rollouts are recorded in {record}", err=True)
 
@@ -64,7 +64,7 @@ def serve_rollouts(
     return status
 
 
-def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:
+def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, max_sessions: int) -> int:
     """Serve a spec to OpenEnv's clients until a stop signal; return the exit status."""
     try:
         from hermes_rl.integrations.openenv import make_app
@@ -76,6 +76,6 @@ def serve_openenv(spec: str, options: Options, listen: str, token_env: str | Non
 
     async def main() -> int:
         async with open_env(loaded, environ=environ) as env:
-            return await serve_app(make_app(env, most), listen, token_env, environ, echo)
+            return await serve_app(make_app(env, max_sessions), listen, token_env, environ, echo)
 
     return asyncio.run(main())

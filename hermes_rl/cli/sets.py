@@ -30,7 +30,7 @@ from hermes_rl.cli.options import policy_of
 from hermes_rl.cli.run import RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
-from hermes_rl.runs.directory import RunDirectory, beside
+from hermes_rl.runs.directory import RunDirectory, find_free_path
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.setup import RunOptions, require_effect, require_runnable
@@ -71,7 +71,7 @@ def run_set(request: RunRequest) -> int:
     spec_set = load_set(request.spec)
     folder = request.out or Path("outputs") / spec_set.name
     if request.fresh:
-        folder = beside(folder)
+        folder = find_free_path(folder)
     runs = _loaded(spec_set, folder, request, environ)
     if request.dry:
         for run in runs:
@@ -81,8 +81,8 @@ def run_set(request: RunRequest) -> int:
     with RunDirectory(folder):  # a second process would run the same combinations
         try:
             with reduce_gc_pauses():
-                for number, run in enumerate(runs, 1):
-                    _play(run, f"run {number} of {len(runs)}: {run.combination.label}", request, environ)
+                for position, run in enumerate(runs, 1):
+                    _play(run, f"run {position} of {len(runs)}: {run.combination.label}", request, environ)
         except KeyboardInterrupt:
             _write(spec_set, folder, runs)
             echo("interrupted; complete results are saved, and the same command resumes the set", err=True)
@@ -124,13 +124,13 @@ def _spec(combination: Combination, changes: Overrides, environ: Mapping[str, st
     """Return the spec of a combination, with the policy of the environment if it names none."""
 
     def load(overrides: Overrides) -> Spec:
-        overrides = changes.over(overrides)
+        overrides = changes.stack_on(overrides)
         return load_spec(combination.source, overrides=overrides, demo=demo, environ=environ, mode="evaluate")
 
-    spec, named = load(combination.overrides), policy_of(environ)
-    if named is None or "policy" in spec.servers:
+    spec, policy_override = load(combination.overrides), policy_of(environ)
+    if policy_override is None or "policy" in spec.servers:
         return spec
-    return load(parse_extra_args((), [named]).over(combination.overrides))
+    return load(parse_extra_args((), [policy_override]).stack_on(combination.overrides))
 
 
 def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
@@ -141,7 +141,7 @@ def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str])
             f"{label} has no policy: the model's `set` names no servers.policy, such as "
             "`set: {servers.policy: {type: openai, base_url: URL, model: MODEL}}`, and neither does the spec"
         )
-        problems.append(combination.mark.problem(text))
+        problems.append(combination.position.problem(text))
     if spec.dataset.eval is None:
         text = (
             "dataset.eval is missing: select the rows for evaluation, such as {fraction: 0.1} or `only`; a set may "
@@ -153,7 +153,7 @@ def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str])
             f"{label}: atropos.data_dir_to_save_evals would have all runs of the set write the same files; leave it "
             "out, each has its own folder"
         )
-        problems.append(combination.mark.problem(text))
+        problems.append(combination.position.problem(text))
     return problems
 
 
@@ -222,24 +222,24 @@ def _tables(result: SetTable) -> Iterator[Table]:
     players, cells = result.players, [cell for player in result.players for cell in player.cells]
     lead = [
         _Column("rank", map(_rank, players)),
-        _Column("model", (short(player.model) for player in players), left=True),
+        _Column("model", (short(player.model) for player in players), align_left=True),
     ]
     if any(player.setting for player in players):
-        lead.append(_Column("setting", (short(player.setting) for player in players), left=True))
-    rest = [_Column("behind", (_behind(player.behind) for player in players))]
+        lead.append(_Column("setting", (short(player.setting) for player in players), align_left=True))
+    rest = [_Column("behind", (_format_gap(player.behind) for player in players))]
     if len(result.specs) > 1:
         rest.insert(0, _Column("mean", (_figures(player.score, player.pass_at_1) for player in players)))
-    for number, spec in enumerate(result.specs):
-        rest.append(_Column(spec, (_cell(player.cells[number]) for player in players)))
+    for index, spec in enumerate(result.specs):
+        rest.append(_Column(spec, (_cell(player.cells[index]) for player in players)))
 
     def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
         """Add a column with one number for all runs of a player; a sum of which a part is unknown is marked."""
-        shown = []
+        texts = []
         for player in players:
-            known = [number for cell in player.cells if (number := value(cell)) is not None]
-            at_least = "over " if total is sum and len(known) < len(player.cells) else ""
-            shown.append(safe(at_least + form.format(total(known)) if known else "-"))
-        rest.append(_Column(name, shown))
+            known_values = [cell_value for cell in player.cells if (cell_value := value(cell)) is not None]
+            at_least = "over " if total is sum and len(known_values) < len(player.cells) else ""
+            texts.append(safe(at_least + form.format(total(known_values)) if known_values else "-"))
+        rest.append(_Column(name, texts))
 
     add("tokens", "{:,}", lambda cell: cell.prompt_tokens + cell.completion_tokens, sum)
     add("s/rollout", "{:.2f}", lambda cell: cell.seconds, mean)
@@ -251,8 +251,8 @@ def _tables(result: SetTable) -> Iterator[Table]:
 
 
 class _Column:
-    def __init__(self, name: str, cells: Iterable[Text], *, left: bool = False) -> None:
-        self.name, self.cells, self.left = name, list(cells), left
+    def __init__(self, name: str, cells: Iterable[Text], *, align_left: bool = False) -> None:
+        self.name, self.cells, self.align_left = name, list(cells), align_left
 
     @property
     def width(self) -> int:
@@ -267,7 +267,9 @@ def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table
         columns = [*lead, waiting.pop(0)]
         while waiting and sum(column.width for column in (*columns, waiting[0])) <= width:
             columns.append(waiting.pop(0))
-        part = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
+        part = table(
+            *(column.name for column in columns), right=[column.name for column in columns if not column.align_left]
+        )
         for cells in zip(*(column.cells for column in columns), strict=True):
             part.add_row(*cells)
         yield part
@@ -296,21 +298,28 @@ def _figures(score: Estimate | None, passed: float | None) -> Text:
     return safe("\n".join(lines))
 
 
-def _behind(gap: Estimate | None) -> Text:
+def _format_gap(gap: Estimate | None) -> Text:
     if gap is None:
         return Text()
     if gap.low is None or gap.high is None:
         return safe(f"{gap.value:+.3f}")
-    mark = "  " if gap.low <= 0 <= gap.high else " *"
-    return safe(f"{gap.value:+.3f}{mark}\n{gap.low:+.3f} to {gap.high:+.3f}")
+    marker = "  " if gap.low <= 0 <= gap.high else " *"
+    return safe(f"{gap.value:+.3f}{marker}\n{gap.low:+.3f} to {gap.high:+.3f}")
 
 
 def _by(column: str, parts: Sequence[Breakdown], result: SetTable) -> Iterator[RenderableType]:
-    shown = parts[:SHOWN]
-    lead = [_Column("spec", (short(part.spec) for part in shown), left=True)] if len(result.specs) > 1 else []
-    lead.append(_Column(column, (short(part.value) for part in shown), left=True))
-    lead.append(_Column("rows", (safe(part.rows) for part in shown)))
-    scores = [[_figures(part.scores[number], None) for part in shown] for number in range(len(result.players))]
-    yield from _fitting(lead, [_Column(player.label, own) for player, own in zip(result.players, scores, strict=True)])
+    visible_parts = parts[:SHOWN]
+    lead = (
+        [_Column("spec", (short(part.spec) for part in visible_parts), align_left=True)]
+        if len(result.specs) > 1
+        else []
+    )
+    lead.append(_Column(column, (short(part.value) for part in visible_parts), align_left=True))
+    lead.append(_Column("rows", (safe(part.rows) for part in visible_parts)))
+    scores = [[_figures(part.scores[index], None) for part in visible_parts] for index in range(len(result.players))]
+    yield from _fitting(
+        lead,
+        [_Column(player.label, player_scores) for player, player_scores in zip(result.players, scores, strict=True)],
+    )
     if len(parts) > SHOWN:
         yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)

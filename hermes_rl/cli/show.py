@@ -121,16 +121,16 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
         sort=cast("Sort", request.sort),
     )
     if request.as_json:
-        listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
+        entries = [asdict(rollout) | {"number": record.line_number(rollout.id)} for rollout in rollouts]
         findings = [finding.record() for finding in findings_of(record)]
-        shown = {"summary": asdict(summary), "findings": findings, "rollouts": listed}
+        shown = {"summary": asdict(summary), "findings": findings, "rollouts": entries}
         echo(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.stop_reason is not None or request.tool is not None
     parts: list[RenderableType] = [_head(summary)]
     if not filtered:
         parts += _overview(record, summary)
-    parts += _listed(record, summary, rollouts, request, filtered)
+    parts += _list_rollouts(record, summary, rollouts, request, filtered)
     if not filtered:
         parts += _findings(record)
     show(parts, pager=request.pager)
@@ -143,8 +143,8 @@ def _head(summary: RunSummary) -> RenderableType:
     rollouts, rows = pluralize(summary.rollouts, "rollout"), pluralize(summary.rows, "row")
     played = f"{rollouts} of {rows} in {pluralize(summary.groups, 'group')}"
     without = [
-        f"{count} {what}"
-        for count, what in (
+        f"{count} {description}"
+        for count, description in (
             (summary.rollouts - summary.graded - summary.excluded - summary.waiting, "could not be graded"),
             (summary.excluded, "excluded by `on_stop`"),
             (summary.waiting, "wait for their group"),
@@ -159,8 +159,8 @@ def _head(summary: RunSummary) -> RenderableType:
         between = summary.interval
         interval = f", 95 % interval {between.low:.3f} to {between.high:.3f}" if between.low is not None else ""
         passed = f"; {summary.passed} of {summary.graded} pass (a score of {summary.success:g} or more)"
-        whose = f" of {next(iter(summary.seats))}" if summary.seats else ""
-        lines.append(safe(f"mean score{whose} {summary.score.mean:.3f}{interval}{passed}"))
+        seat_text = f" of {next(iter(summary.seats))}" if summary.seats else ""
+        lines.append(safe(f"mean score{seat_text} {summary.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]
     for reward, count in summary.fallbacks.items():
         groups = pluralize(count, "group")
@@ -200,19 +200,19 @@ def _findings(record: RunRecord) -> Iterator[RenderableType]:
     if findings:
         made = table("what went wrong", "costs", "see", right=("costs", "see"))
         for finding in findings:
-            made.add_row(safe(finding.text), f"{finding.cost:.2f}", f"#{record.number(finding.example)}")
+            made.add_row(safe(finding.text), f"{finding.cost:.2f}", f"#{record.line_number(finding.example)}")
         yield Text()
         yield made
 
 
 def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
-    made = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
+    spread_table = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
     for key, spread in spreads.items():
         if name == "reward" or spread.most > (0.001 if name == "seconds" else 0):
             values = (spread.mean, spread.least, spread.most)
-            numbers = (f"{value:.2f}" if name == "seconds" else _number(value) for value in values)
-            made.add_row(safe(key), *numbers, str(spread.count))
-    return made
+            numbers = (f"{value:.2f}" if name == "seconds" else _format_number(value) for value in values)
+            spread_table.add_row(safe(key), *numbers, str(spread.count))
+    return spread_table
 
 
 def _seats(summary: RunSummary) -> Table:
@@ -220,20 +220,22 @@ def _seats(summary: RunSummary) -> Table:
     names = [name.removeprefix("reward/").replace("_", " ") for name in next(iter(summary.seats.values()))]
     seats = table("seat", *names, right=names)
     for seat, means in summary.seats.items():
-        seats.add_row(safe(seat), *map(_number, means.values()))
+        seats.add_row(safe(seat), *map(_format_number, means.values()))
     return seats
 
 
 def _row_table(name: str, record: RunRecord, rows: Sequence[RowSummary]) -> Table:
-    made = table(name, "score", "passed", "s", "see", right=("score", "passed", "s"), whole=("see",))
+    row_table = table(name, "score", "passed", "s", "see", right=("score", "passed", "s"), uncut=("see",))
     for row in rows:
         passed = f"{row.passed}/{row.graded}" + (f" ({row.ungraded} ungraded)" if row.ungraded else "")
         label = record.label(row.row_key, 40) or row.row_key
-        made.add_row(short(label), _number(row.score), passed, f"{row.seconds:.1f}", f"#{record.number(row.shown)}")
-    return made
+        row_table.add_row(
+            short(label), _format_number(row.score), passed, f"{row.seconds:.1f}", f"#{record.line_number(row.shown)}"
+        )
+    return row_table
 
 
-def _listed(
+def _list_rollouts(
     record: RunRecord, summary: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
 ) -> Iterator[RenderableType]:
     if not rollouts:
@@ -245,10 +247,10 @@ def _listed(
     if 0 < request.limit < len(rollouts):
         yield safe(f"… and {len(rollouts) - request.limit} more (--limit 0 lists all)", DIM)
     path = shlex.quote(str(record.path))
-    further = f"hermes-rl show {path} {record.number(rollouts[0].id)}"
+    next_command = f"hermes-rl show {path} {record.line_number(rollouts[0].id)}"
     if not filtered and summary.passed < summary.graded + len(summary.failures):
-        further = f"hermes-rl show {path} --failed"
-    yield safe(f"next: {further}", DIM)
+        next_command = f"hermes-rl show {path} --failed"
+    yield safe(f"next: {next_command}", DIM)
 
 
 def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float, limit: int) -> Table:
@@ -263,12 +265,12 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
         "id",
         "row",
         right=_NUMBERS,
-        whole=("stop reason",),
+        uncut=("stop reason",),
     )
     for rollout in rollouts[: limit or None]:
         rows.add_row(
-            str(record.number(rollout.id)),
-            Text(_number(rollout.score), _style(rollout, success)),
+            str(record.line_number(rollout.id)),
+            Text(_format_number(rollout.score), _style(rollout, success)),
             safe(
                 rollout.stop_reason,
                 ""
@@ -292,16 +294,16 @@ def _style(rollout: RolloutSummary, success: float) -> str:
     return BAD if rollout.failed(success) else GOOD if rollout.score is not None else ""
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
-    whole = abs(value) >= 1000 or (value == int(value) and abs(value) < 1e6)
-    return f"{value:.0f}" if whole else f"{value:.3g}"
+    without_decimals = abs(value) >= 1000 or (value == int(value) and abs(value) < 1e6)
+    return f"{value:.0f}" if without_decimals else f"{value:.3g}"
 
 
 def _meaning(stop_reason: str, *, program: bool) -> str:
-    known = stop_reason_named(stop_reason)
-    return "" if known is None else known.rule.event(program=program)
+    reason = stop_reason_named(stop_reason)
+    return "" if reason is None else reason.rule.event(program=program)
 
 
 # ------------------------------------------------------------------------------------------------- One rollout
@@ -323,7 +325,7 @@ class _Rollout:
 
     def __init__(self, record: RunRecord, rollout: RolloutSummary, line: Line, request: ShowRequest) -> None:
         self.record, self.one, self.line, self.request = record, rollout, line, request
-        self.spec, self.weights = spec_of(record), weights_of(record.described)
+        self.spec, self.weights = spec_of(record), weights_of(record.run_info)
         self.success = success_of(self.spec)
 
     def parts(self) -> Iterator[RenderableType]:
@@ -336,28 +338,31 @@ class _Rollout:
 
     def _head(self) -> Iterator[RenderableType]:
         rollout = self.one
-        score = "no score" if rollout.score is None else f"score {_number(rollout.score)}"
+        score = "no score" if rollout.score is None else f"score {_format_number(rollout.score)}"
         yield Text.assemble(
             safe(rollout.id, HEAD),
-            f"  #{self.record.number(rollout.id)} of {len(self.record.rollouts)}  ",
+            f"  #{self.record.line_number(rollout.id)} of {len(self.record.rollouts)}  ",
             safe(score, _style(rollout, self.success)),
             safe(f"  {rollout.stop_reason}  {pluralize(rollout.turns, 'turn')}  {rollout.model or ''}"),
         )
         reasons = list(failure_reasons(self.line, self.weights, self.success))
-        for number, reason in enumerate(reasons):
-            yield Text.assemble(("why: " if number == 0 else "     "), safe(_cut(reason, 500), BAD))
+        for index, reason in enumerate(reasons):
+            yield Text.assemble(("why: " if index == 0 else "     "), safe(_cut(reason, 500), BAD))
         seats = [
-            f"{seat.seat} #{self.record.number(seat.id)} {_number(seat.score)}" for seat in self.record.seats(rollout)
+            f"{seat.seat} #{self.record.line_number(seat.id)} {_format_number(seat.score)}"
+            for seat in self.record.seats(rollout)
         ]
         if seats:
             yield safe(f"{rollout.seat} of its episode: {', '.join(seats)}", DIM)
         others = [other for other in self.record.members(rollout.group) if other.id != rollout.id]
         if others:
-            scores = ", ".join(f"#{self.record.number(other.id)} {_number(other.score)}" for other in others[:16])
+            scores = ", ".join(
+                f"#{self.record.line_number(other.id)} {_format_number(other.score)}" for other in others[:16]
+            )
             yield safe(f"others of its group: {scores}" + (", …" if len(others) > 16 else ""), DIM)
         for other in self.record.rollouts:
             if (other.group, other.index) == (rollout.group, rollout.index) and other.id != rollout.id:
-                yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.stop_reason}", DIM)
+                yield safe(f"attempt {other.attempt}: #{self.record.line_number(other.id)} {other.stop_reason}", DIM)
 
     def _row(self) -> Iterator[RenderableType]:
         yield heading(f"row {self.one.row_key}")
@@ -365,12 +370,12 @@ class _Rollout:
         if row is None:
             yield safe("the row was not recorded; the conversation shows what its prompt holds", DIM)
             return
-        rewards, made = columns_read(self.spec, row), pairs_table()
+        rewards, column_table = columns_read(self.spec, row), pairs_table()
         for name, value in row.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             by = f"  ← {', '.join(rewards[name])} looks at this" if name in rewards else ""
-            made.add_row(safe(name, HEAD if by else ""), Text.assemble(safe(self._short(text)), safe(by, DIM)))
-        yield made
+            column_table.add_row(safe(name, HEAD if by else ""), Text.assemble(safe(self._short(text)), safe(by, DIM)))
+        yield column_table
 
     def _conversation(self) -> Iterator[RenderableType]:
         tool = self.request.tool
@@ -424,14 +429,14 @@ class _Rollout:
         rewards = table("reward", "value", "weight", "reason and metrics", right=("value", "weight"))
         for name, value in line["rewards"].items():
             weight = self.weights.get(name, 1.0)
-            number = value["value"]
-            more = [f"{key} {_number(metric)}" for key, metric in (value.get("metrics") or {}).items()]
+            reward_value = value["value"]
+            more = [f"{key} {_format_number(metric)}" for key, metric in (value.get("metrics") or {}).items()]
             per_turn = value.get("per_turn")
-            more += [f"per turn {', '.join(map(_number, per_turn))}"] if per_turn else []
+            more += [f"per turn {', '.join(map(_format_number, per_turn))}"] if per_turn else []
             rewards.add_row(
                 safe(name),
-                Text(_number(number), "" if number is None else GOOD if number >= 1 else BAD),
-                "gate" if weight is None else _number(weight),
+                Text(_format_number(reward_value), "" if reward_value is None else GOOD if reward_value >= 1 else BAD),
+                "gate" if weight is None else _format_number(weight),
                 safe(self._short("; ".join([value.get("reason") or "", *more]).strip("; "))),
             )
         yield rewards
@@ -473,11 +478,11 @@ class _Rollout:
         return text if self.request.full else _cut(text, LONGEST)
 
 
-def _cut(text: str, most: int) -> str:
-    """Return a text, cut in the middle if it is longer than `most`, since its end often has the important part."""
-    if len(text) <= most:
+def _cut(text: str, max_length: int) -> str:
+    """Return a text, cut in the middle if it is too long, since its end often has the important part."""
+    if len(text) <= max_length:
         return text
-    start, end = start_of(text, most // 2), end_of(text, most // 2)
+    start, end = start_of(text, max_length // 2), end_of(text, max_length // 2)
     omitted = len(text) - len(start) - len(end) + 2
     return f"{start}\n… {omitted} characters are omitted (--full shows them) …\n{end}"
 
@@ -486,13 +491,13 @@ def _cut(text: str, most: int) -> str:
 
 
 def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
-    tokens = tokens_of(record.described, line)
+    tokens = tokens_of(record.run_info, line)
     if tokens is None and request.tokens:
         if not line["turns"]:
             raise UserError(f"this rollout has no tokens: {NEVER_ASKED}")
         raise UserError(
             "this rollout has no tokens: only process and serve record them, where the policy's tokenizer can be had "
-            f"(this run: {record.described.get('mode')}); --prompt shows its messages"
+            f"(this run: {record.run_info.get('mode')}); --prompt shows its messages"
         )
     prompt, tools = line["messages"][: line["prompt_length"]], line.get("tools")
     if request.as_json:
@@ -533,9 +538,10 @@ def message_parts(
 def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]:
     if tokens.missing:
         yield safe(f"ids only: {tokens.missing}", NOTE)
-    for number, sequence in enumerate(tokens.sequences, 1):
+    for sequence_number, sequence in enumerate(tokens.sequences, 1):
         yield heading(
-            f"sequence {number} of {len(tokens.sequences)}: {len(sequence)} tokens, {sequence.trained_length} trained"
+            f"sequence {sequence_number} of {len(tokens.sequences)}: {len(sequence)} tokens, "
+            f"{sequence.trained_length} trained"
         )
         end, sampled = 0, 0
         for span in sequence.spans:
@@ -543,14 +549,14 @@ def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]
             before, after = tokens.version(span.turn)
             weights = "" if before is None else f", weights {before}" + (f" to {after}" if after != before else "")
             yield safe(f"turn {span.turn + 1}: {span.stop - span.start} tokens{weights}", HEAD)
-            made = table("place", "id", "logprob", "token", right=("place", "id", "logprob"))
-            for place in range(span.start, span.stop):
-                token = sequence.ids[place]
+            token_table = table("place", "id", "logprob", "token", right=("place", "id", "logprob"))
+            for index in range(span.start, span.stop):
+                token = sequence.ids[index]
                 logprob = "" if sequence.sampled is None else f"{sequence.sampled[sampled]:.4f}"
                 sampled += 1
                 text = "" if tokens.tokenizer is None else repr(tokens.text([token]))
-                made.add_row(str(place), str(token), logprob, safe(text, GOOD))
-            yield made
+                token_table.add_row(str(index), str(token), logprob, safe(text, GOOD))
+            yield token_table
             end = span.stop
         yield from _context(tokens, sequence.ids[end:], full)
 

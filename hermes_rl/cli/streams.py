@@ -26,7 +26,7 @@ class Output:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self.lost: OSError | None = None
+        self.write_error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -44,7 +44,7 @@ class Output:
             return method(*arguments)
         except OSError as error:
             if error.errno != errno.EPIPE:  # a reader such as `head` has enough
-                self.lost = self.lost or error
+                self.write_error = self.write_error or error
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
@@ -58,13 +58,13 @@ class _Visible(logging.Formatter):
 
 def prepare() -> tuple[Output, Output]:
     """Make standard output and error usable in any state; return both."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free descriptor, this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the locale lacks must not end a command
@@ -77,7 +77,7 @@ def prepare() -> tuple[Output, Output]:
 def final_status(status: int, command: str, output: Output) -> int:
     """Flush the output, report text that could not be printed, and return the command's exit status."""
     output.flush()
-    if output.lost is None:
+    if output.write_error is None:
         return status
-    sys.stderr.write(f"stdout cannot be written to ({output.lost.strerror}); what was printed there is lost\n")
+    sys.stderr.write(f"stdout cannot be written to ({output.write_error.strerror}); what was printed there is lost\n")
     return status if command in KEPT else status or 1

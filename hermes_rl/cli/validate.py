@@ -147,8 +147,8 @@ def _unisolated(spec: Spec) -> list[Problem]:
     from hermes_rl.sandbox.isolation import grading_problems, isolation_problems, training_problems
     from hermes_rl.spec.check_code import looking
 
-    found = [*isolation_problems(spec), *grading_problems(spec, looking(spec)), *training_problems(spec)]
-    return [spec.problem(path, problem, at="key" if len(path) < 3 else "value") for path, problem in found]
+    findings = [*isolation_problems(spec), *grading_problems(spec, looking(spec)), *training_problems(spec)]
+    return [spec.problem(path, problem, part="key" if len(path) < 3 else "value") for path, problem in findings]
 
 
 def _program(spec: Spec, path: tuple[str, ...]) -> str:
@@ -170,14 +170,14 @@ def _validate_set(source: str, overrides: Overrides, environ: Mapping[str, str])
         verdict.problems = list(error.problems) if isinstance(error, SpecError) else [Problem(source, 1, 1, str(error))]
         return verdict
     for combination in spec_set.combinations:
-        changes = overrides.over(combination.overrides)
-        own = validate_one(combination.source, changes, environ)
-        if not own.problems:
-            own.problems = missing_of(
+        changes = overrides.stack_on(combination.overrides)
+        combination_verdict = validate_one(combination.source, changes, environ)
+        if not combination_verdict.problems:
+            combination_verdict.problems = missing_of(
                 combination, load_spec(combination.source, overrides=changes, environ=environ), environ
             )
-        verdict.problems += own.problems
-        verdict.warnings += own.warnings
+        verdict.problems += combination_verdict.problems
+        verdict.warnings += combination_verdict.warnings
     verdict.problems, verdict.warnings = in_order(verdict.problems), in_order(verdict.warnings)
     return verdict
 
@@ -219,14 +219,14 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], ro
         replaced = (real.image or real.backend) if is_replaced else None
         report = asyncio.run(check_rewards(spec, keep, rows=rows, replaced=replaced))
     except HermesRLError as error:
-        own = error.problems if isinstance(error, SpecError) else [Problem(verdict.spec, None, None, str(error))]
-        verdict.problems = list(own)
+        problems = error.problems if isinstance(error, SpecError) else [Problem(verdict.spec, None, None, str(error))]
+        verdict.problems = list(problems)
         return
     verdict.scores, verdict.findings = report.scores, report.findings
     # Its first rows have just run.
     verdict.warnings = [warning for warning in verdict.warnings if warning.message != GENERATOR_UNCHECKED]
     verdict.rows = report.summary if rows is not None else None
-    verdict.kept = str(report.kept) if report.kept is not None else None
+    verdict.kept = str(report.rollouts_directory) if report.rollouts_directory is not None else None
     for finding in report.findings:
         problem = Problem(verdict.spec, None, None, f"{finding.message} [{finding.check}]")
         (verdict.problems if finding.severity == "error" else verdict.warnings).append(problem)

@@ -81,17 +81,17 @@ def _checked_rows(
                 findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
                 continue
             opened = _opened(spec, source, split, findings, notify)
-            wanted = count or ("all" if opened.finite else SAMPLES)
+            row_count = count or ("all" if opened.finite else SAMPLES)
             read = derive(spec, opened.read(), notify)
             bounded = read if count is not None else _in_time(read, path, findings)
-            rows += counted_rows(spec, bounded, wanted, finite=opened.finite)
+            rows += counted_rows(spec, bounded, row_count, finite=opened.finite)
         except SpecError as error:
             findings.extend(list(error.problems), [])
         except UserError as error:
             findings.problem(_blame(path, source, error), str(error))
         else:
             if not rows:
-                findings.problem(path, "no row is left: the source is empty, or the filter takes them all", at="key")
+                findings.problem(path, "no row is left: the source is empty, or the filter takes them all", part="key")
             elif opened.finite and source is spec.dataset and _undivided(spec, rows):
                 message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
                 findings.problem(("dataset", "eval", "fraction"), message)
@@ -109,12 +109,12 @@ def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:
 
 def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterator[Row]:
     """Yield the rows of a split; warn and stop if reading them takes too much processor time."""
-    began = time.process_time()
-    for number, row in enumerate(rows, start=1):
+    cpu_start = time.process_time()
+    for row_count, row in enumerate(rows, start=1):
         yield row
-        if time.process_time() - began > READING_SECONDS + ROW_SECONDS * number:
-            message = f"reading takes so long that only the first {number} were checked; see `columns` and `filter`"
-            findings.warning(path, message, at="key")
+        if time.process_time() - cpu_start > READING_SECONDS + ROW_SECONDS * row_count:
+            message = f"reading takes so long that only the first {row_count} were checked; see `columns` and `filter`"
+            findings.warning(path, message, part="key")
             return
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.others_files import read_file
-from hermes_rl.spec.nodes import MappingNode, Node, SourceText, find, plain
+from hermes_rl.spec.nodes import MappingNode, Node, SourceText, find, to_builtins
 from hermes_rl.spec.reader import read_bytes
 
 MAIN = "main"
@@ -88,11 +88,11 @@ class ComposeFile:
         needed: dict[str, list[str]] = {}
         for name in services.entries:
             node = find(services, (name, "depends_on"))
-            value = [] if node is None else plain(node)
+            value = [] if node is None else to_builtins(node)
             needed[name] = list(value) if isinstance(value, list | dict) else [str(value)]
             unknown = [other for other in needed[name] if other not in services.entries]
             if node is not None and unknown:
-                self.problems.append((node.mark.line, f"`{name}` depends on {unknown[0]}, which is no service"))
+                self.problems.append((node.position.line, f"`{name}` depends on {unknown[0]}, which is no service"))
         try:
             order = TopologicalSorter(needed).static_order()
             self.services = {name: self.services[name] for name in order if name in self.services}
@@ -101,7 +101,7 @@ class ComposeFile:
 
     def _values(self, name: str, service: MappingNode) -> Iterator[tuple[str, Any]]:
         """Yield the supported values of a service; add the other keys to `problems` or `notes`."""
-        for key, (mark, node) in service.entries.items():
+        for key, (position, node) in service.entries.items():
             try:
                 if key in NOT_USED.split():
                     self.notes.append(f"`{key}` of services in environment/docker-compose.yaml is of no effect")
@@ -116,28 +116,28 @@ class ComposeFile:
                 else:
                     raise ValueError("is not played")
             except ValueError as error:
-                self.problems.append((mark.line, f"`{key}` of the service `{name}` {error}"))
+                self.problems.append((position.line, f"`{key}` of the service `{name}` {error}"))
             except (TypeError, AttributeError):
-                self.problems.append((mark.line, f"`{key}` of the service `{name}` cannot be read"))
+                self.problems.append((position.line, f"`{key}` of the service `{name}` cannot be read"))
 
     def _is_the_sandbox(self, key: str, node: Node) -> bool:
         """Return True if a key of `main` only repeats a property that the sandbox always has."""
         if key == "image":
-            return "$" in str(plain(node))  # the image of the task
+            return "$" in str(to_builtins(node))  # the image of the task
         if key == "build":
-            return _words(node) in (".", "${CONTEXT_DIR}") or plain(node) in (
+            return _to_text(node) in (".", "${CONTEXT_DIR}") or to_builtins(node) in (
                 {"context": "."},
                 {"context": "${CONTEXT_DIR}"},
             )
-        return key == "command" and IDLE.search(_words(node)) is not None
+        return key == "command" and IDLE.search(_to_text(node)) is not None
 
     def _image(self, name: str, node: Node) -> Value:
         if name == MAIN:
             raise ValueError("is named in [environment] docker_image")
-        return "image", _literal_text(plain(node))
+        return "image", _literal_text(to_builtins(node))
 
     def _build(self, name: str, node: Node) -> Value:
-        value = plain(node)
+        value = to_builtins(node)
         build = dict(value) if isinstance(value, Mapping) else {"context": value}
         if name == MAIN or build.keys() != {"context"}:
             raise ValueError(
@@ -151,11 +151,11 @@ class ComposeFile:
     def _command(self, name: str, node: Node) -> Value:
         if name == MAIN:
             raise ValueError("starts a program in the sandbox: start it in [environment.healthcheck], or in a service")
-        value = plain(node)
+        value = to_builtins(node)
         return "command", [_literal_text(word) for word in (shlex.split(value) if isinstance(value, str) else value)]
 
     def _environment(self, name: str, node: Node) -> Value:
-        value = plain(node)
+        value = to_builtins(node)
         pairs: Mapping[str, Any] = (
             value
             if isinstance(value, Mapping)
@@ -166,22 +166,22 @@ class ComposeFile:
         return "env", {str(key): _literal_text(each) for key, each in pairs.items()}
 
     def _healthcheck(self, name: str, node: Node) -> Value:
-        test: Any = plain(node).get("test") if isinstance(node, MappingNode) else None
-        kind, *words = test if isinstance(test, list) and test else ("CMD-SHELL", test)
+        test: Any = to_builtins(node).get("test") if isinstance(node, MappingNode) else None
+        kind, *arguments = test if isinstance(test, list) and test else ("CMD-SHELL", test)
         if name == MAIN:
             raise ValueError("of the sandbox is [environment.healthcheck] of task.toml")
         if kind == "NONE":
             return "healthy", None
-        if kind not in ("CMD", "CMD-SHELL") or not words or not all(isinstance(word, str) for word in words):
+        if kind not in ("CMD", "CMD-SHELL") or not arguments or not all(isinstance(word, str) for word in arguments):
             raise ValueError("has no `test` that can be run")
-        command = shlex.join(words) if kind == "CMD" else " ".join(words)
+        command = shlex.join(arguments) if kind == "CMD" else " ".join(arguments)
         return "healthy", _literal_text(command)
 
     def _volumes_of(self, name: str, node: Node) -> Value:
         files = []
-        for volume in plain(node):
-            named = isinstance(volume, Mapping)
-            parts = (volume.get("source", ""), volume.get("target")) if named else str(volume).split(":")[:2]
+        for volume in to_builtins(node):
+            is_mapping = isinstance(volume, Mapping)
+            parts = (volume.get("source", ""), volume.get("target")) if is_mapping else str(volume).split(":")[:2]
             source, target = parts if len(parts) == 2 else ("", parts[0])
             if name == MAIN and "$" in str(source):
                 continue  # a directory of Harbor's runner, for collected files
@@ -208,8 +208,8 @@ READ: Mapping[str, Callable[[ComposeFile, str, Node], Value]] = {
 """Method that reads each key of a service, by key."""
 
 
-def _words(node: Node) -> str:
-    value = plain(node)
+def _to_text(node: Node) -> str:
+    value = to_builtins(node)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -73,8 +73,8 @@ def _matching(pattern: str) -> list[Path]:
         names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
         if paths := sorted(Path(name) for name in names if Path(name).is_file()):
             return paths
-    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"{pattern}: no such file{did_you_mean(path.name, beside)}")
+    sibling_names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(f"{pattern}: no such file{did_you_mean(path.name, sibling_names)}")
 
 
 def require_bounded(pattern: str) -> None:
@@ -85,14 +85,14 @@ def require_bounded(pattern: str) -> None:
     first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
     exact = parts.index("**") if "**" in parts else len(parts)  # before it, each name must match its part
     depth = len(parts) if "**" not in parts else exact + DEEPEST
-    top, seen = Path(*parts[:first]), 0
+    top, entry_count = Path(*parts[:first]), 0
     waiting = [(str(top), first)]
     while waiting:
         folder, level = waiting.pop()
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                seen += 1
-                if seen > MOST_ENTRIES:
+                entry_count += 1
+                if entry_count > MOST_ENTRIES:
                     raise UserError(
                         f"{pattern}: this pattern looks at more than {MOST_ENTRIES:,} files and folders below {top}; "
                         "name the folder that has the data"
@@ -110,12 +110,13 @@ def _unpacked(path: Path) -> bytes:
     """
     if path.suffix not in _OPENERS:
         return path.read_bytes()
-    most = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
+    max_bytes = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
     with _OPENERS[path.suffix](path, "rb") as file:
-        data: bytes = file.read(most + 1)
-    if len(data) > most:
+        data: bytes = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
         raise UserError(
-            f"{path}: unpacks to more than {most >> 20} MiB, {MOST_RATIO} times its size; unpack it yourself if it is "
+            f"{path}: unpacks to more than {max_bytes >> 20} MiB, {MOST_RATIO} times its size; unpack it yourself "
+            "if it is "
             "no decompression bomb"
         )
     return data
@@ -137,10 +138,10 @@ def _read_json(path: Path) -> list[Record]:
     text = _text(path)
     if text.lstrip().startswith("["):
         return _rows(path, _loads(path, text, 1), lambda number: f"{path}: row {number}")
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    lines = [(position, line) for position, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if len(lines) > 1 and not _is_json(lines[0][1]):
         return _rows(path, [_loads(path, text, 1)], lambda number: str(path))
-    return [_row(_loads(path, line, number), f"{path}:{number}") for number, line in lines]
+    return [_row(_loads(path, line, position), f"{path}:{position}") for position, line in lines]
 
 
 def _is_json(line: str) -> bool:
@@ -156,19 +157,19 @@ def _loads(path: Path, text: str, line: int) -> Any:
     try:
         return read_json(text)
     except ValueError as error:
-        at = line + getattr(error, "lineno", 1) - 1
-        raise UserError(f"{path}:{at}: is not JSON: {getattr(error, 'msg', error)}") from None
+        error_line = line + getattr(error, "lineno", 1) - 1
+        raise UserError(f"{path}:{error_line}: is not JSON: {getattr(error, 'msg', error)}") from None
 
 
-def _rows(path: Path, values: Any, place: Callable[[int], str]) -> list[Record]:
+def _rows(path: Path, values: Any, locate: Callable[[int], str]) -> list[Record]:
     if not isinstance(values, list):
         raise UserError(f"{path}: expected a list of objects")
-    return [_row(value, place(number)) for number, value in enumerate(values, start=1)]
+    return [_row(value, locate(row_number)) for row_number, value in enumerate(values, start=1)]
 
 
-def _row(value: Any, place: str) -> Record:
+def _row(value: Any, location: str) -> Record:
     if not isinstance(value, dict):
-        raise UserError(f"{place}: expected an object with the columns of a row")
+        raise UserError(f"{location}: expected an object with the columns of a row")
     return value
 
 
@@ -205,26 +206,29 @@ def _typed(values: list[str | None]) -> list[Any]:
     and whole numbers that 64 bits cannot hold stay texts. A column with a number that would become infinite stays text
     too, since such a number is an identifier.
     """
-    given = [value for value in values if value is not None and value not in _MISSING]
-    bare = [value.strip(_BLANKS) for value in given]
-    if given and all(map(_FLOAT.fullmatch, bare)):
+    present_values = [value for value in values if value is not None and value not in _MISSING]
+    bare = [value.strip(_BLANKS) for value in present_values]
+    if present_values and all(map(_FLOAT.fullmatch, bare)):
         wholes = [value for value in bare if _INT.fullmatch(value)]
         if any(len(value) > LONGEST_WHOLE for value in wholes):
             return list(values)
-        unsigned = len(given) == len(values) and not any(value.startswith("-") for value in bare)
-        bits = 64 if unsigned or len(wholes) < len(given) else 63
+        unsigned = len(present_values) == len(values) and not any(value.startswith("-") for value in bare)
+        bits = 64 if unsigned or len(wholes) < len(present_values) else 63
         if not all(-(2**63) <= int(value) < 2**bits for value in wholes):
             return list(values)
         kind = int if len(wholes) == len(values) else float
         if any(math.isinf(float(value)) and value[-1] in _DIGITS for value in bare):
             return [None if value in _MISSING else value for value in values]
         return _in_place(values, map(kind, bare))
-    if given and all(value.lower() in _BOOLEANS for value in given):
-        return _in_place(values, (_BOOLEANS[value.lower()] for value in given))
-    return _in_place(values, given)
+    if present_values and all(value.lower() in _BOOLEANS for value in present_values):
+        return _in_place(values, (_BOOLEANS[value.lower()] for value in present_values))
+    return _in_place(values, present_values)
 
 
-def _in_place(values: list[str | None], given: Iterable[Any]) -> list[Any]:
-    """Return a column in which `given` replaces the values that are not missing, in order; missing ones are None."""
-    rest = iter(given)
+def _in_place(values: list[str | None], replacements: Iterable[Any]) -> list[Any]:
+    """Return a column in which `replacements` replaces the values that are not missing, in order.
+
+    Missing ones are None.
+    """
+    rest = iter(replacements)
     return [None if value is None or value in _MISSING else next(rest) for value in values]

@@ -207,22 +207,22 @@ def read_tasks(
     """
     if not folder.is_dir():
         raise UserError(f"dataset.harbor: {folder} is no folder")
-    places = [folder] if (folder / TASK).is_file() else sorted(path.parent for path in folder.glob(f"*/{TASK}"))
-    if not places:
+    task_folders = [folder] if (folder / TASK).is_file() else sorted(path.parent for path in folder.glob(f"*/{TASK}"))
+    if not task_folders:
         older = any(folder.glob("*/task.yaml"))
-        way = "; `hermes-rl run terminal-bench` plays folders with a task.yaml" if older else ""
-        raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
+        hint = "; `hermes-rl run terminal-bench` plays folders with a task.yaml" if older else ""
+        raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{hint}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
-    for place in places:
+    for task_folder in task_folders:
         task = _Task(
-            place, folder, backend, network, agent_timeout, steps, servers or {}, keeps_processes, packages, demo
+            task_folder, folder, backend, network, agent_timeout, steps, servers or {}, keeps_processes, packages, demo
         )
         row = task.row_or_none()
         refused += task.problems
         if row is not None and not task.problems:
             tasks.rows.append(row)
             for note in dict.fromkeys(task.notes):
-                noted.setdefault(note, []).append(place.name)
+                noted.setdefault(note, []).append(task_folder.name)
     if not tasks.rows:
         raise SpecError(refused)
     for note, names in noted.items():
@@ -243,7 +243,7 @@ class _Part(NamedTuple):
 class _Line(NamedTuple):
     """One instruction of a Dockerfile; continued lines are joined."""
 
-    number: int
+    start_line: int
     word: str
     rest: str
 
@@ -274,7 +274,7 @@ class _Task:
     files: list[dict[str, Any]] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
     services: dict[str, Any] = field(default_factory=dict)
-    _listed: dict[Path, Mapping[Path, int]] = field(default_factory=dict)
+    _modes_by_folder: dict[Path, Mapping[Path, int]] = field(default_factory=dict)
     _bytes_left: int = field(default_factory=lambda: LARGEST_TASK)
     """Remaining bytes of the task's files that the row may hold."""
 
@@ -291,10 +291,10 @@ class _Task:
         try:
             return self._row()
         except Exception as error:  # noqa: BLE001 - unexpected content excludes only this task
-            known = isinstance(error, UserError | OSError | ValueError)
+            is_expected = isinstance(error, UserError | OSError | ValueError)
             line = re.search(r"line (\d+)", str(error))
-            why = str(error) if known else f"{type(error).__name__}: {error}"
-            self._refuse(self.folder / TASK, int(line[1]) if line else 1, f"it cannot be read: {why}")
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            self._refuse(self.folder / TASK, int(line[1]) if line else 1, f"it cannot be read: {reason}")
             return None
 
     def _parse(self) -> None:
@@ -309,9 +309,9 @@ class _Task:
         file = self.folder / TASK
         self._parse()
         self._hold_refused("", REFUSED)
-        if self._number("environment.gpus", 0):
+        if self._read_number("environment.gpus", 0):
             self._refuse_key("environment.gpus", "no sandbox here has a GPU")
-        if str(self._at("environment.os") or "linux").lower() != "linux":
+        if str(self._lookup("environment.os") or "linux").lower() != "linux":
             self._refuse_key("environment.os", "sandboxes are Linux")
         self._hold_servers()
         parts = self._parts()
@@ -326,22 +326,22 @@ class _Task:
         self._environment(file)
         self._hold_copies(parts)
         self.env |= self._variables("environment.env")
-        folder = self._at("environment.workdir") or self.workdir
+        folder = self._lookup("environment.workdir") or self.workdir
         workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's directory
         steps = [self._step(part, workdir) for part in parts]
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
             # The sandbox starts with the files of the first step, over files of the image at the same paths.
-            places = {posixpath.normpath(each["to"]) for each in steps[0]["files"]}
-            own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
-            self.files, self.setup = own + steps[0]["files"], self.setup + steps[0]["setup"]
+            step_targets = {posixpath.normpath(each["to"]) for each in steps[0]["files"]}
+            environment_files = [each for each in self.files if posixpath.normpath(each["to"]) not in step_targets]
+            self.files, self.setup = environment_files + steps[0]["files"], self.setup + steps[0]["setup"]
         self._note_time()
-        cpus = self._number("environment.cpus")
+        cpus = self._read_number("environment.cpus")
         return {
             "name": self.folder.name,
             "instruction": steps[0]["say"],
-            "skills_dir": str(self._at("environment.skills_dir") or ""),
-            "category": str(self._at("metadata.category") or ""),
+            "skills_dir": str(self._lookup("environment.skills_dir") or ""),
+            "category": str(self._lookup("metadata.category") or ""),
             "image": self.base if self._takes_images else None,
             "builds": self.builds,
             "workdir": workdir,
@@ -376,7 +376,7 @@ class _Task:
         tasks.
         """
         key = "environment.mcp_servers"
-        tables = self._at(key) or []
+        tables = self._lookup(key) or []
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self._refuse_key(key, f"expected [[{key}]]")
             return
@@ -384,21 +384,21 @@ class _Task:
         for table in tables:
             name, url = str(table.get("name")), table.get("url")
             command = [table.get("command"), *table.get("args", ())]
-            own = self.servers.get(name, ())
+            spec_server = self.servers.get(name, ())
             if table.get("headers"):
                 self._refuse_key(key, f"headers of the tool server {name!r} are not sent")
             elif table.get("transport", "sse") in BRIDGED and isinstance(url, str):
-                if url not in own:
+                if url not in spec_server:
                     command = ["mcp-proxy", "--transport", BRIDGED[table.get("transport", "sse")], url]
                     needed.append({"mcp": {"name": name, "command": command}})
                     packages = f" --set {shlex.quote('sandbox.python=[mcp-proxy]')}"
             elif table.get("transport") != "stdio" or not all(isinstance(word, str) for word in command):
                 self._refuse_key(key, f"the tool server {name!r} has neither a url nor a command over stdio")
-            elif own != tuple(command):
+            elif spec_server != tuple(command):
                 needed.append({"mcp": {"name": name, "command": command}})
         if needed:
-            way = shlex.quote(f"tools={json.dumps(needed)}") + packages
-            self._refuse_key(key, f"the spec starts no such tool server in the sandboxes of its tasks: --set {way}")
+            setting = shlex.quote(f"tools={json.dumps(needed)}") + packages
+            self._refuse_key(key, f"the spec starts no such tool server in the sandboxes of its tasks: --set {setting}")
 
     # ------------------------------------------------------------------ steps
 
@@ -414,8 +414,8 @@ class _Task:
             self._refuse_key("steps", f"it has more than {MOST_STEPS} steps")
             return []
         parts = []
-        for number, table in enumerate(tables):
-            name, key, top = table.get("name"), f"steps.{number}", (self.folder / "steps").resolve()
+        for index, table in enumerate(tables):
+            name, key, top = table.get("name"), f"steps.{index}", (self.folder / "steps").resolve()
             if not isinstance(name, str) or not (top / name).is_dir() or (top / name).resolve().parent != top:
                 self._refuse_key(f"{key}.name", "steps/ has no folder of that name")
                 return []
@@ -431,7 +431,7 @@ class _Task:
             self._refuse_key("steps.1", problem)
 
     def _note_time(self) -> None:
-        seconds = self._number("agent.timeout_sec")
+        seconds = self._read_number("agent.timeout_sec")
         if seconds is not None and seconds != self.agent_timeout:
             limit = "has no limit" if self.agent_timeout is None else f"is {self.agent_timeout:g}"
             self.notes.append(
@@ -442,28 +442,28 @@ class _Task:
     def _hold_refused(self, prefix: str, keys: Iterable[str]) -> None:
         """Refuse what is not supported of a task, or of a step, with the prefix of its keys."""
         for key in keys:
-            if self._at(f"{prefix}{key}") not in (None, [], ""):
+            if self._lookup(f"{prefix}{key}") not in (None, [], ""):
                 self._refuse_key(f"{prefix}{key}", REFUSED[key])
         mode = f"{prefix}verifier.environment_mode"
-        if self._at(mode) not in (None, "shared"):
+        if self._lookup(mode) not in (None, "shared"):
             self._refuse_key(mode, 'tests run in the agent\'s sandbox alone, as with "shared"')
 
     def _hold_strategy(self) -> None:
         """Refuse steps whose rewards the spec combines in another way than the task."""
-        strategy = self._at("multi_step_reward_strategy") or "mean"
-        wanted = STRATEGIES.get(str(strategy))
+        strategy = self._lookup("multi_step_reward_strategy") or "mean"
+        required_per_step = STRATEGIES.get(str(strategy))
         if self.plays_steps is None:
             self._refuse_key("steps.0", STEPS)
-        elif wanted is None:
+        elif required_per_step is None:
             self._refuse_key("multi_step_reward_strategy", f"expected mean or final, got {strategy!r}")
-        elif self.plays_steps != wanted:
-            way = f"--set rewards.verified.per_step={wanted}"
-            self._refuse_key("multi_step_reward_strategy", f"`per_step` of the reward is {self.plays_steps}: {way}")
+        elif self.plays_steps != required_per_step:
+            option = f"--set rewards.verified.per_step={required_per_step}"
+            self._refuse_key("multi_step_reward_strategy", f"`per_step` of the reward is {self.plays_steps}: {option}")
 
     def _hold_step(self, key: str) -> None:
         """Refuse unsupported requests of a step; `key` is the key of its table."""
         self._hold_refused(f"{key}.", [each for each in REFUSED if each.startswith(("agent.", "verifier."))])
-        if self._at(f"{key}.agent.timeout_sec") is not None:
+        if self._lookup(f"{key}.agent.timeout_sec") is not None:
             self.notes.append("`steps.agent.timeout_sec` is of no effect: the agent's time is for all steps together")
 
     def _step(self, part: _Part, workdir: str | None) -> dict[str, Any]:
@@ -474,10 +474,10 @@ class _Task:
             for path in self._inside(top)
         }
         start = part.folder / "workdir" if part.key else None
-        timeout = self._number("verifier.timeout_sec", VERIFIER_SECONDS)
+        timeout = self._read_number("verifier.timeout_sec", VERIFIER_SECONDS)
         env = self._variables("verifier.env")
         if part.key:
-            timeout = self._number(f"{part.key}verifier.timeout_sec", timeout)
+            timeout = self._read_number(f"{part.key}verifier.timeout_sec", timeout)
             env |= self._variables(f"{part.key}verifier.env")
         return {
             "say": self._instruction(part),
@@ -504,29 +504,29 @@ class _Task:
         """Return the command that waits for a health check before the agent starts, or an empty list if there is
         none.
         """
-        if not self._at(key):
+        if not self._lookup(key):
             return []
-        command = self._at(f"{key}.command")
+        command = self._lookup(f"{key}.command")
         if not isinstance(command, str):
             self._refuse_key(f"{key}.command", f"expected a command, got {command!r}")
             return []
-        numbers = {name: self._number(f"{key}.{name}", default) for name, default in HEALTH.items()}
+        numbers = {name: self._read_number(f"{key}.{name}", default) for name, default in HEALTH.items()}
         return [HEALTHY.format(command=shlex.quote(command), **numbers)]
 
     def _min_reward(self, part: _Part) -> dict[str, Any]:
         """Return the next step's condition on this one; a number refers to the reward called `reward`."""
         key = f"{part.key}min_reward"
-        least = self._at(key) if part.key else None
-        if least is None:
+        minimum = self._lookup(key) if part.key else None
+        if minimum is None:
             return {}
-        numbers = least if isinstance(least, dict) else {"reward": least}
-        if not all(is_number(number) for number in numbers.values()):
-            self._refuse_key(key, f"expected a number, or names with a number each, got {least!r}")
+        numbers = minimum if isinstance(minimum, dict) else {"reward": minimum}
+        if not all(is_number(value) for value in numbers.values()):
+            self._refuse_key(key, f"expected a number, or names with a number each, got {minimum!r}")
         return {"min_reward": numbers["reward"] if set(numbers) == {"reward"} else numbers}
 
     # ------------------------------------------------------------------ task.toml
 
-    def _at(self, key: str) -> Any:
+    def _lookup(self, key: str) -> Any:
         value: Any = self._toml
         for name in key.split("."):
             if isinstance(value, list) and name.isdigit():
@@ -535,8 +535,8 @@ class _Task:
                 value = value.get(name) if isinstance(value, dict) else None
         return value
 
-    def _number(self, key: str, default: float | None = None) -> Any:
-        value = self._at(key)
+    def _read_number(self, key: str, default: float | None = None) -> Any:
+        value = self._lookup(key)
         if value is None:
             return default
         if not is_number(value) or value < 0:
@@ -546,8 +546,8 @@ class _Task:
 
     def _size(self, kind: str) -> int | None:
         """Return bytes: of `memory_mb`, or of `memory` as in earlier versions, such as 2G."""
-        older = self._at(f"environment.{kind}")
-        size = int(self._number(f"environment.{kind}_mb", 0) * 2**20)
+        older = self._lookup(f"environment.{kind}")
+        size = int(self._read_number(f"environment.{kind}_mb", 0) * 2**20)
         if older is not None:
             key = f"environment.{kind}"
             try:
@@ -564,11 +564,11 @@ class _Task:
         """Refuse hosts that the sandbox reaches and a table of the task forbids; note allowed hosts that are out of
         reach.
         """
-        mode, hosts = self._at(f"{table}.network_mode"), self._at(f"{table}.allowed_hosts")
+        mode, hosts = self._lookup(f"{table}.network_mode"), self._lookup(f"{table}.allowed_hosts")
         key = f"{table}.network_mode" if mode is not None else f"{table}.allowed_hosts"
         if mode is None and hosts is None:
             key = f"{table}.allow_internet"
-            mode = {True: "public", False: "no-network"}.get(self._at(key))
+            mode = {True: "public", False: "no-network"}.get(self._lookup(key))
             if mode is None:
                 return
         allowed: dict[str, bool | Sequence[str]] = {"no-network": False, "public": True}
@@ -578,12 +578,14 @@ class _Task:
             self._refuse_key(key, "expected no-network, public, or allowlist with a list of `allowed_hosts`")
             return
         reach = allowed[mode]
-        words = "any host" if reach is True else ", ".join(reach or ()) or "no host"
-        way = f"--set {shlex.quote(f'sandbox.network={json.dumps(reach or False)}')}"
+        reachable_hosts = "any host" if reach is True else ", ".join(reach or ()) or "no host"
+        option = f"--set {shlex.quote(f'sandbox.network={json.dumps(reach or False)}')}"
         if _reaches_beyond(self.network, reach):
-            self._refuse_key(key, f"the task may reach {words}, and `sandbox.network` gives more: {way}")
+            self._refuse_key(key, f"the task may reach {reachable_hosts}, and `sandbox.network` gives more: {option}")
         elif _reaches_beyond(reach, self.network):
-            self.notes.append(f"`{key}` lets the task reach {words}, and `sandbox.network` does not: {way}")
+            self.notes.append(
+                f"`{key}` lets the task reach {reachable_hosts}, and `sandbox.network` does not: {option}"
+            )
 
     def _note_unused(self, parts: Sequence[_Part]) -> None:
         tables = {table: keys for table, keys in KEYS.items() if table != "steps"}
@@ -592,22 +594,22 @@ class _Task:
             tables |= {f"{part.key}{name}": KEYS[name] for name in ("agent", "verifier")}
             tables |= {f"{part.key}healthcheck": KEYS["environment.healthcheck"]}
         for table, keys in tables.items():
-            section = self._at(table) if table else self._toml
+            section = self._lookup(table) if table else self._toml
             if section is not None and not isinstance(section, dict):
                 self._refuse_key(table, f"expected a table, got {section!r}")
                 continue
             for key in sorted((section or {}).keys() - keys):
                 name = re.sub(r"\.\d+", "", f"{table}.{key}" if table else key)
                 self.notes.append(f"`{name}` is no key of the format, and of no effect{did_you_mean(key, keys)}")
-        self.notes += [f"`{key}` {why}" for key, why in UNUSED.items() if self._at(key) not in (None, [])]
-        if any(self._at(f"{part.key}artifacts") for part in parts if part.key):
+        self.notes += [f"`{key}` {reason}" for key, reason in UNUSED.items() if self._lookup(key) not in (None, [])]
+        if any(self._lookup(f"{part.key}artifacts") for part in parts if part.key):
             self.notes.append(f"`steps.artifacts` {UNUSED['artifacts']}")
-        if not parts[0].key and self._at("multi_step_reward_strategy") is not None:
+        if not parts[0].key and self._lookup("multi_step_reward_strategy") is not None:
             self.notes.append("`multi_step_reward_strategy` is of effect for tasks of several steps alone")
 
     def _variables(self, key: str) -> dict[str, str]:
         """Return variables; variables that take a value of this machine are refused, as it may be a secret."""
-        section, variables = self._at(key) or {}, {}
+        section, variables = self._lookup(key) or {}, {}
         if not isinstance(section, dict):
             self._refuse_key(key, f"expected a table, got {section!r}")
             return {}
@@ -621,25 +623,25 @@ class _Task:
         """Return the line of a key, or of its table, in task.toml."""
         table, _, name = key.rpartition(".")
         current, nearest, step = "", 1, -1
-        for number, line in enumerate(self._text.splitlines(), 1):
+        for line_number, line in enumerate(self._text.splitlines(), 1):
             header = re.match(r"\s*\[+\s*([\w.\"-]+)\s*\]+", line)
             if header:
                 current = header[1].replace('"', "")
                 step += current == "steps"
                 current = re.sub(r"^steps\b", f"steps.{step}", current)
                 if current == key:
-                    return number
-                nearest = number if current == table else nearest
+                    return line_number
+                nearest = line_number if current == table else nearest
             elif current == table and re.match(rf"\s*\"?{re.escape(name)}\"?\s*[=.]", line):
-                return number
+                return line_number
         return nearest if nearest > 1 or not table else self._line(table)
 
-    def _refuse_key(self, key: str, why: str) -> None:
+    def _refuse_key(self, key: str, reason: str) -> None:
         """Refuse the task for a key of task.toml, at its line."""
-        self._refuse(self.folder / TASK, self._line(key), f"`{key}`: {why}")
+        self._refuse(self.folder / TASK, self._line(key), f"`{key}`: {reason}")
 
-    def _refuse(self, file: Path, line: int, why: str) -> None:
-        self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot be played: {why}"))
+    def _refuse(self, file: Path, line: int, reason: str) -> None:
+        self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot be played: {reason}"))
 
     def _files(self, file: Path, parts: Sequence[_Part]) -> None:
         """Check the names in the task directory."""
@@ -668,15 +670,17 @@ class _Task:
 
     def _links(self, parts: Sequence[_Part]) -> None:
         """Refuse links that are not followed: the files that they lead to would be missing."""
-        has_image = self.backend == "docker" or self._at("environment.docker_image") is not None
+        has_image = self.backend == "docker" or self._lookup("environment.docker_image") is not None
         copied = [] if has_image and not self._is_laid_down() else [self.folder / "environment"]
         for top in dict.fromkeys(
             (*(part.folder / name for part in (_Part("", self.folder), *parts) for name in COPIED), *copied)
         ):
             for path, mode in self._below(top).items():
                 if not stat.S_ISDIR(mode) and not _lies_in(path, mode, top):
-                    what = f"links to files in {top.name}/ are followed" if stat.S_ISLNK(mode) else "files are read"
-                    self._refuse(path, 1, f"only {what}")
+                    restriction = (
+                        f"links to files in {top.name}/ are followed" if stat.S_ISLNK(mode) else "files are read"
+                    )
+                    self._refuse(path, 1, f"only {restriction}")
 
     def _instruction(self, part: _Part) -> str:
         file = part.folder / "instruction.md"
@@ -693,9 +697,9 @@ class _Task:
             return "true"
         commands = []
         for path in self._inside(solution):
-            place = f"/solution/{path.relative_to(solution)}"
-            target = shlex.quote(place)
-            commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(place))}")
+            sandbox_path = f"/solution/{path.relative_to(solution)}"
+            target = shlex.quote(sandbox_path)
+            commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(sandbox_path))}")
             data = self._content(path)
             try:  # only shell built-ins write the files, whatever programs the image has
                 commands.append(f"printf %s {shlex.quote(_text(data))} > {target}")
@@ -708,11 +712,11 @@ class _Task:
 
     def _below(self, folder: Path) -> Mapping[Path, int]:
         """Return the content below a directory of the task, which may be missing; see `list_below`."""
-        if folder not in self._listed:
+        if folder not in self._modes_by_folder:
             exists = folder.exists() or folder.is_symlink()
             top = self.folder if folder.is_relative_to(self.folder) else self.folder.resolve()
-            self._listed[folder] = list_below(folder, top) if exists else {}
-        return self._listed[folder]
+            self._modes_by_folder[folder] = list_below(folder, top) if exists else {}
+        return self._modes_by_folder[folder]
 
     def _inside(self, folder: Path, top: Path | None = None) -> list[Path]:
         """Return the files in a directory that are inside it, or inside `top` above it, after resolving symlinks
@@ -736,7 +740,7 @@ class _Task:
         """Return a file, or the files in a directory, in the form for a sandbox; none that is outside `top`."""
         if not path.is_dir():
             return [self._file(to, path)]
-        return [self._file(f"{to}/{inner.relative_to(path)}", inner) for inner in self._inside(path, top)]
+        return [self._file(f"{to}/{file_path.relative_to(path)}", file_path) for file_path in self._inside(path, top)]
 
     # ------------------------------------------------------------------ environment/
 
@@ -746,7 +750,7 @@ class _Task:
             self._refuse(folder / "singularity-compose.yaml", 1, "it is not played; docker-compose.yaml is")
         dockerfile = folder / "Dockerfile"
         instructions = self._instructions(dockerfile)
-        image = self._at("environment.docker_image")
+        image = self._lookup("environment.docker_image")
         if image is not None:
             self.base = str(image)
             if not self._takes_images:
@@ -765,7 +769,7 @@ class _Task:
             except ValueError as error:  # quotes without an end
                 problem = f"`{instruction.word}` cannot be read: {error}"
             if problem is not None:
-                self._refuse(dockerfile, instruction.number, problem)
+                self._refuse(dockerfile, instruction.start_line, problem)
         self._compose(folder)
 
     def _instructions(self, dockerfile: Path) -> list[_Line]:
@@ -782,8 +786,8 @@ class _Task:
         """Return True if the files in environment/ are copied into the working directory, since no image was built from
         them.
         """
-        named = self._at("environment.docker_image") is not None
-        return named and not any((self.folder / "environment" / name).exists() for name in ("Dockerfile", COMPOSE))
+        has_image = self._lookup("environment.docker_image") is not None
+        return has_image and not any((self.folder / "environment" / name).exists() for name in ("Dockerfile", COMPOSE))
 
     def _built(self, folder: Path) -> str:
         """Return the name of the image that is built from a directory: a relative path, so that tasks can be moved."""
@@ -807,8 +811,8 @@ class _Task:
         compose = ComposeFile(file, lambda to, path: self._laid_whole(to, path, folder), self._built)
         if compose.services and self.backend != "docker":
             self._refuse(file, 1, f"services beside the sandbox: {self.docker}")
-        for line, why in compose.problems:
-            self._refuse(file, line, why)
+        for line, reason in compose.problems:
+            self._refuse(file, line, reason)
         self.services, self.env = compose.services, self.env | compose.env
         self.files += compose.files
         self.notes += dict.fromkeys(compose.notes)
@@ -832,10 +836,10 @@ class _Task:
         if line.word == "WORKDIR":
             self.workdir = line.rest if line.rest.startswith("/") else f"{self.workdir or ''}/{line.rest}"
             return None
-        words = shlex.split(line.rest)
-        if not all("=" in word for word in words):
-            words = ["=".join(line.rest.split(None, 1))]
-        self.env |= dict(word.split("=", 1) for word in words)
+        assignments = shlex.split(line.rest)
+        if not all("=" in word for word in assignments):
+            assignments = ["=".join(line.rest.split(None, 1))]
+        self.env |= dict(word.split("=", 1) for word in assignments)
         return None
 
     def _start(self, line: _Line) -> str | None:
@@ -845,9 +849,9 @@ class _Task:
         elif line.word == "ENTRYPOINT" and not self.keeps_processes:
             return f"`ENTRYPOINT` starts a program that has to be there when the tests run: {KEPT}"
         elif line.word == "ENTRYPOINT":
-            words = json.loads(line.rest) if line.rest.startswith("[") else ["sh", "-c", line.rest]
-            self.setup = [ENTRYPOINT.format(command=shlex.join(words), begun=BEGUN)]
-            if not self._at("environment.healthcheck"):
+            argv = json.loads(line.rest) if line.rest.startswith("[") else ["sh", "-c", line.rest]
+            self.setup = [ENTRYPOINT.format(command=shlex.join(argv), begun=BEGUN)]
+            if not self._lookup("environment.healthcheck"):
                 self.setup.append(READY)
                 self.notes.append(UNCHECKED)
         return None
@@ -870,8 +874,8 @@ class _Task:
         if line.rest.startswith(("--", "[", "<<")) or INSTALLS.search(line.rest):
             return f"`RUN {line.rest[:60]}` installs or needs root: {self.build}"
         self.ordered |= MAKES.fullmatch(line.rest) is None
-        place = shlex.quote(self.workdir or "/")
-        self.setup.append(f"mkdir -p {place} && cd {place} && {{ {line.rest}; }}")
+        quoted_workdir = shlex.quote(self.workdir or "/")
+        self.setup.append(f"mkdir -p {quoted_workdir} && cd {quoted_workdir} && {{ {line.rest}; }}")
         return None
 
     def _has(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
@@ -879,20 +883,20 @@ class _Task:
         if lacking := [name for name in by_apt if name not in _installed(PACKAGES)]:
             return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"
         if any(name not in self.packages for name in by_pip):
-            way = shlex.quote(
+            setting = shlex.quote(
                 f"sandbox.python=[{', '.join({**dict.fromkeys(self.packages), **dict.fromkeys(by_pip)})}]"
             )
-            return f"`RUN {line.rest[:60]}`: --set {way} has what pip installs; {self.build}"
+            return f"`RUN {line.rest[:60]}`: --set {setting} has what pip installs; {self.build}"
         if by_apt:
             self.notes.append(f"this machine has what `RUN` installs: {', '.join(by_apt)}")
         return None
 
     def _copy(self, line: _Line, context: Path) -> str | None:
-        words = json.loads(line.rest) if line.rest.startswith("[") else shlex.split(line.rest)
-        *sources, target = words
+        arguments = json.loads(line.rest) if line.rest.startswith("[") else shlex.split(line.rest)
+        *sources, target = arguments
         if self.ordered:
             return f"`COPY` behind `RUN` is not built here: {self.build}"
-        if not sources or any(word.startswith("--") for word in words):
+        if not sources or any(word.startswith("--") for word in arguments):
             return f"`COPY` with options is not built here: {self.build}"
         top = target if target.startswith("/") else f"{self.workdir or ''}/{target}".replace("/./", "/")
         for source in sources:
@@ -904,8 +908,8 @@ class _Task:
                     return f"`COPY {source}` of a folder with a .dockerignore is not built here: {self.build}"
                 to = top.rstrip("/.")
             else:
-                whole = target.endswith(("/", ".")) or len(sources) > 1
-                to = f"{top.rstrip('/.')}/{path.name}" if whole else top
+                is_folder_target = target.endswith(("/", ".")) or len(sources) > 1
+                to = f"{top.rstrip('/.')}/{path.name}" if is_folder_target else top
             self.files += self._laid_whole(to, path, context)
         return None
 
@@ -937,17 +941,17 @@ def _installed(status: Path) -> frozenset[str]:
 
 def _lines(text: str) -> Iterator[_Line]:
     """Yield the instructions of a Dockerfile's text."""
-    pending, began = "", 0
-    for number, written in enumerate(text.splitlines(), 1):
+    pending, start_line = "", 0
+    for line_number, written in enumerate(text.splitlines(), 1):
         line = written.strip()
         if not line or line.startswith("#"):
             continue
-        began = began or number
+        start_line = start_line or line_number
         pending += line.removesuffix("\\") + (" " if line.endswith("\\") else "")
         if not line.endswith("\\"):
             word, _, rest = pending.partition(" ")
-            yield _Line(began, word.upper(), rest.strip())
-            pending, began = "", 0
+            yield _Line(start_line, word.upper(), rest.strip())
+            pending, start_line = "", 0
 
 
 def _reaches_beyond(network: bool | Sequence[str], other: bool | Sequence[str]) -> bool:

@@ -60,9 +60,9 @@ def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
         if len(waiting) < WINDOW:
             waiting.append(row)
             continue
-        place = random.randrange(WINDOW)
-        yield waiting[place]
-        waiting[place] = row
+        index = random.randrange(WINDOW)
+        yield waiting[index]
+        waiting[index] = row
     random.shuffle(waiting)
     yield from waiting
 
@@ -79,11 +79,11 @@ def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[s
     """
     counts = Counter(row.digest for row in rows)
     ranked = sorted(counts, key=lambda content: (seeded(seed, content), content))
-    wanted = max(1, round(fraction * counts.total()))
+    target_count = max(1, round(fraction * counts.total()))
     chosen: set[str] = set()
     rows_chosen = 0
     for content in ranked[:-1]:  # the last one remains for training, for any fraction
-        if rows_chosen >= wanted:
+        if rows_chosen >= target_count:
             break
         chosen.add(content)
         rows_chosen += counts[content]
@@ -129,19 +129,19 @@ def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bo
     """
     if count != "all":
         return list(islice(rows, count))
-    found: list[Row] = []
-    began = time.monotonic()
+    collected_rows: list[Row] = []
+    started_at = time.monotonic()
     for row in rows:
-        found.append(row)
-        if finite or (len(found) <= ENDLESS and time.monotonic() - began <= ENDLESS_SECONDS):
+        collected_rows.append(row)
+        if finite or (len(collected_rows) <= ENDLESS and time.monotonic() - started_at <= ENDLESS_SECONDS):
             continue
         name = "path" if spec.dataset.generator is None else "generator"
         raise UserError(
-            f"dataset.{name}: {getattr(spec.dataset, name)} has given {len(found)} rows in "
-            f"{time.monotonic() - began:.0f} s and not ended, so it may be endless; say how many rows to check "
+            f"dataset.{name}: {getattr(spec.dataset, name)} has given {len(collected_rows)} rows in "
+            f"{time.monotonic() - started_at:.0f} s and not ended, so it may be endless; say how many rows to check "
             "(`--rows N`), or set dataset.limit"
         )
-    return found
+    return collected_rows
 
 
 def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False) -> Rows:
@@ -159,7 +159,7 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False)
     """
     rule = spec.dataset.eval
     if (split == "eval") != (rule is not None and rule.only) and (rule is None or rule.only):
-        return Rows.of((), fingerprint=combined(()))
+        return Rows.from_sequence((), fingerprint=combined(()))
     source, opened = _source(spec, notify)
     return _SplitFilter(spec, split, source, opened, notify).rows(lazily=lazily)
 
@@ -200,7 +200,7 @@ class _SplitFilter:
         rule = spec.dataset.eval
         # If a fallback has no splits, a fraction of its rows is for evaluation.
         has_splits = not self.fallback or isinstance(source.data_files, dict)
-        self.named = rule.split if rule is not None and has_splits else None
+        self.eval_split = rule.split if rule is not None and has_splits else None
         """Name of the source's split with the evaluation rows, or None."""
         self.fraction: float | None = None
         """Fraction of the rows for evaluation, or None."""
@@ -209,8 +209,8 @@ class _SplitFilter:
 
     def rows(self, *, lazily: bool) -> Rows:
         opened = self.opened
-        if self.split == "eval" and self.named is not None:
-            opened = open_source(self.source, self.named, self.spec.seed)
+        if self.split == "eval" and self.eval_split is not None:
+            opened = open_source(self.source, self.eval_split, self.spec.seed)
         if opened.finite and lazily and self._in_order():
             read, spec, limit = opened.read, self.spec, self._limit()
             make = lambda: islice(derive(spec, read(), self.notify), limit)  # noqa: E731
@@ -239,7 +239,7 @@ class _SplitFilter:
             rows = ordered(rows, self.spec.dataset.order)
         rows = rows[: self._limit()]
         fingerprint = combined(f"{row.key} {row.digest}" for row in rows)
-        return Rows.of(rows, fingerprint=fingerprint, fallback=self.fallback)
+        return Rows.from_sequence(rows, fingerprint=fingerprint, fallback=self.fallback)
 
     def _without_eval_split(self, rows: list[Row]) -> list[Row]:
         """Return the rows whose contents are not in the evaluation split."""

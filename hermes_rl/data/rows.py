@@ -157,7 +157,7 @@ class Rows:
         self._make, self.length, self.fingerprint, self.fallback = make, length, fingerprint, fallback
 
     @classmethod
-    def of(cls, rows: Sequence[Row], *, fingerprint: str, fallback: bool = False) -> Rows:
+    def from_sequence(cls, rows: Sequence[Row], *, fingerprint: str, fallback: bool = False) -> Rows:
         """Return `Rows` of a complete sequence."""
         return cls(lambda: iter(rows), length=len(rows), fingerprint=fingerprint, fallback=fallback)
 
@@ -213,36 +213,36 @@ def derive(spec: Spec, raw: Iterable[Mapping[str, Any]], notify: Callable[[str],
         SpecError: a column or the filter does not work for a row; the error has the template's location.
         UserError: the key column is missing, empty or not unique.
     """
-    seen: Counter[str] = Counter()
-    told = clock.monotonic()
+    key_counts: Counter[str] = Counter()
+    notified_at = clock.monotonic()
     for index, source in enumerate(raw):
-        if notify is not None and index and index % LOOKED_AFTER == 0 and clock.monotonic() - told >= PATIENCE:
-            told = clock.monotonic()
+        if notify is not None and index and index % LOOKED_AFTER == 0 and clock.monotonic() - notified_at >= PATIENCE:
+            notified_at = clock.monotonic()
             notify(f"read {index:,} rows so far")
         content = digest(source)
         columns, row = dict(source), str(index + 1)
-        place: NodePath = ()
+        node_path: NodePath = ()
         try:
             for name, template in spec.dataset.columns.items():
-                place = ("dataset", "columns", name)
-                columns[name] = render(template, columns, where=".".join(place), key=row)
-            place = ("dataset", "filter")
-            wanted = spec.dataset.filter is None or evaluate(
-                spec.dataset.filter, columns, where=".".join(place), key=row
+                node_path = ("dataset", "columns", name)
+                columns[name] = render(template, columns, location=".".join(node_path), key=row)
+            node_path = ("dataset", "filter")
+            is_included = spec.dataset.filter is None or evaluate(
+                spec.dataset.filter, columns, location=".".join(node_path), key=row
             )
         except TemplateError as error:
-            raise SpecError([spec.template_problem(place, error)]) from None
-        if not wanted:
+            raise SpecError([spec.template_problem(node_path, error)]) from None
+        if not is_included:
             continue
         if spec.dataset.key is None:
-            seen[content] += 1
-            key = content[:16] if seen[content] == 1 else f"{content[:16]}-{seen[content]}"
+            key_counts[content] += 1
+            key = content[:16] if key_counts[content] == 1 else f"{content[:16]}-{key_counts[content]}"
         else:
-            key = _named_key(spec.dataset.key, columns, index, seen)
+            key = _named_key(spec.dataset.key, columns, index, key_counts)
         yield Row(key, FrozenDict(columns), index, content)
 
 
-def _named_key(name: str, columns: Mapping[str, Any], index: int, seen: Counter[str]) -> str:
+def _named_key(name: str, columns: Mapping[str, Any], index: int, key_counts: Counter[str]) -> str:
     if name not in columns:
         raise UserError(f"dataset.key: row {index + 1} has no column `{name}`{did_you_mean(name, columns)}")
     if columns[name] is None or columns[name] == "":
@@ -250,7 +250,7 @@ def _named_key(name: str, columns: Mapping[str, Any], index: int, seen: Counter[
     key = str(columns[name])
     if key != replace_surrogates(key):
         raise UserError(f"dataset.key: column `{name}` of row {index + 1} has half of a character: {key!r}")
-    seen[key] += 1
-    if seen[key] > 1:
+    key_counts[key] += 1
+    if key_counts[key] > 1:
         raise UserError(f"dataset.key: `{key}` of row {index + 1} is there already; a key names one row")
     return key

@@ -95,8 +95,8 @@ def _require_readable(path: str) -> None:
     if path in FILE_FORMATS or Path(path).is_dir():
         return
     if not Path(path).exists():
-        beside = [entry.name for entry in Path(path).parent.iterdir()] if Path(path).parent.is_dir() else []
-        raise UserError(f"{path}: no such file or folder{did_you_mean(Path(path).name, beside)}")
+        sibling_names = [entry.name for entry in Path(path).parent.iterdir()] if Path(path).parent.is_dir() else []
+        raise UserError(f"{path}: no such file or folder{did_you_mean(Path(path).name, sibling_names)}")
     endings = ", ".join(ENDINGS)
     raise UserError(f"{path}: its suffix names no format ({endings}); write {{path: FORMAT, data_files: FILE}}")
 
@@ -109,8 +109,8 @@ def is_fetched(source: Source) -> bool:
 def _patterns(source: Source) -> list[str]:
     """Return all names and patterns of `data_files`."""
     files: Any = to_plain(source.data_files)
-    listed = files.values() if isinstance(files, dict) else [files]
-    return [name for entry in listed for name in ([entry] if isinstance(entry, str) else entry or ())]
+    entries = files.values() if isinstance(files, dict) else [files]
+    return [name for entry in entries for name in ([entry] if isinstance(entry, str) else entry or ())]
 
 
 def local_files(source: Source, split: str) -> list[str] | None:
@@ -153,7 +153,7 @@ def _open_generator(reference: str, split: str, seed: int) -> Opened:
 
 
 def _checked(rows: Iterable[Any], reference: str) -> Iterator[Raw]:
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            raise UserError(f"{reference}: row {number} is a {type(row).__name__}; yield dicts with string keys")
+            raise UserError(f"{reference}: row {index} is a {type(row).__name__}; yield dicts with string keys")
         yield row

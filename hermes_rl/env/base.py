@@ -143,7 +143,7 @@ class HandWritten:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        reward = replace(RewardFunction.of(REWARD, self._env.compute_reward), on_loop=True)
+        reward = replace(RewardFunction.from_function(REWARD, self._env.compute_reward), on_loop=True)
         arguments = {
             "item": rollout.key.row.columns,
             "result": rollout.result.copied() if rollout.result is not None else None,
@@ -254,8 +254,8 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     def _environment(self) -> Environment:
         """Return the environment for a run, including the user code of a subclass."""
         cls, core = type(self), self._core
-        own = (HermesAgentBaseEnv.collect_trajectory, HermesAgentBaseEnv.collect_trajectories)
-        if (cls.collect_trajectory, cls.collect_trajectories) != own:
+        base_methods = (HermesAgentBaseEnv.collect_trajectory, HermesAgentBaseEnv.collect_trajectories)
+        if (cls.collect_trajectory, cls.collect_trajectories) != base_methods:
             return cast(Environment, CustomCollection(self, core))
         if cls.postprocess_histories is not BaseEnv.postprocess_histories:
             return cast(Environment, CustomPostprocessing(self, core))
@@ -373,9 +373,9 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         Check every toolset of a distribution, since a rarely drawn one would otherwise fail after hours.
         """
         config = self.config
-        named = config.enabled_toolsets if config.distribution is None else drawable(config.distribution)
-        if named is not None:
-            resolve_toolsets(named, config.disabled_toolsets or ())
+        toolsets = config.enabled_toolsets if config.distribution is None else drawable(config.distribution)
+        if toolsets is not None:
+            resolve_toolsets(toolsets, config.disabled_toolsets or ())
 
     def _state_at_step(self) -> Any:
         """Return the state to restore when a trainer resumes at the current step, as JSON, or None."""
@@ -397,8 +397,8 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         count = len(scored_data["scores"]) if keep == -1 else keep
         messages = scored_data.get("messages") or [[]] * count
         pairs = zip(messages[:count], scored_data["scores"][:count], strict=True)
-        shown = self._format_trajectory_for_display
-        self.rollouts_for_wandb.append([(shown(conversation), score) for conversation, score in pairs])
+        format_conversation = self._format_trajectory_for_display
+        self.rollouts_for_wandb.append([(format_conversation(conversation), score) for conversation, score in pairs])
         if len(self.rollouts_for_wandb) > self.config.num_rollouts_to_keep:
             self.rollouts_for_wandb.pop(0)
 
@@ -488,12 +488,14 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
         UserError: the samples lack a column, or a score.
     """
     metrics: dict[str, float] = {}
-    known = sorted({name for sample in samples for name in sample})
-    score = next((name for name in _SCORES if name in known), None)
+    sample_columns = sorted({name for sample in samples for name in sample})
+    score = next((name for name in _SCORES if name in sample_columns), None)
     for column in columns:
-        if column not in known or score is None:
-            lack = f"column {column!r}" if column not in known else f"score ({', '.join(_SCORES)})"
-            raise UserError(f"eval_by: the samples of the evaluation have no {lack}; they have {', '.join(known)}")
+        if column not in sample_columns or score is None:
+            lack = f"column {column!r}" if column not in sample_columns else f"score ({', '.join(_SCORES)})"
+            raise UserError(
+                f"eval_by: the samples of the evaluation have no {lack}; they have {', '.join(sample_columns)}"
+            )
         values: dict[str, list[float]] = {}
         for sample in samples:
             if sample.get(score) is not None:
@@ -513,8 +515,8 @@ def _configs(servers: ServerBaseline | Sequence[APIServerConfig] | APIServerConf
     if isinstance(servers, APIServerConfig):
         return [servers]
     if isinstance(servers, ServerBaseline):
-        known = servers.model_dump()
-        return [APIServerConfig(**known, base_url=f"http://localhost:{port}/v1") for port in range(9004, 9008)]
+        server_fields = servers.model_dump()
+        return [APIServerConfig(**server_fields, base_url=f"http://localhost:{port}/v1") for port in range(9004, 9008)]
     return list(servers)
 
 

@@ -70,17 +70,17 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def stack_sequences(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the items of each layer: layer k has the k-th sequence of each member, or a filler if it has fewer."""
     deepest = max(len(item.get(FURTHER) or ()) for item in items)
-    further = [[_further(item, number) for item in items] for number in range(deepest)]
-    return [list(items), *further]
+    extra_layers = [[_layer_item(item, index) for item in items] for index in range(deepest)]
+    return [list(items), *extra_layers]
 
 
-def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
+def _layer_item(item: dict[str, Any], index: int) -> dict[str, Any]:
     names = item.get(FURTHER) or ()
-    if number < len(names):
-        return {"overrides": {}, **names[number], "layer": number + 1}
+    if index < len(names):
+        return {"overrides": {}, **names[index], "layer": index + 1}
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
     filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
-    return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
+    return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": index + 1}
 
 
 def checked(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
         env: the environment.
         pauses: if True, None from `get_next_item` is a pause; if False, it ends the items.
     """
-    number = 0
+    index = 0
     while True:
         item = env.backlog.pop(0) if env.backlog else await call(env.get_next_item)
         if item is None and not pauses:
@@ -154,8 +154,8 @@ async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
         if item is None:
             await asyncio.sleep(PAUSE)
             continue
-        yield row_of(item, number)
-        number += 1
+        yield row_of(item, index)
+        index += 1
 
 
 def run_of(
@@ -189,8 +189,8 @@ class CustomPostprocessing:
         """Return the records after `postprocess_histories`; empty if it returns nothing or an unusable group."""
         argument: Any = lines if len(lines) > 1 else lines[0]
         processed = await call(self._env.postprocess_histories, argument)
-        named = {"group": group.id, "row_key": group.row.key}
-        return [{**line, **named} for line in self._usable(group, self._env.postprocess_histories, processed)]
+        identity = {"group": group.id, "row_key": group.row.key}
+        return [{**line, **identity} for line in self._usable(group, self._env.postprocess_histories, processed)]
 
     def _usable(self, group: Group, method: Callable[..., Any], returned: Any) -> list[dict[str, Any]]:
         """Return the records that a method returned for a group, or drop the group if they are unusable.
@@ -289,27 +289,27 @@ class Collecting:
         """Number of concurrent rollouts of `groups` and process mode."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    def _named(self, item: Any) -> tuple[Row, str]:
+    def _identify_item(self, item: Any) -> tuple[Row, str]:
         """Return an item as a row, and the id of its group: the run's current group, or a new one outside a run."""
-        number = next(self._group_numbers)
-        row = row_of(item, number)
-        return row, GROUP_ID.get() or f"{row.key}:{number}"
+        index = next(self._group_numbers)
+        row = row_of(item, index)
+        return row, GROUP_ID.get() or f"{row.key}:{index}"
 
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Run and grade one rollout; return it as a ScoredDataItem with an empty backlog.
 
         The item is None if an infrastructure failure persists after all retries.
         """
-        row, group = self._named(item)
+        row, group = self._identify_item(item)
         runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
         rollout = await runner.member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.stop_reason, rollout.error)
             return None, []
-        whole = Group(group, row, [rollout])
-        await self._encoder.encode_group(whole)
-        first, *further = self._layers_of(whole)
-        return {**_item_of(first), FURTHER: [_item_of(layer) for layer in further]}, []
+        single_group = Group(group, row, [rollout])
+        await self._encoder.encode_group(single_group)
+        first, *extra_layers = self._layers_of(single_group)
+        return {**_item_of(first), FURTHER: [_item_of(layer) for layer in extra_layers]}, []
 
     @property
     def _current_group_tools(self) -> GroupTools | None:
@@ -329,7 +329,7 @@ class Collecting:
         try:
             if type(self).collect_trajectory is not Collecting.collect_trajectory:
                 return await self._collect_by_hand(item)
-            row, name = self._named(item)
+            row, name = self._identify_item(item)
             runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
             group = await runner.start(row, name, self.config.group_size)
             if group.dropped is not None:
@@ -348,7 +348,7 @@ class Collecting:
             results = await asyncio.gather(*calls)
         finally:
             await end_tasks(calls)
-        backlog = [further for _, more in results for further in more]
+        backlog = [extra_item for _, more in results for extra_item in more]
         items = [scored for scored, _ in results if scored is not None]
         if len(items) < len(results):
             return None, backlog

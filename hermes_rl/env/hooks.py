@@ -70,9 +70,9 @@ def require_not_overridden(cls: type, base: type, instead: Mapping[str, str]) ->
     Args:
         instead: the methods by name, each with the alternative that the message suggests.
     """
-    for name, way in instead.items():
+    for name, alternative in instead.items():
         if getattr(cls, name) is not getattr(base, name):
-            raise UserError(f"{cls.__name__}.{name} is never called: {way}")
+            raise UserError(f"{cls.__name__}.{name} is never called: {alternative}")
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:
@@ -99,10 +99,10 @@ def convert_author_errors(method: Callable[..., Any]) -> Iterator[None]:
         raise UserError(f"{_name(method)} raised {place_of(error, method)}") from error
 
 
-def author_error(method: Callable[..., Any], what: str) -> UserError:
-    """Return a `UserError` with the method's name, `what` is wrong, and the location of the method."""
+def author_error(method: Callable[..., Any], problem: str) -> UserError:
+    """Return a `UserError` with the method's name, `problem` is wrong, and the location of the method."""
     code = inspect.unwrap(method).__code__
-    return UserError(f"{_name(method)} {what} ({code.co_filename}:{code.co_firstlineno})")
+    return UserError(f"{_name(method)} {problem} ({code.co_filename}:{code.co_firstlineno})")
 
 
 def _name(method: Callable[..., Any]) -> str:

@@ -69,26 +69,26 @@ class Watchman:
             except RuntimeError:
                 return  # the loop is closed
             if not alive.wait(HELD):
-                place = self._place(thread)
-                if place is not None:
-                    self._say_held(*place)
+                location = self._locate_user_code(thread)
+                if location is not None:
+                    self._say_held(*location)
                 while not alive.wait(HELD):
                     if self._ended.is_set():
                         return
-                if place is not None:
-                    self._holdings[place[0]].seconds += time.monotonic() - since
+                if location is not None:
+                    self._holdings[location[0]].seconds += time.monotonic() - since
 
-    def _place(self, thread: int) -> tuple[str, str] | None:
+    def _locate_user_code(self, thread: int) -> tuple[str, str] | None:
         """Return the user-written method that the loop is running, and its current line, or None if it runs none."""
         frame = sys._current_frames().get(stepping.get(thread, thread))
-        frames = [inner for inner, _ in traceback.walk_stack(frame)] if frame is not None else []
+        frames = [stack_frame for stack_frame, _ in traceback.walk_stack(frame)] if frame is not None else []
         method = next((frame.f_code for frame in reversed(frames) if frame.f_code in self._methods), None)
         if method is None:
             return None
         inside = next(frame for frame in frames if frame.f_code.co_filename == method.co_filename)
         return self._methods[method], f"{Path(method.co_filename).name}:{inside.f_lineno}"
 
-    def _say_held(self, method: str, place: str) -> None:
+    def _say_held(self, method: str, location: str) -> None:
         holding = self._holdings.setdefault(method, _Holding())
         holding.times += 1
         if holding.times != holding.next_line:
@@ -98,7 +98,7 @@ class Watchman:
         logger.warning(
             "%s holds up the event loop, and every rollout with it: more than %g s at %s.%s Await what takes time, as "
             "with `await asyncio.to_thread(…)`, or define compute_reward without async: it then runs in a thread",
-            *(method, HELD, place, before),
+            *(method, HELD, location, before),
         )
 
 

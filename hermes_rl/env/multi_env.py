@@ -31,11 +31,11 @@ class _Environment:
     async def _serve(self, spec: Spec, launch: RunOptions, together: SharedTrainer) -> Served:
         ENVIRONMENT.set(spec.name)
         try:
-            return await run_serve(spec, launch, together=together, begin=self._begin)
+            return await run_serve(spec, launch, together=together, before_registration=self._wait_for_start)
         finally:
             self.opened.set()
 
-    async def _begin(self) -> None:
+    async def _wait_for_start(self) -> None:
         self.opened.set()
         await self._go.wait()
 
@@ -73,12 +73,14 @@ async def serve_together(served: Sequence[tuple[Spec, RunOptions]], note: Callab
 
 
 async def _served(served: Sequence[tuple[Spec, RunOptions]]) -> list[Served]:
-    together, go, beside = SharedTrainer(len(served)), asyncio.Event(), list[Run]()
+    together, go, sibling_runs = SharedTrainer(len(served)), asyncio.Event(), list[Run]()
     logger = logging.getLogger("hermes_rl")
     level = logger.level
     # Set the level here, since the first run.log to close would restore the old level for all.
     logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
-    environments = [_Environment(spec, replace(launch, beside=beside), together, go) for spec, launch in served]
+    environments = [
+        _Environment(spec, replace(launch, sibling_runs=sibling_runs), together, go) for spec, launch in served
+    ]
     tasks = [environment.task for environment in environments]
     try:
         for environment in environments:

@@ -49,10 +49,10 @@ async def process_by_hand(env: ConductedEnv) -> int:
         unmade = work.summary.unmade
         if unmade and not work.complete:
             raise author_error(env.postprocess_histories, f"returned nothing for all {unmade} groups that were played")
-        why = "" if work.complete >= target else "; there are no more items"
-        if why and unmade:
-            why += f", and postprocess_histories returned nothing for {unmade} groups"
-        progress.note(f"{work.complete} of {target} groups are in {path}{why}")
+        explanation = "" if work.complete >= target else "; there are no more items"
+        if explanation and unmade:
+            explanation += f", and postprocess_histories returned nothing for {unmade} groups"
+        progress.note(f"{work.complete} of {target} groups are in {path}{explanation}")
         return work.summary.written
 
 

@@ -149,6 +149,6 @@ def _servers(values: Any, changes: Any) -> Any:
         return [_changed(APIServerConfig(), entry, "openai") for entry in changes]
     if not changes:
         return values
-    listed = values if isinstance(values, list) else [values]
-    full = [s if isinstance(s, APIServerConfig) else APIServerConfig(**s.model_dump()) for s in listed]
+    servers = values if isinstance(values, list) else [values]
+    full = [s if isinstance(s, APIServerConfig) else APIServerConfig(**s.model_dump()) for s in servers]
     return [_changed(server, changes, "--openai") for server in full]

@@ -15,7 +15,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 
 
-def named(name: str) -> Callable[..., list[float]]:
+def load_reward(name: str) -> Callable[..., list[float]]:
     """Return atroposlib's reward `name`, whose arguments (`args` in a spec) atroposlib documents.
 
     Raises:
@@ -26,18 +26,18 @@ def named(name: str) -> Callable[..., list[float]]:
     try:
         entry: Any = registry.get(name)
     except ImportError as error:
-        known = sorted(path.stem.removesuffix("_reward") for path in _folder().glob("*_reward.py"))
-        if name.removesuffix("_reward") not in known:
-            hint = did_you_mean(name, set(known))
-            raise UserError(f"atroposlib has no reward {name!r}{hint} (it has {', '.join(known)})") from None
+        reward_names = sorted(path.stem.removesuffix("_reward") for path in _folder().glob("*_reward.py"))
+        if name.removesuffix("_reward") not in reward_names:
+            hint = did_you_mean(name, set(reward_names))
+            raise UserError(f"atroposlib has no reward {name!r}{hint} (it has {', '.join(reward_names)})") from None
         raise UserError(f"atropos:{name} cannot be loaded: {error}") from error
 
     def reward(group: list[Any], **args: Any) -> list[float]:
         completions = [result.final_response for result in group]
         if not inspect.isclass(entry):
             return [float(value) for value in entry(completions, **args)]
-        own = inspect.signature(entry.__init__).parameters
-        settings = {key: args.pop(key) for key in list(args) if key in own}
+        init_parameters = inspect.signature(entry.__init__).parameters
+        settings = {key: args.pop(key) for key in list(args) if key in init_parameters}
         judge: Any = entry(**settings)
         return [float(value) for value in judge.compute(completions, **args)]
 

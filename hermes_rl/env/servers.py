@@ -54,10 +54,10 @@ def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> Cha
     thinking = None
     if reasoning is not None and reasoning.is_reasoning_kwargs_active() and not skip:
         thinking = ReasoningOptions(effort=reasoning.effort, max_tokens=reasoning.max_tokens)
-    known = {*_REQUEST_FIELDS, "messages", "n", "model", "split", "skip_reasoning"}
-    further = {key: value for key, value in kwargs.items() if key not in known}
-    if further:
-        fields["extra_body"] = {**further, **(fields.get("extra_body") or {})}
+    handled_names = {*_REQUEST_FIELDS, "messages", "n", "model", "split", "skip_reasoning"}
+    extra_arguments = {key: value for key, value in kwargs.items() if key not in handled_names}
+    if extra_arguments:
+        fields["extra_body"] = {**extra_arguments, **(fields.get("extra_body") or {})}
     return ChatRequest(messages=kwargs["messages"], reasoning=thinking, **fields)
 
 
@@ -254,11 +254,14 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
             raise UserError("get_logprobs needs input_ids, prompt or messages")
         reply = await self.role.chat(request)
         assert reply.scored is not None
-        places = [()] + [
-            ((own, value), *((token, other) for token, other in zip(best, values, strict=True) if token != own))
-            for own, value, best, values in zip(
+        candidates_by_position = [()] + [
+            (
+                (prompt_token, value),
+                *((token, other) for token, other in zip(best, values, strict=True) if token != prompt_token),
+            )
+            for prompt_token, value, best, values in zip(
                 reply.prompt[1:],
-                reply.scored.own,
+                reply.scored.token_logprobs,
                 reply.scored.distill_ids[1:],
                 reply.scored.distill_logprobs[1:],
                 strict=True,
@@ -266,8 +269,8 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         ]
         return {
             "prompt_tokens": list(reply.prompt),
-            "prompt_topk_token_ids": [[token for token, _ in place] for place in places],
-            "prompt_topk_logprobs": [[value for _, value in place] for place in places],
+            "prompt_topk_token_ids": [[token for token, _ in candidates] for candidates in candidates_by_position],
+            "prompt_topk_logprobs": [[value for _, value in candidates] for candidates in candidates_by_position],
         }
 
     @asynccontextmanager
@@ -304,9 +307,9 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         calls = []
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(_count(kwargs)):
-                    seed = drawn_seed(request.seed, "choice", number) if number else request.seed
-                    transcript = transcripts[number] if transcripts is not None else request.transcript
+                for index in range(_count(kwargs)):
+                    seed = drawn_seed(request.seed, "choice", index) if index else request.seed
+                    transcript = transcripts[index] if transcripts is not None else request.transcript
                     calls.append(group.create_task(self.role.chat(replace(request, seed=seed, transcript=transcript))))
         except BaseExceptionGroup as errors:  # not `except*`: some versions of Python raise a group from it
             failures, others = errors.split(HermesRLError)

@@ -200,7 +200,7 @@ class SpecEnv(HermesAgentBaseEnv):
         step = self.curr_step
         with ExitStack() as stack:
             if self._mode == "evaluate" and self._opened is not None:
-                evaluation = await evaluate(self._opened.run, EvaluatePlan.of(self.spec))
+                evaluation = await evaluate(self._opened.run, EvaluatePlan.from_spec(self.spec))
                 directory = evaluation_directory(self.spec, self._opened.directory)
             else:
                 # Discard earlier rollouts: the weights of an earlier run may differ at this step.
@@ -214,7 +214,7 @@ class SpecEnv(HermesAgentBaseEnv):
                 budget = budget_of(self.spec, "evaluate", meter)
                 workers = self._opened.workers if self._opened is not None else None
                 run = Run(self._compiled, self._evaluation_rows, plan, store=store, budget=budget, workers=workers)
-                evaluation = await evaluate(run, EvaluatePlan.of(self.spec))
+                evaluation = await evaluate(run, EvaluatePlan.from_spec(self.spec))
             await asyncio.to_thread(write_evaluation, evaluation, directory)
         if self._mode == "evaluate":
             evaluation.require_reliable()
@@ -245,7 +245,7 @@ class SpecEnv(HermesAgentBaseEnv):
         chosen, spec = cast(Mode, mode), cls.spec
         require_effect(flags, chosen)
         if flags:
-            changes = parse_extra_args(flags, ()).over(spec.overrides)
+            changes = parse_extra_args(flags, ()).stack_on(spec.overrides)
             spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
         launch = RunOptions(chosen, environ=cls.environ, at_end=write_report_or_say)
         if chosen == "serve":
@@ -348,8 +348,8 @@ _NOT_HOOKS = {"spec", "environ", "name"}
 
 def overridden(cls: type[SpecEnv]) -> list[str]:
     """Return the members of `SpecEnv` or its base classes that a subclass of a compiled spec overrides, sorted."""
-    own = cls.__mro__[: cls.__mro__.index(SpecEnv)]
-    names = {name for cls in own for name in vars(cls) if not name.startswith("_") or name == "__init__"}
+    derived_classes = cls.__mro__[: cls.__mro__.index(SpecEnv)]
+    names = {name for cls in derived_classes for name in vars(cls) if not name.startswith("_") or name == "__init__"}
     return sorted(name for name in names - _NOT_HOOKS if hasattr(SpecEnv, name))
 
 
@@ -367,13 +367,13 @@ async def run_subclass(cls: type[SpecEnv], launch: RunOptions) -> RunDirectory:
     """
     env: Any = cls(*cls.config_init())
     try:
-        own = env._own_code()
-        if isinstance(own.environment, GroupRunner) and cls.spec.process.format != "atropos":
+        custom_hooks = env._own_code()
+        if isinstance(custom_hooks.environment, GroupRunner) and cls.spec.process.format != "atropos":
             raise UserError(
                 f"process.format: {cls.spec.process.format} is made of rollouts, and {cls.__name__} collects groups by "
                 "its own code: leave process.format out"
             )
-        async with open_run(cls.spec, launch, own) as opened:
+        async with open_run(cls.spec, launch, custom_hooks) as opened:
             env._use(opened)
             await call(env.setup)
             env._begin_tracking()
@@ -402,7 +402,7 @@ async def run_serve(
     cls: type[SpecEnv] | None = None,
     *,
     together: SharedTrainer | None = None,
-    begin: Callable[[], Awaitable[None]] | None = None,
+    before_registration: Callable[[], Awaitable[None]] | None = None,
 ) -> Served:
     """Serve a spec until the trainer that it names has finished its steps.
 
@@ -411,7 +411,8 @@ async def run_serve(
         launch: the options of the run.
         cls: the spec's environment class; default: `compile_spec` creates it.
         together: the environments of this process that serve the same trainer; None: it is the only one.
-        begin: a function awaited after everything is open, before the environment registers with the trainer.
+        before_registration: a function awaited after everything is open, before the environment registers with the
+        trainer.
 
     Raises:
         UserError: the spec cannot be served, or no trajectory API responds at its address.
@@ -427,13 +428,13 @@ async def run_serve(
             trainer = atropos_trainer(env.config, launch.progress)
         if env._encoder.tokenizer is None:
             raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
-        where = spec.serve.api_url if isinstance(trainer, AtroposTrainer) else trainer.name
-        launch.progress.note(f"serving {spec.name} to {where}; waiting for a trainer")
+        destination = spec.serve.api_url if isinstance(trainer, AtroposTrainer) else trainer.name
+        launch.progress.note(f"serving {spec.name} to {destination}; waiting for a trainer")
         async with open_run(spec, launch, env._own_code()) as opened:
             env._use(opened)
             await call(env.setup)
-            if begin is not None:
-                await begin()
+            if before_registration is not None:
+                await before_registration()
             serve, directory = spec.serve, opened.directory
             with closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log:
                 serving = Serving(

@@ -98,18 +98,22 @@ def _import(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
 def _handed_on(module: str, name: str) -> bool:
     """Return True if the author's own adapter module between the environment and hermes_rl provides the name."""
     try:
-        there = vars(import_module(module))
+        members = vars(import_module(module))
     except Exception:  # noqa: BLE001 - the module does not exist, or its import fails here as in the environment
         return False
-    ours = (there[own] is getattr(hermes_rl, own) for own in hermes_rl.__all__ if own in there)
-    return name in there and any(ours)
+    reexport_checks = (
+        members[exported_name] is getattr(hermes_rl, exported_name)
+        for exported_name in hermes_rl.__all__
+        if exported_name in members
+    )
+    return name in members and any(reexport_checks)
 
 
 def _variables(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -> Iterator[tuple[int, str]]:
     """Yield assignments to `os.environ` that are meant for an agent's commands, whose sandbox does not inherit them."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    named = {name for call in calls if (name := _called(call)) is not None}
-    if "HermesAgentLoop" not in named or any(_gives_variables(call) for call in calls):
+    called_names = {name for call in calls if (name := _called(call)) is not None}
+    if "HermesAgentLoop" not in called_names or any(_gives_variables(call) for call in calls):
         return
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign):
@@ -146,6 +150,6 @@ def _variable(target: ast.expr) -> str | None:
     """Return the name in ``os.environ["NAME"]``."""
     if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
         return None
-    where = target.value
-    is_environ = isinstance(where, ast.Attribute) and where.attr == "environ"
+    container = target.value
+    is_environ = isinstance(container, ast.Attribute) and container.attr == "environ"
     return str(target.slice.value) if is_environ else None

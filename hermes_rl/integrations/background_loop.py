@@ -117,11 +117,11 @@ class ModelCalls:
                 batch, ended = [first], False
                 while not ended:
                     try:
-                        further = self._waiting.get(timeout=GATHERING)
+                        next_call = self._waiting.get(timeout=GATHERING)
                     except queue.Empty:
                         break
-                    ended = further is None
-                    batch += [further] if further is not None else []
+                    ended = next_call is None
+                    batch += [next_call] if next_call is not None else []
                 self._answer([request for request in batch if request[1].set_running_or_notify_cancel()], generate)
                 if ended:
                     return

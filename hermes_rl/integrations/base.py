@@ -74,14 +74,14 @@ class TrainerAdapter:
         policy: hermes_rl.Policy | None = None,
         *,
         sampling: Mapping[str, Any] | None = None,
-        where: str = "its configuration",
+        config_location: str = "its configuration",
         retries: int = 2,
         concurrency: int | None = None,
         allow_inexact: bool = False,
         seats: bool = False,
     ) -> None:
         self.trainer, self.env, self.policy, self._seats = trainer, env, policy, seats
-        self.own = own_settings(sampling, trainer, where)
+        self.agent_settings = own_settings(sampling, trainer, config_location)
         self._retries, self._exact = retries, not allow_inexact
         self._room = asyncio.Semaphore(concurrency or 1_000_000)
         self._opening: asyncio.Task[Any] | None = None
@@ -134,17 +134,17 @@ class TrainerAdapter:
                 f"{settings}: the engine's log-probabilities know nothing of it, so they are not those that were "
                 f"sampled. Leave both at 1, or {raw}"
             )
-        return {**self.own, **settings}
+        return {**self.agent_settings, **settings}
 
     async def play(
-        self, place: BatchPlace, split: str, sampling: Mapping[str, Any], policy: hermes_rl.Policy | None = None
+        self, position: BatchPlace, split: str, sampling: Mapping[str, Any], policy: hermes_rl.Policy | None = None
     ) -> hermes_rl.Rollout:
         """Run one rollout, with `policy` if given, else with the policy of this object.
 
         Raises:
             UserError, RunError: as for `Env.run`.
         """
-        row, group, member, size = place
+        row, group, member, size = position
         return await self.env.run(
             row,
             policy=policy or self.policy,
@@ -156,7 +156,7 @@ class TrainerAdapter:
             retries=self._retries,
         )
 
-    async def run_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
+    async def run_group(self, position: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
         """Run all members of a group.
 
         If several seats of an episode are trained, the members are the rollouts of those seats.
@@ -164,7 +164,7 @@ class TrainerAdapter:
         Raises:
             UserError: the group size is not a multiple of the number of trained seats; also as for `Env.run_group`.
         """
-        row, group, _, size = place
+        row, group, _, size = position
         seats = trained_seats(self.env)
         if size % seats:
             raise UserError(f"{seats} seats of an episode are trained, so {self.trainer}'s groups are multiples of it")
@@ -173,39 +173,42 @@ class TrainerAdapter:
         return played if seats == 1 or played.dropped is not None else played.compared()[0]
 
     async def play_all(
-        self, places: Sequence[BatchPlace], split: str, sampling: Mapping[str, Any]
+        self, positions: Sequence[BatchPlace], split: str, sampling: Mapping[str, Any]
     ) -> list[BatchResult]:
         """Run every position of a batch and return the results in the same order.
 
-        Members that rewards compare run together, so `places` must contain all members of their group. Cancelling this
-        coroutine cancels the rollouts.
+        Members that rewards compare run together, so `positions` must contain all members of their group. Cancelling
+        this coroutine cancels the rollouts.
         """
 
         comparing = bool(self.env.comparing) or trained_seats(self.env) > 1
 
-        async def play(place: BatchPlace) -> dict[tuple[str | None, int], BatchResult]:
+        async def play(position: BatchPlace) -> dict[tuple[str | None, int], BatchResult]:
             async with self._room:
-                if not comparing or place.size == 1:
-                    members = {place.member: await self.play(place, split, sampling)}
+                if not comparing or position.size == 1:
+                    members = {position.member: await self.play(position, split, sampling)}
                 else:
-                    group = await self.run_group(place, split, sampling)
+                    group = await self.run_group(position, split, sampling)
                     if group.dropped is not None:
-                        lost = BatchResult(None, group.dropped, group.detail)
-                        return {(place.group, member): lost for member in range(place.size)}
+                        dropped_result = BatchResult(None, group.dropped, group.detail)
+                        return {(position.group, member): dropped_result for member in range(position.size)}
                     members = dict(enumerate(group.rollouts))
             return {
-                (place.group, number): BatchResult(own, own.stop_reason, own.error) for number, own in members.items()
+                (position.group, member_index): BatchResult(rollout, rollout.stop_reason, rollout.error)
+                for member_index, rollout in members.items()
             }
 
         # If the members of a group run together, the task of the first member runs them all.
-        begun = [place for place in places if not comparing or place.size == 1 or place.member == 0]
-        work = [asyncio.create_task(play(place)) for place in begun]
+        task_positions = [
+            position for position in positions if not comparing or position.size == 1 or position.member == 0
+        ]
+        work = [asyncio.create_task(play(position)) for position in task_positions]
         try:
-            ended = {place: played for part in await asyncio.gather(*work) for place, played in part.items()}
+            ended = {position: played for part in await asyncio.gather(*work) for position, played in part.items()}
         finally:
             for task in work:
                 task.cancel()
-        return [ended[place.group, place.member] for place in places]
+        return [ended[position.group, position.member] for position in positions]
 
     def examples(self, rollout: hermes_rl.Rollout, *, one: bool = False) -> list[hermes_rl.Example]:
         """Return the training examples of a rollout, one per sequence. This takes milliseconds: call it in a thread.
@@ -219,17 +222,17 @@ class TrainerAdapter:
         return require_carried(rollout, self.trainer).examples(one=one, exact=self._exact)
 
 
-def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -> dict[str, Any]:
+def own_settings(sampling: Mapping[str, Any] | None, trainer: str, config_location: str) -> dict[str, Any]:
     """Return the user's settings of `agent`.
 
     Raises:
-        UserError: `sampling` is not a mapping, or contains a setting that belongs into the trainer's `where`.
+        UserError: `sampling` is not a mapping, or contains a setting that belongs into the trainer's `config_location`.
     """
     if not isinstance(sampling, Mapping | None):
         raise UserError(f"sampling is {sampling!r:.60}: write settings of `agent`, such as {{'max_turns': 4}}")
     settings = dict(sampling or {})
     for name in sorted({"temperature", "top_p"} & settings.keys()):
-        raise UserError(f"{name} is {trainer}'s: set it in {where}, not in `sampling`")
+        raise UserError(f"{name} is {trainer}'s: set it in {config_location}, not in `sampling`")
     return settings
 
 
@@ -254,12 +257,15 @@ def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
 # ---------------------------------------------------------------------------- sampling parameters, by vLLM's names
 
 
-def parameters(sampling: hermes_rl.Sampling, most: int | None = None) -> dict[str, Any]:
-    """Return the sampling parameters of a call by vLLM's names; `most` is an additional limit on `max_tokens`."""
+def parameters(sampling: hermes_rl.Sampling, token_limit: int | None = None) -> dict[str, Any]:
+    """Return the sampling parameters of a call by vLLM's names.
+
+    `token_limit` is an additional limit on `max_tokens`.
+    """
     return {
         "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-        "max_tokens": sampling.max_tokens if most is None else min(sampling.max_tokens, most),
+        "max_tokens": sampling.max_tokens if token_limit is None else min(sampling.max_tokens, token_limit),
         "stop_token_ids": list(sampling.stop_ids),
     }
 
@@ -271,8 +277,8 @@ def sampled_by_vllm(answer: Any) -> hermes_rl.Sampled:
         ValueError: the numbers of tokens and log-probabilities differ.
     """
     (output,) = answer.outputs
-    if len(output.token_ids) != (known := len(output.logprobs or ())):
-        raise ValueError(f"vLLM gave {len(output.token_ids)} tokens and {known} log-probabilities")
+    if len(output.token_ids) != (logprob_count := len(output.logprobs or ())):
+        raise ValueError(f"vLLM gave {len(output.token_ids)} tokens and {logprob_count} log-probabilities")
     logprobs = [step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)]
     return hermes_rl.Sampled(list(output.token_ids), logprobs, output.finish_reason or "stop")
 

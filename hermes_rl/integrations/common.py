@@ -103,11 +103,12 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
     if not trained_seats(env):
         raise UserError(f"agents: no seat is trained (`train: false`), so {trainer} would get nothing")
     if trained_seats(env) > 1 and not (
-        seats and {own.baseline for own in env.spec.agents.values() if own.train} == {"row"}
+        seats and {seat_config.baseline for seat_config in env.spec.agents.values() if seat_config.train} == {"row"}
     ):
-        way = "write `baseline: row` for each of them" if seats else "train with TRL's GRPOTrainer"
+        remedy = "write `baseline: row` for each of them" if seats else "train with TRL's GRPOTrainer"
         raise UserError(
-            f"agents: {trained_seats(env)} seats are trained, and {trainer} has one rollout for each place: {way}, or "
+            f"agents: {trained_seats(env)} seats are trained, and {trainer} has one rollout for each place: "
+            f"{remedy}, or "
             "train through Atropos, TRL's asynchronous loop, HTTP (docs/service.md) or groups of the Python API"
         )
     if env.spec.on_stop.get("retries_exhausted") == "worst":

@@ -58,7 +58,7 @@ class HermesEnvironment(Environment):
         super().__init__()
         self._env, self._sync, self._turns = env, sync, turns
         self._session: Any = None
-        self._heard = 0
+        self._delivered_count = 0
         """Number of messages that the client already has, including its own."""
         self._state = State()
 
@@ -77,7 +77,7 @@ class HermesEnvironment(Environment):
         self.close()
         split, group = options.pop("split", "train"), options.pop("group", None)
         row = self._row(split, seed, **options)
-        self._state, self._heard = State(episode_id=episode_id, key=row.key), 0
+        self._state, self._delivered_count = State(episode_id=episode_id, key=row.key), 0
         self._session = self._sync.session(row, split=split, group=group)
         return self._observation(self._session.start())
 
@@ -116,12 +116,12 @@ class HermesEnvironment(Environment):
         rows = self._env.rows(split)
         if index is not None and rows.length is not None and not 0 <= index < rows.length:
             raise UserError(f"{split} has {rows.length} rows, and none with the index {index}")
-        place = index if index is not None else seed if seed is not None else self._turns()
-        return rows[place if rows.length is None else place % rows.length]
+        row_index = index if index is not None else seed if seed is not None else self._turns()
+        return rows[row_index if rows.length is None else row_index % rows.length]
 
     def _observation(self, turn: hermes_rl.SessionTurn | None) -> Observation:
         if turn is not None:
-            new, self._heard = turn.messages[self._heard :], len(turn.messages) + 1
+            new, self._delivered_count = turn.messages[self._delivered_count :], len(turn.messages) + 1
             return Observation(messages=new, tools=turn.tools, max_tokens=turn.max_tokens)
         rollout = require_carried(self._session.rollout, "OpenEnv")
         return Observation(
@@ -161,8 +161,8 @@ class HermesEnvironment(Environment):
         return self.get_task_range(split)
 
 
-def make_app(env: hermes_rl.Env, most: int) -> Any:
-    """Return OpenEnv's application for an open environment, with at most `most` concurrent sessions.
+def make_app(env: hermes_rl.Env, max_sessions: int) -> Any:
+    """Return OpenEnv's application for an open environment, with at most `max_sessions` concurrent sessions.
 
     Raises:
         UserError: sessions cannot run the spec, such as rewards that compare the members of a group.
@@ -175,6 +175,6 @@ def make_app(env: hermes_rl.Env, most: int) -> Any:
         lambda: HermesEnvironment(env, sync, lambda: next(numbers)),
         ReplyAction,
         Observation,
-        max_concurrent_envs=most,
+        max_concurrent_envs=max_sessions,
         env_name=env.spec.name,
     )

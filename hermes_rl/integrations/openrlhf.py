@@ -56,7 +56,7 @@ def executor(
         from openrlhf.utils.agent import AgentExecutorBase
     except ImportError as error:
         raise UserError(f"the executor needs OpenRLHF 0.11 ({error}): install it as its documents say") from error
-    own = own_settings(sampling, "OpenRLHF", "its arguments")
+    agent_settings = own_settings(sampling, "OpenRLHF", "its arguments")
 
     class AgentExecutor(AgentExecutorBase):
         """Executor that runs rollouts of the spec."""
@@ -64,7 +64,7 @@ def executor(
         def __init__(self) -> None:
             self.env = hermes_rl.open_env(spec, environ=environ)
             self._pull = TrainerAdapter(
-                "OpenRLHF", self.env, sampling=own, retries=retries, allow_inexact=allow_inexact
+                "OpenRLHF", self.env, sampling=agent_settings, retries=retries, allow_inexact=allow_inexact
             )
             self._policies: dict[tuple[Any, ...], hermes_rl.Policy] = {}
 
@@ -110,13 +110,13 @@ def executor(
 
 
 def _policy(
-    tokenizer: Any, renderer: Any, params: Any, engine: Any, longest: int, most: int | None
+    tokenizer: Any, renderer: Any, params: Any, engine: Any, longest: int, max_tokens: int | None
 ) -> hermes_rl.Policy:
     """Return a policy that samples with the vLLM engine of this process."""
 
     async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
         settings = deepcopy(params)
-        for name, value in {**parameters(sampling, most), "logprobs": 0, "min_tokens": 0}.items():
+        for name, value in {**parameters(sampling, max_tokens), "logprobs": 0, "min_tokens": 0}.items():
             setattr(settings, name, value)
         return sampled_by_vllm(await engine.generate(ids, settings))
 
@@ -125,6 +125,12 @@ def _policy(
 
 def _ranges(mask: list[int]) -> list[tuple[int, int]]:
     """Return the start and the exclusive end of each run of ones."""
-    starts = [place for place, (mark, last) in enumerate(zip(mask, [0, *mask], strict=False)) if mark and not last]
-    ends = [place for place, (mark, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True)) if last and not mark]
+    starts = [
+        index for index, (is_trained, last) in enumerate(zip(mask, [0, *mask], strict=False)) if is_trained and not last
+    ]
+    ends = [
+        index
+        for index, (is_trained, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True))
+        if last and not is_trained
+    ]
     return list(zip(starts, ends, strict=True))

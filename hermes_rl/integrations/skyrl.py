@@ -74,7 +74,7 @@ class HermesGenerator:
             hermes_rl.open_env(spec, environ=environ),
             hermes_rl.Policy.sampling(self._sample, tokenizer, renderer=renderer, context=context),
             sampling=sampling,
-            where="generator.sampling_params",
+            config_location="generator.sampling_params",
             retries=retries,
             concurrency=concurrency,
             allow_inexact=allow_inexact,
@@ -95,16 +95,16 @@ class HermesGenerator:
         sampling = self._pull.sampling(
             input_batch["sampling_params"] or {}, RAW if self._raw and not evaluated else None
         )
-        sizes, begun, places = Counter(name.instance_id for name in names), Counter[Any](), []
+        sizes, member_counts, positions = Counter(name.instance_id for name in names), Counter[Any](), []
         extras = input_batch["env_extras"]
         if len(extras) != len(names):
             raise UserError(f"SkyRL's batch has {len(names)} trajectory_ids and {len(extras)} env_extras")
         for name, extra in zip(names, extras, strict=True):
             group = name.instance_id
             _, key = row_named({**extra, "split": split}, "a prompt has no `key` of a row", "skyrl")
-            places.append(BatchPlace(key, f"{group}@{step}", begun[group], sizes[group]))
-            begun[group] += 1
-        played = await self._pull.play_all(places, split, sampling)
+            positions.append(BatchPlace(key, f"{group}@{step}", member_counts[group], sizes[group]))
+            member_counts[group] += 1
+        played = await self._pull.play_all(positions, split, sampling)
         return await asyncio.to_thread(self._output, played, names)
 
     async def close(self) -> None:
@@ -146,8 +146,8 @@ class HermesGenerator:
             examples = [hermes_rl.Example([0], [0], [0], [0.0], (None, None))]
             if is_scored(rollout):
                 examples = self._pull.examples(rollout, one=not self._step_wise)
-            for number, example in enumerate(examples, start=1):
-                last, size = number == len(examples), len(example.response_ids)
+            for sequence_index, example in enumerate(examples, start=1):
+                last, size = sequence_index == len(examples), len(example.response_ids)
                 row = (
                     example.prompt_ids,
                     example.response_ids,
@@ -177,21 +177,21 @@ def _stand_ins(played: Sequence[BatchResult], groups: Sequence[str]) -> list[flo
     has a score, all get the mean of the batch. No token of these rollouts is trained on.
     """
     scores: dict[str, list[float]] = {}
-    lost: dict[str, list[int]] = {}
-    for place, ((rollout, _, _), group) in enumerate(zip(played, groups, strict=True)):
+    unscored: dict[str, list[int]] = {}
+    for index, ((rollout, _, _), group) in enumerate(zip(played, groups, strict=True)):
         if is_scored(rollout) and rollout.score is not None:
             scores.setdefault(group, []).append(rollout.score)
         else:
-            lost.setdefault(group, []).append(place)
-    every = [score for known in scores.values() for score in known] or [0.0]
-    whole = [0.0 if rollout is None or rollout.score is None else rollout.score for rollout, _, _ in played]
-    for group, places in lost.items():
-        known = scores.get(group, [fmean(every)])
-        mean, paired = fmean(known), len(places) // 2 * 2
-        distance = stdev(known) * sqrt(len(places) / paired) if paired and len(known) > 1 else 0.0
-        for number, place in enumerate(places):
-            whole[place] = mean if number >= paired else mean + (distance if number % 2 else -distance)
-    return whole
+            unscored.setdefault(group, []).append(index)
+    every = [score for group_scores in scores.values() for score in group_scores] or [0.0]
+    filled_scores = [0.0 if rollout is None or rollout.score is None else rollout.score for rollout, _, _ in played]
+    for group, indices in unscored.items():
+        group_scores = scores.get(group, [fmean(every)])
+        mean, paired = fmean(group_scores), len(indices) // 2 * 2
+        distance = stdev(group_scores) * sqrt(len(indices) / paired) if paired and len(group_scores) > 1 else 0.0
+        for rank, index in enumerate(indices):
+            filled_scores[index] = mean if rank >= paired else mean + (distance if rank % 2 else -distance)
+    return filled_scores
 
 
 def _metrics(played: Sequence[BatchResult]) -> dict[str, float]:

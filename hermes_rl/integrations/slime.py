@@ -35,10 +35,10 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """
     pull = _pull(args)
     require_no_comparing(await pull.open(), "slime")
-    named = {**(sample.metadata or {}), "split": "eval" if evaluation else "train"}
-    split, key = row_named(named, "a sample has no `key` in its metadata", "slime")
-    place = BatchPlace(key, f"{key}@{sample.group_index}", 0, 1)
-    rollout = await pull.play(place, split, _sampling(args, pull, sampling_params))
+    row_metadata = {**(sample.metadata or {}), "split": "eval" if evaluation else "train"}
+    split, key = row_named(row_metadata, "a sample has no `key` in its metadata", "slime")
+    position = BatchPlace(key, f"{key}@{sample.group_index}", 0, 1)
+    rollout = await pull.play(position, split, _sampling(args, pull, sampling_params))
     # slime requires the same shape for all rollouts. Only our reward hook can count the sequences of a list.
     several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
     sample.metadata = {**sample.metadata, "stop_reason": str(rollout.stop_reason), "error": rollout.error}
@@ -121,10 +121,10 @@ def _sampling(args: Any, pull: TrainerAdapter, parameters: dict[str, Any]) -> di
         "max_trajectory_tokens": getattr(args, "rollout_max_context_len", None),
     }
     for name, bound in bounds.items():
-        known = [
+        limits = [
             value for value in (bound, settings.get(name, getattr(pull.env.spec.agent, name))) if value is not None
         ]
-        settings.update({name: min(known)} if known else {})
+        settings.update({name: min(limits)} if limits else {})
     return settings
 
 
@@ -141,7 +141,7 @@ def _pull(args: Any) -> TrainerAdapter:
             hermes_rl.open_env(spec, workers=workers),
             hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer),
             sampling=sampling,
-            where="--rollout-temperature",
+            config_location="--rollout-temperature",
             retries=2 if retries is None else retries,
             allow_inexact=bool(inexact),
         )

@@ -159,12 +159,12 @@ class HermesGroup(EnvGroupBuilder):
     ) -> None:
         self.spec, self.key, self.tokenizer, self.size = spec, key, tokenizer, size
         self.renderer, self.sampling, self.split = renderer, sampling, split
-        self._made: list[HermesEnv] = []
+        self._open_envs: list[HermesEnv] = []
 
     async def make_envs(self) -> Sequence[HermesEnv]:
         """Return new members; each starts its rollout at `initial_observation`."""
         envs = [HermesEnv(self, self.key) for _ in range(self.size)]
-        self._made += envs
+        self._open_envs += envs
         return envs
 
     async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
@@ -186,7 +186,7 @@ class HermesGroup(EnvGroupBuilder):
 
     async def cleanup(self) -> None:
         """Release the sandboxes of rollouts that did not finish."""
-        envs, self._made = self._made, []
+        envs, self._open_envs = self._open_envs, []
         await asyncio.gather(*(env.close() for env in envs))
 
     def logging_tags(self) -> list[str]:
@@ -194,7 +194,7 @@ class HermesGroup(EnvGroupBuilder):
         return ["hermes-rl"]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": []}
+        return {**self.__dict__, "_open_envs": []}
 
 
 class HermesDataset(RLDataset):

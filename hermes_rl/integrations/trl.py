@@ -71,7 +71,7 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
     import torch
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-    whole = DataCollatorForPreference(pad_token_id=pad_token_id)
+    base_collator = DataCollatorForPreference(pad_token_id=pad_token_id)
 
     def collate(rows: list[Mapping[str, Any]]) -> Any:
         lacking = [row for row in rows if not (row.get("chosen_labels") and row.get("rejected_labels"))]
@@ -82,11 +82,11 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
                 '`dataset.filter(lambda row: row["chosen_labels"])`, and set remove_unused_columns=False'
             )
         sides = [{f"{side}_ids": row[f"{side}_input_ids"][:max_length] for side in SIDES} for row in rows]
-        batch = whole([{**row, "prompt_ids": [], **ids} for row, ids in zip(rows, sides, strict=True)])
+        batch = base_collator([{**row, "prompt_ids": [], **ids} for row, ids in zip(rows, sides, strict=True)])
         labels = [row[f"{side}_labels"][:max_length] for side in SIDES for row in rows]
         mask = torch.zeros_like(batch["completion_mask"])
-        for place, line in enumerate(labels):
-            mask[place, : len(line)] = torch.tensor(line) != MASKED
+        for index, line in enumerate(labels):
+            mask[index, : len(line)] = torch.tensor(line) != MASKED
         return {**batch, "completion_mask": mask}
 
     return collate
@@ -166,7 +166,7 @@ class HermesRollouts(BackgroundEnv):
             raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
         if self._pull is None:
             policy = self._policy or self._policy_of(trainer)
-            self._pull = TrainerAdapter("TRL", self.env, policy, where=WHERE, seats=True, **self._settings)
+            self._pull = TrainerAdapter("TRL", self.env, policy, config_location=WHERE, seats=True, **self._settings)
         pull = self._pull
         assert pull.policy is not None
         if self._trainer is not trainer:
@@ -187,12 +187,13 @@ class HermesRollouts(BackgroundEnv):
             require_whole(numbered, size, together)
         split, batch = "train" if training else "eval", next(self._batches)
         rows = self.rows(split)
-        places = [
-            BatchPlace(rows[key], f"{key}@{split}{batch}.{number}", member, size) for key, number, member in numbered
+        positions = [
+            BatchPlace(rows[key], f"{key}@{split}{batch}.{group_index}", member, size)
+            for key, group_index, member in numbered
         ]
         sampling = pull.sampling({name: getattr(trainer, name) for name in SETTINGS})
         self._calls = ModelCalls()
-        playing = self.sync.submit(pull.play_all(places, split, sampling))
+        playing = self.sync.submit(pull.play_all(positions, split, sampling))
         self._calls.answer_until(playing, lambda calls: self._generate(trainer, calls) if self._generate else [])
         columns = columns_of(playing.result(), _tokenizer(trainer).eos_token_id, pull)
         return {**columns, "other_policy": [self._policy is not None] * len(prompts)}
@@ -254,24 +255,24 @@ def places_of(prompts: Sequence[str], size: int, first: int) -> list[tuple[str, 
     Raises:
         UserError: the prompts of a group are not the key of one row.
     """
-    places = [(key, place // size, place % size) for place, key in enumerate(prompts, start=first)]
+    positions = [(key, position // size, position % size) for position, key in enumerate(prompts, start=first)]
     keys: dict[int, Any] = {}
-    for key, number, _ in places:
-        if not isinstance(key, str) or keys.setdefault(number, key) != key:
+    for key, group_index, _ in positions:
+        if not isinstance(key, str) or keys.setdefault(group_index, key) != key:
             raise UserError(
-                f"the prompts of a group are {size} times the key of one row, not {keys.get(number, key)!r} and "
+                f"the prompts of a group are {size} times the key of one row, not {keys.get(group_index, key)!r} and "
                 f"{key!r}: give the trainer `train_dataset` and `eval_dataset` of HermesRollouts"
             )
-    return places
+    return positions
 
 
-def require_whole(places: Sequence[tuple[str, int, int]], size: int, comparing: Sequence[str]) -> None:
+def require_whole(positions: Sequence[tuple[str, int, int]], size: int, comparing: Sequence[str]) -> None:
     """Raise `UserError` if a compared group is split between processes; `comparing` names the rewards."""
-    members = Counter(number for _, number, _ in places)
+    members = Counter(group_index for _, group_index, _ in positions)
     if set(members.values()) != {size}:
         raise UserError(
             f"{', '.join(comparing)} compares the members of a group, and TRL has split groups of {size} between "
-            f"processes that have {len(places)} rollouts each: make per_device_train_batch_size times "
+            f"processes that have {len(positions)} rollouts each: make per_device_train_batch_size times "
             "steps_per_generation (per_device_eval_batch_size in evaluation) a multiple of the group's size"
         )
 
@@ -287,7 +288,7 @@ def columns_of(ended: Sequence[BatchResult], end: int, pull: TrainerAdapter) -> 
     """
     require_a_score(ended)
     examples = [hermes_rl.Example([end], [end], [0], [0.0], (None, None)) for _ in ended]
-    for place, (rollout, _, _) in enumerate(ended):
+    for index, (rollout, _, _) in enumerate(ended):
         if is_scored(rollout):
             several = pull.examples(rollout)
             if len(several) != 1:
@@ -296,12 +297,12 @@ def columns_of(ended: Sequence[BatchResult], end: int, pull: TrainerAdapter) -> 
                     f"context, and TRL's rollout_func takes one: {rollout.one_context}, or train with "
                     "AsyncGRPOTrainer and HermesWorker, which take all"
                 )
-            examples[place] = several[0]
-    known = all(example.logprobs is not None for example in examples)
+            examples[index] = several[0]
+    has_logprobs = all(example.logprobs is not None for example in examples)
     return {
         "prompt_ids": [example.prompt_ids for example in examples],
         "completion_ids": [example.response_ids for example in examples],
-        "logprobs": [example.logprobs for example in examples] if known else None,
+        "logprobs": [example.logprobs for example in examples] if has_logprobs else None,
         "env_mask": [example.mask for example in examples],
         "score": [rollout.score if is_scored(rollout) else None for rollout, _, _ in ended],
         "rewards": [values_of(rollout) if rollout is not None else {} for rollout, _, _ in ended],
@@ -323,19 +324,19 @@ def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.S
         UserError: a seat sets `top_p`.
     """
     alike: dict[tuple[float, tuple[int, ...]], list[int]] = {}
-    for place, (_, sampling) in enumerate(calls):
+    for index, (_, sampling) in enumerate(calls):
         if sampling.top_p not in (None, 1.0):
             raise UserError(
                 f"agents.….agent.top_p={sampling.top_p}: the trainer's log-probabilities know nothing of it, so tokens "
                 "would seem likelier than they were. Leave it out, or use vLLM"
             )
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
-        alike.setdefault((temperature, sampling.stop_ids), []).append(place)
+        alike.setdefault((temperature, sampling.stop_ids), []).append(index)
     answers: dict[int, hermes_rl.Sampled] = {}
-    for (temperature, _), places in alike.items():
-        batch = [calls[place] for place in places]
-        answers.update(zip(places, _generate_alike(trainer, batch, temperature), strict=True))
-    return [answers[place] for place in range(len(calls))]
+    for (temperature, _), indices in alike.items():
+        batch = [calls[index] for index in indices]
+        answers.update(zip(indices, _generate_alike(trainer, batch, temperature), strict=True))
+    return [answers[index] for index in range(len(calls))]
 
 
 def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> list[hermes_rl.Sampled]:
@@ -365,7 +366,7 @@ def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> 
     )
     with unwrapped as model, torch.no_grad():
         ids = model.generate(input_ids=prompts, attention_mask=attention, logits_processor=[scaled], **settings)
-    values = torch.stack(scaled.taken(ids), 1).tolist()
+    values = torch.stack(scaled.collect_logprobs(ids), 1).tolist()
     return [
         _until_end(line, logs, call[1]) for line, logs, call in zip(ids[:, width:].tolist(), values, calls, strict=True)
     ]
@@ -387,7 +388,7 @@ class _Scaled:
         self._last = scores.float() / self._temperature
         return self._last
 
-    def taken(self, ids: Any) -> list[Any]:
+    def collect_logprobs(self, ids: Any) -> list[Any]:
         """Return the log-probabilities of the sampled tokens: one tensor per step, with one entry per call."""
         self._note(ids)
         return self._noted
@@ -401,7 +402,9 @@ class _Scaled:
 def _until_end(ids: list[int], logprobs: list[float], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
     """Return the tokens of one call up to its end; the batch ran until its longest call ended."""
     length = min(len(ids), sampling.max_tokens)
-    length = next((place for place, token in enumerate(ids[:length], start=1) if token in sampling.stop_ids), length)
+    length = next(
+        (position for position, token in enumerate(ids[:length], start=1) if token in sampling.stop_ids), length
+    )
     finish = "stop" if ids[length - 1] in sampling.stop_ids else "length"
     return hermes_rl.Sampled(ids[:length], [min(value, 0.0) for value in logprobs[:length]], finish)  # NaN stays
 
@@ -524,7 +527,7 @@ class HermesWorker(BackgroundEnv):
         name = model if adapter is None else lambda: f"{adapter}-v{self._version}"
         self._policy = policy or _vllm(args.vllm_server_base_url, name, tokenizer or str(model), renderer)
         self._pull = TrainerAdapter(
-            "TRL", self.env, self._policy, sampling=sampling, where=WHERE, allow_inexact=allow_inexact
+            "TRL", self.env, self._policy, sampling=sampling, config_location=WHERE, allow_inexact=allow_inexact
         )
         self._sampling = self._pull.sampling({name: getattr(args, name) for name in SETTINGS})
         self._drop_uniform, self._normalise = drop_uniform, normalise
@@ -581,18 +584,18 @@ class HermesWorker(BackgroundEnv):
             sampling=self._sampling,
         )
         async with playing as groups:
-            for number in count():
+            for group_index in count():
                 group = await anext(groups, None)
                 if group is None:
                     return
                 self.metrics_queue.put(self._metrics(group, groups.excluded))
-                for sample in await asyncio.to_thread(self._samples, group, number):
+                for sample in await asyncio.to_thread(self._samples, group, group_index):
                     while self.rollout_buffer.full():  # noqa: ASYNC110 - another thread empties it, and none fills it
                         await asyncio.sleep(0.05)
                     sample.enqueued_at = time.time()
                     self.rollout_buffer.put_nowait(sample)
 
-    def _samples(self, group: hermes_rl.Group, number: int) -> list[Any]:
+    def _samples(self, group: hermes_rl.Group, group_index: int) -> list[Any]:
         """Return one sample per sequence with trained tokens; none if the group was dropped."""
         import numpy as np
 
@@ -623,7 +626,7 @@ class HermesWorker(BackgroundEnv):
                         old_log_probs=np.asarray(logprobs, dtype=np.float32),
                         advantage=advantage,
                         model_version=self._version if oldest is None else oldest,
-                        group_id=number,
+                        group_id=group_index,
                         metrics={"reward": rollout.score, "reward_std": pstdev(part.scores), **values},
                     )
                 )

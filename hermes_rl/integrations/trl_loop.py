@@ -117,14 +117,14 @@ class _Stepped:
 
 def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
     """Return a tool as a method whose signature and docstring let TRL rebuild the tool's schema."""
-    wanted = tool["parameters"].get("properties", {})
+    properties = tool["parameters"].get("properties", {})
     required = tool["parameters"].get("required", ())
 
     def call(self: _Stepped, **arguments: Any) -> str:
         return self._call(tool["name"], arguments)
 
-    types = {name: _TYPES.get(schema.get("type", ""), str) for name, schema in wanted.items()}
-    lines = [f"    {name}: {_one_line(schema.get('description') or name)}" for name, schema in wanted.items()]
+    types = {name: _TYPES.get(schema.get("type", ""), str) for name, schema in properties.items()}
+    lines = [f"    {name}: {_one_line(schema.get('description') or name)}" for name, schema in properties.items()]
     call.__name__ = tool["name"]
     call.__doc__ = "\n".join([_one_line(tool.get("description") or tool["name"]), "", "Args:", *lines])
     call.__annotations__ = {**types, "return": str}

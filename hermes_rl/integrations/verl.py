@@ -56,8 +56,12 @@ class VerlAgentLoop:
         self._config = trainer_config.config.actor_rollout_ref.rollout
         _require(self._config)
         self._made_of = spec, server_manager, tokenizer, renderer
-        own = own_settings(sampling, "verl", "the configuration of verl")
-        self._settings: dict[str, Any] = {"sampling": own, "retries": retries, "allow_inexact": allow_inexact}
+        agent_settings = own_settings(sampling, "verl", "the configuration of verl")
+        self._settings: dict[str, Any] = {
+            "sampling": agent_settings,
+            "retries": retries,
+            "allow_inexact": allow_inexact,
+        }
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
         """Run the row that a sample names, and return an AgentLoopOutput.
@@ -79,7 +83,9 @@ class VerlAgentLoop:
         if not several and longest > self._config.prompt_length:
             raise UserError(f"a prompt has {longest} tokens: set data.max_prompt_length to at least that")
         timings = {"generate_sequences": "generation", "tool_calls": "tools", "compute_score": "rewards"}
-        metrics = AgentLoopMetrics(**{theirs: rollout.timings.get(ours, 0.0) for theirs, ours in timings.items()})
+        metrics = AgentLoopMetrics(
+            **{theirs: rollout.timings.get(timing_key, 0.0) for theirs, timing_key in timings.items()}
+        )
         values = {name: reward.value for name, reward in rollout.rewards.items()}
         # verl requires the same names from every rollout, so a reward without a value is NaN.
         rewards = {name: math.nan if values.get(name) is None else values[name] for name in worker.env.spec.rewards}
@@ -116,10 +122,10 @@ class VerlAgentLoop:
                     "not say which they are: set trainer.use_v1=true"
                 )
             return await worker.play(BatchPlace(key, uid, 0, 1), split, settings)
-        place = BatchPlace(key, uid, int(sample["session_id"]), size)
+        position = BatchPlace(key, uid, int(sample["session_id"]), size)
         if compared:
-            return await worker.together(place, split, settings)
-        return await worker.play(place._replace(size=max(size, place.member + 1)), split, settings)
+            return await worker.together(position, split, settings)
+        return await worker.play(position._replace(size=max(size, position.member + 1)), split, settings)
 
     async def _worker(self) -> _Worker:
         spec, manager, _, renderer = self._made_of
@@ -164,23 +170,25 @@ class _Worker(TrainerAdapter):
         self._groups: dict[str, tuple[asyncio.Queue[int], asyncio.Task[hermes_rl.Group]]] = {}
         self._waiting: Counter[asyncio.Task[hermes_rl.Group]] = Counter()
 
-    async def together(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Rollout:
+    async def together(self, position: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Rollout:
         """Run a group after verl has started all of its members, and return the requested member.
 
         Raises:
             RunError: the group was dropped, or verl did not start all members in time.
             UserError: the member index is out of range.
         """
-        if not 0 <= place.member < place.size:
-            raise UserError(f"a group of {place.size} has members from 0 to {place.size - 1}, not {place.member}")
-        uid = str(place.group)
+        if not 0 <= position.member < position.size:
+            raise UserError(
+                f"a group of {position.size} has members from 0 to {position.size - 1}, not {position.member}"
+            )
+        uid = str(position.group)
         if uid not in self._groups:
             arrived: asyncio.Queue[int] = asyncio.Queue()
-            playing = asyncio.create_task(self._whole(arrived, place, split, sampling))
+            playing = asyncio.create_task(self._run_full_group(arrived, position, split, sampling))
             playing.add_done_callback(lambda _: self._groups.pop(uid))
             self._groups[uid] = arrived, playing
         arrived, playing = self._groups[uid]
-        arrived.put_nowait(place.member)
+        arrived.put_nowait(position.member)
         self._waiting[playing] += 1
         try:
             group = await asyncio.shield(playing)  # if verl cancels one member, the others still need the group
@@ -191,22 +199,23 @@ class _Worker(TrainerAdapter):
                 playing.cancel()
         if group.dropped is not None:
             raise RunError(f"group {group.id} has no scores ({group.dropped}: {group.detail})")
-        return next(member for member in group.rollouts if member.key.index == place.member)
+        return next(member for member in group.rollouts if member.key.index == position.member)
 
-    async def _whole(
-        self, arrived: asyncio.Queue[int], place: BatchPlace, split: str, sampling: Mapping[str, Any]
+    async def _run_full_group(
+        self, arrived: asyncio.Queue[int], position: BatchPlace, split: str, sampling: Mapping[str, Any]
     ) -> hermes_rl.Group:
-        here: set[int] = set()
+        arrived_members: set[int] = set()
         try:
             async with asyncio.timeout(GATHERING):
-                while len(here) < place.size:
-                    here.add(await arrived.get())
+                while len(arrived_members) < position.size:
+                    arrived_members.add(await arrived.get())
         except TimeoutError:
             raise RunError(
-                f"{', '.join(self.env.comparing)} compares the members of a group, and verl has begun {len(here)} of "
-                f"{place.size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
+                f"{', '.join(self.env.comparing)} compares the members of a group, and verl has begun "
+                f"{len(arrived_members)} of "
+                f"{position.size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
             ) from None
-        return await self.run_group(place, split, sampling)
+        return await self.run_group(position, split, sampling)
 
 
 def _require(config: Any) -> None:

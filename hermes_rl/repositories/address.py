@@ -45,7 +45,7 @@ class Address:
         inside: the directory or the spec in it; empty for all of it.
     """
 
-    place: str
+    repository: str
     kind: Kind
     url: str
     revision: str | None = None
@@ -56,13 +56,13 @@ class Address:
         """Commit, if the revision is one."""
         return self.revision if self.revision is not None and _COMMIT.fullmatch(self.revision) else None
 
-    def at(self, commit: str) -> Address:
+    def at_commit(self, commit: str) -> Address:
         """Return the same address at a commit."""
         return replace(self, revision=commit)
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision is not None else ""
-        return f"{self.place}{revision}{f'#{self.inside}' if self.inside else ''}"
+        return f"{self.repository}{revision}{f'#{self.inside}' if self.inside else ''}"
 
 
 def address_of(text: str) -> Address | None:
@@ -71,29 +71,29 @@ def address_of(text: str) -> Address | None:
     Raises `UserError` if it starts like an address, and is not one.
     """
     rest, _, inside = text.partition("#")
-    scheme, colon, behind = rest.partition("://")
+    scheme, colon, remainder = rest.partition("://")
     if not colon:
-        place, _, revision = rest.partition("@")
-        if _SHORT.fullmatch(place) is None or _means_a_file(place):
+        repository, _, revision = rest.partition("@")
+        if _SHORT.fullmatch(repository) is None or _means_a_file(repository):
             return None
-        return _checked(text, Address(place, "git", f"https://github.com/{place}.git"), revision, inside)
+        return _checked(text, Address(repository, "git", f"https://github.com/{repository}.git"), revision, inside)
     if scheme == "hf":
-        place, _, revision = behind.partition("@")
-        match = _HUB.fullmatch(place)
+        repository, _, revision = remainder.partition("@")
+        match = _HUB.fullmatch(repository)
         if match is None or match[2].partition("/")[0] in _KINDS:
             raise UserError(f"{escape_controls(text)} is no repository of a hub: write hf://OWNER/NAME@REV")
-        return _checked(text, Address(f"hf://{place}", _KINDS[match[1]], match[2]), revision, inside)
+        return _checked(text, Address(f"hf://{repository}", _KINDS[match[1]], match[2]), revision, inside)
     if not scheme.startswith("git+"):
         return None
     if (scheme := scheme.removeprefix("git+")) not in SCHEMES:
         raise UserError(
             f"{escape_controls(text)}: git is asked by {', '.join(f'git+{scheme}' for scheme in SCHEMES)} alone"
         )
-    return _of_git(text, scheme, behind, inside)
+    return _of_git(text, scheme, remainder, inside)
 
 
-def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
-    host, slash, path = behind.partition("/")
+def _of_git(text: str, scheme: str, remainder: str, inside: str) -> Address:
+    host, slash, path = remainder.partition("/")
     path, _, revision = path.partition("@")
     url = f"{scheme}://{host}{slash}{path}"
     if not path or any(ord(char) <= ord(" ") for char in url):
@@ -115,14 +115,14 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
     return _checked(text, Address(f"git+{url}", "git", url), revision, inside)
 
 
-def _means_a_file(place: str) -> bool:
+def _means_a_file(reference: str) -> bool:
     """Return True for `specs/mine.yaml`, and for `specs/mine` if there is a directory `specs`: it was mistyped."""
-    owner, _, name = place.partition("/")
+    owner, _, name = reference.partition("/")
     return name.endswith((".yaml", ".yml", ".json")) or Path(owner).is_dir()
 
 
 def _checked(text: str, address: Address, revision: str, inside: str) -> Address:
-    if "@" in text.partition("#")[0].removeprefix(address.place) and not revision:
+    if "@" in text.partition("#")[0].removeprefix(address.repository) and not revision:
         raise UserError(f"{escape_controls(text)}: a branch, a tag or a commit is missing behind `@`")
     if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise UserError(

@@ -54,7 +54,7 @@ class Fetched:
         """Record that the user has accepted to run exactly this content."""
         trust(self.digest, str(self.address))
 
-    def described(self) -> dict[str, str]:
+    def to_record(self) -> dict[str, str]:
         """Return the entry for the record of a run."""
         return {"address": str(self.address), "commit": str(self.address.revision), "digest": self.digest}
 
@@ -67,19 +67,21 @@ def fetched(address: Address) -> Fetched:
     """
     repository = _environments() / _folder_name(address)
     if address.commit is not None:
-        named = Named(address.commit, address.commit)
+        revision = Named(address.commit, address.commit)
     else:
         try:
-            named = git_commit(address) if address.kind == "git" else Named(hub_commit(address), "")
+            revision = git_commit(address) if address.kind == "git" else Named(hub_commit(address), "")
         except UserError as error:
-            raise UserError(f"{error}{_kept(repository, address)}") from error
-    if (here := _here(repository, address.at(named.commit))) is not None:
-        return here
+            raise UserError(f"{error}{_describe_cached(repository, address)}") from error
+    if (cached_copy := _load_cached(repository, address.at_commit(revision.commit))) is not None:
+        return cached_copy
     try:
         repository.mkdir(parents=True, exist_ok=True)
         # One process fetches at a time, so that none replaces a directory that another one has just received.
         with _locked(repository), tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
-            return _here(repository, address.at(named.commit)) or _fetch(repository, address, named, Path(work))
+            return _load_cached(repository, address.at_commit(revision.commit)) or _fetch(
+                repository, address, revision, Path(work)
+            )
     except Unfit as error:
         raise UserError(f"{address}: {error}") from error
     except OSError as error:
@@ -97,28 +99,28 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _fetch(repository: Path, address: Address, named: Named, work: Path) -> Fetched:
+def _fetch(repository: Path, address: Address, revision: Named, work: Path) -> Fetched:
     files = work / "files"
     files.mkdir()
     if address.kind == "git":
-        commit, entries = git_files(address, named, work / "git")
+        commit, entries = git_files(address, revision, work / "git")
     else:
-        commit, entries = named.commit, hub_files(address, named.commit)
+        commit, entries = revision.commit, hub_files(address, revision.commit)
     if address.commit not in (None, commit):
         raise UserError(f"{address}: another commit was given, {commit}")
-    if (here := _here(repository, address.at(commit))) is not None:
-        return here  # the revision has moved to a commit that is here
+    if (cached_copy := _load_cached(repository, address.at_commit(commit))) is not None:
+        return cached_copy  # the revision has moved to a commit that is here
     write_files(entries, files)
     digest = digest_of(files)
-    described = json.dumps({"address": str(address.at(commit)), "digest": digest})
-    (work / "digest").write_text(described, encoding="utf-8")
+    metadata = json.dumps({"address": str(address.at_commit(commit)), "digest": digest})
+    (work / "digest").write_text(metadata, encoding="utf-8")
     shutil.rmtree(repository / commit, ignore_errors=True)  # its content is no longer the fetched content
     files.rename(repository / commit)
     (work / "digest").rename(repository / f"{commit}.json")
-    return Fetched(address.at(commit), repository / commit, digest)
+    return Fetched(address.at_commit(commit), repository / commit, digest)
 
 
-def _here(repository: Path, address: Address) -> Fetched | None:
+def _load_cached(repository: Path, address: Address) -> Fetched | None:
     """Return the fetched content of a commit, or None if it is missing or was changed."""
     folder = repository / str(address.revision)
     try:
@@ -128,12 +130,12 @@ def _here(repository: Path, address: Address) -> Fetched | None:
         return None
 
 
-def _kept(repository: Path, address: Address) -> str:
+def _describe_cached(repository: Path, address: Address) -> str:
     """Return a description of the addresses that can be used without a network."""
-    there = sorted(repository.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    if not there:
+    digest_files = sorted(repository.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not digest_files:
         return ""
-    return "; here already: " + ", ".join(str(address.at(path.stem)) for path in there[:3])
+    return "; here already: " + ", ".join(str(address.at_commit(path.stem)) for path in digest_files[:3])
 
 
 def _folder_name(address: Address) -> str:
@@ -152,10 +154,10 @@ def is_trusted(digest: str) -> bool:
     return _trust(digest).is_file()
 
 
-def trust(digest: str, what: str) -> None:
-    """Record that the user has accepted to run the content with this digest; `what` describes it for people."""
+def trust(digest: str, description: str) -> None:
+    """Record that the user has accepted to run the content with this digest; `description` describes it for people."""
     _trust(digest).parent.mkdir(parents=True, exist_ok=True)
-    _trust(digest).write_text(f"{what}\n", encoding="utf-8")
+    _trust(digest).write_text(f"{description}\n", encoding="utf-8")
 
 
 def _trust(digest: str) -> Path:

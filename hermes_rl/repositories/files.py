@@ -78,12 +78,13 @@ def _real(path: Path) -> Path:
 
 
 def _require_fit(entry: RepositoryFile, total: int, names: set[str]) -> None:
-    shown = escape_controls(entry.name.encode("utf-8", "replace").decode())
+    display_name = escape_controls(entry.name.encode("utf-8", "replace").decode())
     if not plain_path(entry.name) or entry.name in names:
-        raise Unfit(f"{shown!r} is no name of a file that may be written here")
+        raise Unfit(f"{display_name!r} is no name of a file that may be written here")
     if total > MOST_BYTES:
         raise Unfit(
-            f"with {shown} ({entry.size:,} bytes) it is larger than {MOST_BYTES:,} bytes: an environment is code and "
+            f"with {display_name} ({entry.size:,} bytes) it is larger than {MOST_BYTES:,} bytes: an environment is "
+            "code and "
             "few rows, and a large dataset is named by `dataset.path`"
         )
     if len(names) >= MOST_FILES:
@@ -99,13 +100,13 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 def digest_of(folder: Path) -> str:
     """Return the SHA-256 of all names, kinds and contents of a directory."""
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in files_of(folder):
         if path.is_symlink():
             kind, content = b"l", os.fsencode(path.readlink())
         else:
             kind, content = b"x" if path.stat().st_mode & 0o100 else b"f", path.read_bytes()
         name = os.fsencode(path.relative_to(folder).as_posix())
-        whole.update(b"%s %d %d\0%s" % (kind, len(name), len(content), name))
-        whole.update(content)
-    return whole.hexdigest()
+        hasher.update(b"%s %d %d\0%s" % (kind, len(name), len(content), name))
+        hasher.update(content)
+    return hasher.hexdigest()

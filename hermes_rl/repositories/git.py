@@ -37,7 +37,7 @@ class Named(NamedTuple):
     """Current meaning of a revision: a commit, and the name by which to request it."""
 
     commit: str
-    wanted: str
+    refspec: str
 
 
 def git_commit(address: Address) -> Named:
@@ -57,25 +57,29 @@ def git_commit(address: Address) -> Named:
             return Named(commits.get(f"{name}^{{}}", commits[name]), name)
     if revision is None:
         raise UserError(f"{address} is empty: it has no commit")
-    raise UserError(f"{address.place} has no branch and no tag {revision}; a commit is named by all of its 40 digits")
+    raise UserError(
+        f"{address.repository} has no branch and no tag {revision}; a commit is named by all of its 40 digits"
+    )
 
 
-def git_files(address: Address, named: Named, folder: Path) -> tuple[str, Iterator[RepositoryFile]]:
+def git_files(address: Address, revision: Named, folder: Path) -> tuple[str, Iterator[RepositoryFile]]:
     """Fetch a commit into an empty directory; return the commit, and its files.
 
     Raises `UserError` if it is not available, or is too large.
     """
     _git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
-    at = ["-C", str(folder)]
-    _git(address, [*at, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, named.wanted])
-    commit = _git(address, [*at, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]).decode().strip()
-    listed = _git(address, [*at, "ls-tree", "-r", "-z", "-l", "--full-tree", commit])
-    return commit, _entries(address, at, listed)
+    directory_options = ["-C", str(folder)]
+    _git(
+        address, [*directory_options, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, revision.refspec]
+    )
+    commit = _git(address, [*directory_options, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]).decode().strip()
+    listing = _git(address, [*directory_options, "ls-tree", "-r", "-z", "-l", "--full-tree", commit])
+    return commit, _entries(address, directory_options, listing)
 
 
-def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[RepositoryFile]:
+def _entries(address: Address, directory_options: Sequence[str], listing: bytes) -> Iterator[RepositoryFile]:
     entries: list[tuple[str, str, str, int]] = []
-    for line in listed.decode("utf-8", "surrogateescape").split("\0")[:-1]:
+    for line in listing.decode("utf-8", "surrogateescape").split("\0")[:-1]:
         about, _, path = line.partition("\t")
         permissions, kind, blob, length = about.split()
         if kind == "blob":  # else a submodule: another repository, which must not be fetched
@@ -84,7 +88,7 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
         stdin.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
         stdin.seek(0)
-        _git(address, [*at, "cat-file", "--batch"], stdin.fileno(), stdout.fileno())
+        _git(address, [*directory_options, "cat-file", "--batch"], stdin.fileno(), stdout.fileno())
         stdout.seek(0)
         for name, mode, _, size in entries:
             stdout.readline()
@@ -127,10 +131,10 @@ def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, i
         if child.returncode == 0:
             return output or b""
         stderr.seek(0)
-        words = " ".join(stderr.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
+        error_text = " ".join(stderr.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
     if child.returncode == 127:
         raise UserError(f"git is not installed, and {address} needs it")
-    if "File too large" in words:
+    if "File too large" in error_text:
         raise UserError(f"{address} is larger than {2 * MOST_BYTES:,} bytes: an environment is code and few rows")
-    hint = "" if "://" in address.place else "; nothing of that name is here, so it was taken for one on GitHub"
-    raise UserError(f"{address} cannot be had: git says: {escape_controls(words)[:600]}{hint}")
+    hint = "" if "://" in address.repository else "; nothing of that name is here, so it was taken for one on GitHub"
+    raise UserError(f"{address} cannot be had: git says: {escape_controls(error_text)[:600]}{hint}")

@@ -106,23 +106,23 @@ class MemoryShare:
     ) -> None:
         self._sandboxes, self._clock = sandboxes, clock
         self._looked, self._open = -POLL_INTERVAL, 0
-        self._seen: SandboxMemory | None = None
+        self._usage: SandboxMemory | None = None
 
     def carry(self, open_rollouts: int) -> bool:
         """Return True if another rollout may start; always for the first one, because nothing else would release
         memory.
         """
         if self._clock() - self._looked >= POLL_INTERVAL:
-            self._looked, self._open, self._seen = self._clock(), open_rollouts, self._sandboxes()
-        seen = self._seen
-        if open_rollouts == 0 or seen is None:
+            self._looked, self._open, self._usage = self._clock(), open_rollouts, self._sandboxes()
+        usage = self._usage
+        if open_rollouts == 0 or usage is None:
             return True
-        if seen.short:
-            return (open_rollouts + 1) * seen.each <= seen.limit
-        if seen.used < NEARLY * seen.limit:
+        if usage.short:
+            return (open_rollouts + 1) * usage.each <= usage.limit
+        if usage.used < NEARLY * usage.limit:
             return True
-        begun = max(0, open_rollouts - self._open)
-        return seen.limit - seen.used - begun * seen.each >= max(seen.each, RESERVE * seen.limit)
+        new_rollouts = max(0, open_rollouts - self._open)
+        return usage.limit - usage.used - new_rollouts * usage.each >= max(usage.each, RESERVE * usage.limit)
 
 
 class CapacityCheck(Protocol):
@@ -141,8 +141,8 @@ class Fixed:
         self.descriptors = descriptors or DescriptorShare()
         self.memory = memory or MemoryShare()
 
-    def admits(self, open_rollouts: int, beside: int = 0) -> bool:
-        together = open_rollouts + beside
+    def admits(self, open_rollouts: int, other_open: int = 0) -> bool:
+        together = open_rollouts + other_open
         carried = self.descriptors.carry(together) and self.memory.carry(together)
         return open_rollouts < self.concurrency and carried
 
@@ -186,15 +186,15 @@ class Adaptive:
         self._cores, self._machine = cores or usable_cores, machine or whole_machine
         self._looked = clock()
         self._before = self._measured()
-        self._busy, self._taken = 0.0, 1.0
+        self._busy, self._total_load = 0.0, 1.0
         """Fraction of the cores used by this program, and by all programs: assumed full until measured."""
         self._memory = self._free()
         self._ceiling = 0
 
-    def admits(self, open_rollouts: int, beside: int = 0) -> bool:
-        """Return True if another rollout may start; `beside` rollouts are open in other runs of this process."""
+    def admits(self, open_rollouts: int, other_open: int = 0) -> bool:
+        """Return True if another rollout may start; `other_open` rollouts are open in other runs of this process."""
         self._look(open_rollouts)
-        together = open_rollouts + beside
+        together = open_rollouts + other_open
         if not (self.descriptors.carry(together) and self.memory.carry(together)):
             return False
         if together < self._cores():
@@ -202,8 +202,8 @@ class Adaptive:
         waiting = self._calls.waiting if self._calls is not None else 0
         first = FIRST * self._cores()
         # Other programs share the cores that they keep busy, so the guaranteed number starts anyway.
-        carried = self._busy < BUSY and self._memory > RESERVE and (self._taken < BUSY or together < first)
-        return waiting == 0 and carried and open_rollouts < max(first - beside, self._ceiling)
+        carried = self._busy < BUSY and self._memory > RESERVE and (self._total_load < BUSY or together < first)
+        return waiting == 0 and carried and open_rollouts < max(first - other_open, self._ceiling)
 
     def _look(self, open_rollouts: int) -> None:
         now = self._clock()
@@ -211,12 +211,12 @@ class Adaptive:
             return
         seconds, self._looked = now - self._looked, now
         before, self._before = self._before, self._measured()
-        own, *whole = (
+        program_load, *machine_loads = (
             (after.seconds - earlier.seconds) / seconds / after.cores
             for earlier, after in zip(before, self._before, strict=False)
         )
-        self._busy = 0.5 * self._busy + 0.5 * own
-        self._taken = 0.5 * self._taken + 0.5 * max(whole, default=0.0)
+        self._busy = 0.5 * self._busy + 0.5 * program_load
+        self._total_load = 0.5 * self._total_load + 0.5 * max(machine_loads, default=0.0)
         self._memory = self._free()
         self._ceiling = int(open_rollouts * GROWTH) + 1
 
@@ -288,8 +288,8 @@ def open_descriptors() -> int:
 
 def processor_seconds() -> float:
     """Return the CPU seconds of this program and its ended children, sandboxes included."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    program_usage, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return program_usage.ru_utime + program_usage.ru_stime + children.ru_utime + children.ru_stime
 
 
 def usable_cores() -> int:

@@ -66,11 +66,11 @@ def of_turns(scores: Sequence[float], credit: Sequence[Sequence[float]]) -> list
         scores: one score per rollout.
         credit: one value per turn of each rollout; zeros for a rollout without credit.
     """
-    differences = [_centred(own, 1.0) for own in credit]
-    within = max(_spread([turn for own in differences for turn in own]), _spread(scores))
+    differences = [_centred(turn_values, 1.0) for turn_values in credit]
+    within = max(_spread([turn for turn_values in differences for turn in turn_values]), _spread(scores))
     return [
-        [between + (turn / within if within else 0.0) for turn in own]
-        for between, own in zip(grpo(scores), differences, strict=True)
+        [between + (turn / within if within else 0.0) for turn in turn_values]
+        for between, turn_values in zip(grpo(scores), differences, strict=True)
     ]
 
 

@@ -90,7 +90,10 @@ log = logging.getLogger(__name__)
 def seats_of(spec: Spec) -> tuple[Seat, ...]:
     """Return the seats of a spec's episodes in its order; empty for a single agent."""
     trained = set(spec.trained_seats)
-    return tuple(Seat(name, own.server, name in trained, own.baseline) for name, own in spec.agents.items())
+    return tuple(
+        Seat(name, seat_config.server, name in trained, seat_config.baseline)
+        for name, seat_config in spec.agents.items()
+    )
 
 
 # --------------------------------------------------- From a spec and a row to the initial messages of a rollout
@@ -114,7 +117,7 @@ def program_of(
     context: int,
     function: AgentFunction | None = None,
     *,
-    place: str = "agent.program",
+    spec_key: str = "agent.program",
     port: int = PORT,
 ) -> AgentProgram:
     """Return the agent program, rendered for the row and a conversation.
@@ -123,7 +126,7 @@ def program_of(
         messages: the conversation, whose last message it must respond to.
         context: maximum tokens of a conversation.
         function: function called for `python`.
-        place: key of the spec, for errors.
+        spec_key: key of the spec, for errors.
         port: port in the sandbox at which it reaches the model.
 
     Raises:
@@ -135,26 +138,27 @@ def program_of(
     offered = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, offered, strict=True))}
     command, env = (
-        coerce(render(written, values, where=where, key=row.key), kind, where=where, key=row.key)
-        for written, kind, where in (
-            (program.command, list[EnvText], f"{place}.command"),
-            (program.env, dict[str, EnvText], f"{place}.env"),
+        coerce(render(written, values, location=location, key=row.key), kind, location=location, key=row.key)
+        for written, kind, location in (
+            (program.command, list[EnvText], f"{spec_key}.command"),
+            (program.env, dict[str, EnvText], f"{spec_key}.env"),
         )
     )
     arguments = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
-    where = f"{place}.files"
+    location = f"{spec_key}.files"
     files = tuple(
-        render_section(file, values, where=f"{where}.{index}", key=row.key) for index, file in enumerate(program.files)
+        render_section(file, values, location=f"{location}.{index}", key=row.key)
+        for index, file in enumerate(program.files)
     )
     return AgentProgram(
         tuple(command),
         env,
-        laid_files(files, spec.folder, where),
+        laid_files(files, spec.folder, location),
         tuple(program.train),
         program.tools is not None,
         function,
         {} if function is None else arguments,
-        place,
+        spec_key,
     )
 
 
@@ -191,7 +195,7 @@ class CompiledSpec:
         self._state_class = load_object(spec.state.python) if spec.state is not None else None
         self._programs = spec.programs
         self._agent_functions = {
-            path: AgentFunction.of(program.python, where=f"{'.'.join(path)}.python")
+            path: AgentFunction.from_ref(program.python, spec_key=f"{'.'.join(path)}.python")
             for path, program in self._programs.items()
             if program.python
         }
@@ -299,12 +303,12 @@ class CompiledSpec:
     def prompt(self, row: Row, seat: str = "") -> list[Message]:
         """Return the initial messages of a rollout, for this seat if there are several (default: the first)."""
         seat = seat or next(iter(self.spec.agents), "")
-        own = self.spec.agents.get(seat)
-        prompt, place = self.spec.prompt, "prompt"
-        if own is not None and own.prompt is not None:
-            prompt, place = own.prompt, f"agents.{seat}.prompt"
+        seat_config = self.spec.agents.get(seat)
+        prompt, location = self.spec.prompt, "prompt"
+        if seat_config is not None and seat_config.prompt is not None:
+            prompt, location = seat_config.prompt, f"agents.{seat}.prompt"
         with locating(self.spec, row.key, ("prompt",)):
-            messages = messages_of(prompt, row, self._folder, place)
+            messages = messages_of(prompt, row, self._folder, location)
         return with_thinking(messages, self.spec.atropos.get("custom_thinking_prompt"))
 
     async def toolkit(self, row: Row, group: str) -> Toolkit:
@@ -349,7 +353,7 @@ class CompiledSpec:
             self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.done is not None:
                 new.is_over = self._asks(self.spec.state.done, new)
-            seats = [seat for seat, own in self.spec.agents.items() if own.sandbox == "own"]
+            seats = [seat for seat, seat_config in self.spec.agents.items() if seat_config.sandbox == "own"]
             entered: Any = AsyncExitStack() if seats else nullcontext()  # few rollouts need it, and it takes a kilobyte
             async with new as runtime, entered as stack:
                 for seat in seats:
@@ -378,8 +382,8 @@ class CompiledSpec:
         async with self.runtime(key) as runtime:
             users = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
             for turn in solution_turns(self.spec, key.row) if solved else ():
-                for who, toolkit in (("user_tools", users), ("tools", runtime.toolkit)):
-                    for call in turn.get(who) or ():
+                for turn_key, toolkit in (("user_tools", users), ("tools", runtime.toolkit)):
+                    for call in turn.get(turn_key) or ():
                         tool = toolkit.get(call["name"])
                         if tool is not None and (tool.on_sandbox or isinstance(tool, RolloutTool | StateTool)):
                             with suppress(ToolFailedError, ToolInputError):
@@ -407,8 +411,8 @@ class CompiledSpec:
             raise UserError(
                 f"tools: `ends_rollout` names {name!r}, and there is no such tool{choices(name, toolkit.names)}"
             )
-        for seat, own in self.spec.agents.items():
-            for name in sorted(set(own.tools or ()) - toolkit.names):
+        for seat, seat_config in self.spec.agents.items():
+            for name in sorted(set(seat_config.tools or ()) - toolkit.names):
                 raise UserError(f"agents.{seat}.tools: there is no tool {name!r}{choices(name, toolkit.names)}")
 
     async def _process(self, row: Row) -> RolloutProcess | None:
@@ -416,7 +420,7 @@ class CompiledSpec:
         state = self.spec.state if self.spec.state_apart else None
         if state is None and not any(tool.isolate == "process" for tool in self.spec.all_tools.values()):
             return None
-        code = None if state is None else Code.of(state.python)
+        code = None if state is None else Code.from_ref(state.python)
         python = "" if state is None else state.python
         isolate: Isolate = "process" if state is None else state.isolate
         item, codes = dict(row.columns), self._codes_of_process() if isolate == "sandbox" else ()
@@ -431,9 +435,11 @@ class CompiledSpec:
         """Return all code of the spec that the process of a rollout may load: a sandbox contains no other code."""
         assert self.spec.state is not None
         tools = self.spec.all_tools.values()
-        functions = [Code.of(tool.python) for tool in tools if tool.python is not None and tool.isolate == "process"]
+        functions = [
+            Code.from_ref(tool.python) for tool in tools if tool.python is not None and tool.isolate == "process"
+        ]
         rewards = [code for function, code in self._rewards_apart() if "state" in function.parameters]
-        return tuple(dict.fromkeys((BEGIN, Code.of(self.spec.state.python), *functions, *rewards)))
+        return tuple(dict.fromkeys((BEGIN, Code.from_ref(self.spec.state.python), *functions, *rewards)))
 
     def _sandboxed(self) -> Iterator[tuple[Code, ...]]:
         """Yield the code of each kind of sandboxed process."""
@@ -464,9 +470,9 @@ class CompiledSpec:
         try:
             return self._state_class(deep_copy(dict(row.columns)))
         except (Exception, SystemExit) as error:  # any exception of the spec's code is a mistake in the spec
-            where = place_of(error, self._state_class.__init__)
+            error_text = place_of(error, self._state_class.__init__)
             raise UserError(
-                f"state: {self.spec.state and self.spec.state.python} raised {where} (row {row.key})"
+                f"state: {self.spec.state and self.spec.state.python} raised {error_text} (row {row.key})"
             ) from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
@@ -517,7 +523,7 @@ class CompiledSpec:
     def _artifacts(self, row: Row) -> list[ArtifactRequest]:
         """Return the artifacts that the spec requests, rendered for a row."""
         rendered = {
-            name: render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key)
+            name: render_section(artifact, row.columns, location=f"artifacts.{name}", key=row.key)
             for name, artifact in self.spec.artifacts.items()
         }
         for name, artifact in rendered.items():
@@ -577,14 +583,14 @@ class CompiledSpec:
         names = runtime.toolkit.names | {seat.name for seat in self.seats[1:]}
         if user.state is not None:
             ask = self._asks(user.state, runtime)
-            where = f"user.state: {user.state} of the state"
-            return CodeUser(ask, where, names, max_turns=user.max_turns, speaks_first=user.speaks_first)
+            location = f"user.state: {user.state} of the state"
+            return CodeUser(ask, location, names, max_turns=user.max_turns, speaks_first=user.speaks_first)
         if user.turns is not None:
-            words = self._words(key.row)
+            user_turns = self._render_user_turns(key.row)
             with locating(self.spec, key.row.key):
-                require_offered(words, names)
-            lines = [{"say": each.say, "tools": each.tools} for each in words]
-            before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
+                require_offered(user_turns, names)
+            lines = [{"say": each.say, "tools": each.tools} for each in user_turns]
+            before = BeforeWords(self.spec, self.grader, key.row, runtime, user_turns)
             return ScriptedUser(lines, "user.turns", names, before, speaks_first=user.speaks_first)
         toolkit = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
         with locating(self.spec, key.row.key, ("user",)):
@@ -605,16 +611,18 @@ class CompiledSpec:
 
     def _role_of(self, seat: Seat, key: RolloutKey) -> str:
         """Return the role that acts for a seat in an episode."""
-        own = self.spec.agents[seat.name]
-        if not own.opponents:
-            return own.server
-        if own.opponent_sampling == "latest":
-            return own.opponents[-1]
+        seat_config = self.spec.agents[seat.name]
+        if not seat_config.opponents:
+            return seat_config.server
+        if seat_config.opponent_sampling == "latest":
+            return seat_config.opponents[-1]
         chance = Random(replace(key, seat=seat.name).seed(self.seed))
-        if own.opponent_sampling == "uniform":
-            return chance.choice(own.opponents)
-        rates = [(won + 1) / (games + 2) for won, games in (self.won.get(role, (0.0, 0)) for role in own.opponents)]
-        return chance.choices(own.opponents, [max(rate * (1 - rate), LEAST_CHANCE) for rate in rates])[0]
+        if seat_config.opponent_sampling == "uniform":
+            return chance.choice(seat_config.opponents)
+        rates = [
+            (won + 1) / (games + 2) for won, games in (self.won.get(role, (0.0, 0)) for role in seat_config.opponents)
+        ]
+        return chance.choices(seat_config.opponents, [max(rate * (1 - rate), LEAST_CHANCE) for rate in rates])[0]
 
     def table(
         self,
@@ -630,18 +638,18 @@ class CompiledSpec:
         players: list[SeatRunner] = []
         order = self.spec.schedule.order if self.spec.schedule is not None else None
         for seat in seats:
-            name, own = seat.name, self.spec.agents[seat.name]
+            name, seat_config = seat.name, self.spec.agents[seat.name]
             model = policy if seat.role == POLICY else self.roles[seat.role]
-            bounds = replace(options_of_seat(options, own.agent, self.spec), seed=seeds[name])
+            bounds = replace(options_of_seat(options, seat_config.agent, self.spec), seed=seeds[name])
             if players:
                 bounds = replace(bounds, max_turns_per_answer=None)  # only the first seat responds to the user
             identity, port = seat_id(runtime.task_id, name), PORT + len(players)
-            toolkit = runtime.toolkit.only(own.tools)
+            toolkit = runtime.toolkit.only(seat_config.tools)
             if order == "call" and not players:
                 others = [  # `players` is filled by the time of the call
-                    SeatTool(other, described.description or f"Asks {other}.", partial(players.__getitem__, place))
-                    for place, (other, described) in enumerate(self.spec.agents.items())
-                    if place
+                    SeatTool(other, other_config.description or f"Asks {other}.", partial(players.__getitem__, index))
+                    for index, (other, other_config) in enumerate(self.spec.agents.items())
+                    if index
                 ]
                 schemas = [*toolkit.schemas, *(tool.schema for tool in others)]
                 toolkit = Toolkit([*toolkit.tools, *others], schemas)
@@ -663,17 +671,17 @@ class CompiledSpec:
         return MultiAgentEpisode(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
-        template, where = self.spec.agents[listener].message_template, f"agents.{listener}.message_template"
+        template, location = self.spec.agents[listener].message_template, f"agents.{listener}.message_template"
         # it may receive several messages at once: no line of one may look like a message of another
         if len(self.spec.agents) > 2:
             template = template if "seat" in columns_used(template) else f"{{{{ seat }}}}: {template}"
             text = "\n    ".join(text.splitlines())
         try:
             values = {**row.columns, "seat": speaker, "text": text}
-            return render_text(template, values, where=where, key=row.key)
+            return render_text(template, values, location=location, key=row.key)
         except TemplateError as error:  # caused by another seat's message, so it stops the episode and not the run
             with locating(self.spec, row.key):  # unless it fails for any message
-                render_text(template, {**row.columns, "seat": speaker, "text": "words"}, where=where, key=row.key)
+                render_text(template, {**row.columns, "seat": speaker, "text": "words"}, location=location, key=row.key)
             raise ScheduleError(str(error)) from error
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
@@ -687,19 +695,19 @@ class CompiledSpec:
             return calling()
         return simultaneous_schedule(play.rounds) if play.order == "simultaneous" else alternating_schedule(play.rounds)
 
-    def _words(self, row: Row) -> Sequence[UserWords]:
+    def _render_user_turns(self, row: Row) -> Sequence[UserWords]:
         """Return the user's fixed messages, rendered for a row; empty for other kinds of user."""
         user = self.spec.user
         if user is None or user.turns is None:
             return ()
         with locating(self.spec, row.key, ("user",)):
-            words = render_section(user, row.columns, where="user", key=row.key).turns or ()
-            for number, each in enumerate(words):
-                placed_files(each.files, self._folder, f"user.turns.{number}.files")
-            return words
+            user_turns = render_section(user, row.columns, location="user", key=row.key).turns or ()
+            for index, each in enumerate(user_turns):
+                placed_files(each.files, self._folder, f"user.turns.{index}.files")
+            return user_turns
 
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
-        if self.spec.agent.program is not None and self._words(key.row):
+        if self.spec.agent.program is not None and self._render_user_turns(key.row):
             raise UserError(f"user.turns: an agent program hears no further words (row {key.row.key})")
         return self._program_of(ONLY_SEAT, key, runtime.task_id, PORT, context)
 
@@ -715,8 +723,10 @@ class CompiledSpec:
         async def started(messages: Sequence[Message]) -> AgentProgram:
             if seat.name and (role := self.roles[seat.role]).scripted:
                 role.register(rollout_id, self._script_from(key, seat, messages))
-            size, place = await context(), ".".join(path)
-            return program_of(self.spec, program, key.row, messages, rollout_id, size, function, place=place, port=port)
+            size, spec_key = await context(), ".".join(path)
+            return program_of(
+                self.spec, program, key.row, messages, rollout_id, size, function, spec_key=spec_key, port=port
+            )
 
         return started
 
@@ -728,7 +738,7 @@ class CompiledSpec:
         """
         prior = _answers(self.prompt(key.row, seat.name))
         script, answered = self.script(key, prior, seat), _answers(messages) - prior
-        begins = [0, *(number for number, turn in enumerate(script.turns, 1) if not turn.tools)]
+        begins = [0, *(index for index, turn in enumerate(script.turns, 1) if not turn.tools)]
         remaining = script.turns[begins[answered] :] if answered < len(begins) else ()
         # An empty script would count as missing.
         return Script(remaining or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
@@ -753,8 +763,8 @@ class CompiledSpec:
         return policy_script(self.spec, self.roles[seat.role].configs[0], key, prior, seat.name)
 
     def _forget(self, name: str) -> None:
-        for seat, own in self.spec.agents.items():
-            for role in own.opponents or (own.server,):
+        for seat, seat_config in self.spec.agents.items():
+            for role in seat_config.opponents or (seat_config.server,):
                 self.roles[role].forget(seat_id(name, seat))
         self.policy.forget(name)
         if self._simulated is not None:
@@ -786,7 +796,7 @@ def _schedule_function(spec: Spec) -> AgentFunction | None:
     """Load the function that decides the order of speakers, if the spec has one."""
     if spec.schedule is None or spec.schedule.fn is None:
         return None
-    function = AgentFunction.of(spec.schedule.fn, SCHEDULE_TAKES, "schedule.fn")
+    function = AgentFunction.from_ref(spec.schedule.fn, SCHEDULE_TAKES, "schedule.fn")
     if "state" in function.takes and spec.state_apart:
         raise UserError(
             "schedule.fn: it names `state`, which is in a process; use `schedule: {state: METHOD}`, or say "

@@ -73,15 +73,15 @@ def attach_provenance(group: Group) -> TokenProvenance:
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
     sampling: list[dict[str, Any]] = []
     sampling.extend(entry for rollout in members for entry in rollout.sampling if entry and entry not in sampling)
-    known = all(None not in (each.weights.before, each.weights.after) for each in ledger) and bool(ledger)
+    has_versions = all(None not in (each.weights.before, each.weights.after) for each in ledger) and bool(ledger)
     return TokenProvenance(
         sampled=sum(generation.count for generation in ledger),
         trained=sum(sequence.trained_length for sequence in sequences),
         excluded=sum(count for rollout in members for count in rollout.excluded.values()),
         turns=sum(rollout.result.turns_used for rollout in members if rollout.result is not None),
         sequences=len(sequences),
-        oldest=min(generation.weights.before or 0 for generation in ledger) if known else None,
-        newest=max(generation.weights.after or 0 for generation in ledger) if known else None,
+        oldest=min(generation.weights.before or 0 for generation in ledger) if has_versions else None,
+        newest=max(generation.weights.after or 0 for generation in ledger) if has_versions else None,
         sampling=tuple(sampling),
         problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _problems(rollout)),
     )
@@ -119,9 +119,9 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
     answers = [message for message in result.messages[result.prompt_length :] if message.get("role") == "assistant"]
     if len(answers) != len(result.replies):
         yield f"it has {len(answers)} assistant messages of {len(result.replies)} answers"
-    for number, (message, reply) in enumerate(zip(answers, result.replies, strict=False)):
+    for index, (message, reply) in enumerate(zip(answers, result.replies, strict=False)):
         if (message.get("content") or "") != (reply.message.get("content") or ""):
-            yield f"the assistant message {number} is not what was sampled"
+            yield f"the assistant message {index} is not what was sampled"
 
 
 def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
@@ -280,14 +280,14 @@ class RolloutKey:
     size: int
     attempt: int = 0
     epoch: int = 0
-    mark: str = ""
+    id_marker: str = ""
     seat: str = ""
 
     @property
     def id(self) -> str:
         """Id that is stable across restarts; each attempt has its own id."""
         attempt = f"r{self.attempt}" if self.attempt else ""
-        return f"{self.group}-{self.index}{attempt}{self.mark}{seat_suffix(self.seat)}"
+        return f"{self.group}-{self.index}{attempt}{self.id_marker}{seat_suffix(self.seat)}"
 
     def seed(self, base: int) -> int:
         """Return the seed for the seeds of the rollout's model calls, 31 bits.
@@ -295,7 +295,7 @@ class RolloutKey:
         It depends on the spec's seed, the group and the member. Every attempt has the same seed, so if a server honours
         seeds, a retry gives the same result as an attempt without failure.
         """
-        name = f"{self.group}-{self.index}{self.mark}{seat_suffix(self.seat)}"
+        name = f"{self.group}-{self.index}{self.id_marker}{seat_suffix(self.seat)}"
         digest = hashlib.sha256(f"{base}:{name}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 
@@ -310,9 +310,9 @@ def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) 
 
     `usage` is the policy's, and `roles` the usage of other roles.
     """
-    total = Usage.of(usage)
+    total = Usage.from_record(usage)
     for counts in roles.values():
-        total += Usage.of(counts)
+        total += Usage.from_record(counts)
     return total.cost
 
 
@@ -377,15 +377,15 @@ class Rollout(RenamedAttributes):
 
     def add_usage(self, usage: Mapping[str, Usage], *, played: bool) -> None:
         """Add model usage by role; `played`: it includes the policy's own turns."""
-        own: dict[str, Usage] = {}
+        turn_usage: dict[str, Usage] = {}
         for seat in self.seats if played else ():
-            known = own.setdefault(seat.seat.role, Usage())
-            known += seat.result.usage if seat.result is not None else Usage()
+            role_usage = turn_usage.setdefault(seat.seat.role, Usage())
+            role_usage += seat.result.usage if seat.result is not None else Usage()
         for role, used in usage.items():
-            further = used - own.get(role, Usage())
-            if further.calls > 0:
-                further += Usage.of(self.roles.get(role, {}))
-                self.roles[role] = further.record()
+            other_usage = used - turn_usage.get(role, Usage())
+            if other_usage.calls > 0:
+                other_usage += Usage.from_record(self.roles.get(role, {}))
+                self.roles[role] = other_usage.record()
 
     @property
     def messages(self) -> list[Message]:
@@ -601,8 +601,10 @@ class Group(RenamedAttributes):
         if normalise not in ESTIMATORS:
             raise UserError(f"normalise is {', '.join(ESTIMATORS)}, not {normalise!r}")
         counted = iter(ESTIMATORS[normalise](self.scores))
-        own = [None if score is None else next(counted) for score in self.baseline]
-        return [None if rollout.score is None else value for rollout, value in zip(self.rollouts, own, strict=True)]
+        estimates = [None if score is None else next(counted) for score in self.baseline]
+        return [
+            None if rollout.score is None else value for rollout, value in zip(self.rollouts, estimates, strict=True)
+        ]
 
     def turn_advantages(self) -> list[list[float]] | None:
         """Return one advantage per turn of each rollout, as sent to Atropos, or None if no reward assigns credit to

@@ -133,7 +133,7 @@ class RolloutRunner:
         refusals: int = 1,
         same_refusals: int = 1,
         retries: int = RETRIES,
-        mark: str = "",
+        id_marker: str = "",
         exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
         elsewhere: RemoteExecutor | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class RolloutRunner:
         self.store: RolloutLog = store if store is not None else NullRolloutLog()
         self.encoder, self._on_played = encoder, on_played
         self._refusals, self._same_refusals = refusals, same_refusals
-        self.retries, self.mark, self.exclusive = retries, mark, exclusive
+        self.retries, self.id_marker, self.exclusive = retries, id_marker, exclusive
         self.teacher = environment.teacher if split == "train" else None
         # Checked once: checking a protocol takes longer than the overhead of a seat.
         seated = isinstance(environment, MultiAgentEnvironment) and bool(environment.seats)
@@ -175,20 +175,27 @@ class RolloutRunner:
         size: int,
         *,
         epoch: int = 0,
-        whole: bool = True,
+        require_complete: bool = True,
         keep_lost: bool = False,
         on_change: Callable[[], None] | None = None,
         prepare: Callable[[Group], Awaitable[None]] | None = None,
     ) -> asyncio.Task[Group]:
         """Start a group; `on_change` is called after every member, `prepare` processes the group before it is returned.
 
-        With `whole`, the first member that fails permanently stops the others and the group is dropped. Without it,
+        With `require_complete`, the first member that fails permanently stops the others and the group is dropped.
+        Without it,
         every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members get the
         state `lost` and count as the worst of a group in which two others have a score.
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
         playing = asyncio.create_task(
-            self._play_group(Group(group, row, [], epoch), leaving, prepare, whole, keep_lost=whole and keep_lost)
+            self._play_group(
+                Group(group, row, [], epoch),
+                leaving,
+                prepare,
+                require_complete,
+                keep_lost=require_complete and keep_lost,
+            )
         )
         for leave in leaving:  # a task that is cancelled before its first step runs no `finally`
             playing.add_done_callback(leave)
@@ -199,19 +206,19 @@ class RolloutRunner:
         group: Group,
         leaving: Sequence[Callable[..., None]],
         prepare: Callable[[Group], Awaitable[None]] | None,
-        whole: bool,
+        require_complete: bool,
         *,
         keep_lost: bool,
     ) -> Group:
         async with self.exclusive(group.id):
             members: list[asyncio.Task[Rollout]] = []
             for index, leave in enumerate(leaving):
-                key = RolloutKey(group.row, group.id, index, len(leaving), epoch=group.epoch, mark=self.mark)
+                key = RolloutKey(group.row, group.id, index, len(leaving), epoch=group.epoch, id_marker=self.id_marker)
                 members.append(asyncio.create_task(self.member(key, leave, hold=keep_lost)))
                 members[-1].add_done_callback(leave)
             try:
                 going_on = set(members)
-                while going_on and not (whole and group.dropped):
+                while going_on and not (require_complete and group.dropped):
                     ended, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
                     _note_failures(group, (task for task in members if task in ended), keep_lost=keep_lost)
             finally:
@@ -219,11 +226,11 @@ class RolloutRunner:
             if group.dropped is None and any(task.cancelled() for task in members):
                 raise asyncio.CancelledError  # calls were refused: a later start runs the missing members
             group.rollouts = [task.result() for task in members if not task.cancelled()]
-            lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.abandoned]
-            if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
-                group.dropped, group.detail = lost[0].stop_reason, lost[0].error
+            abandoned_members = [rollout for rollout in group.rollouts if keep_lost and rollout.state.abandoned]
+            if abandoned_members and group.dropped is None and len(group.rollouts) - len(abandoned_members) < COMPARED:
+                group.dropped, group.detail = abandoned_members[0].stop_reason, abandoned_members[0].error
             await self._score_together(group)
-            for rollout in [member for member in lost if member.state is RolloutState.FAILED]:
+            for rollout in [member for member in abandoned_members if member.state is RolloutState.FAILED]:
                 if group.dropped is None:
                     for seat in rollout.seats:
                         seat.state = RolloutState.RETRIES_EXHAUSTED
@@ -371,8 +378,10 @@ class RolloutRunner:
                 raise error
         log.error("rollout %s: %s", rollout.id, error)
         rollout.worker_died = isinstance(error, WorkerLostError)
-        begun = StopReason.SANDBOX_FAILURE if rollout.worker_died else StopReason.ROW_FAILURE
-        rollout.fail(Failure(str(error), stop_reason=begun if rollout.result is None else StopReason.REWARD_FAILURE))
+        early_stop_reason = StopReason.SANDBOX_FAILURE if rollout.worker_died else StopReason.ROW_FAILURE
+        rollout.fail(
+            Failure(str(error), stop_reason=early_stop_reason if rollout.result is None else StopReason.REWARD_FAILURE)
+        )
 
     def _fail_unexpectedly(self, rollout: Rollout, error: BaseException) -> None:
         """Assign an unexpected error to this rollout; log its traceback once."""
@@ -477,10 +486,10 @@ class RolloutRunner:
             never = any(rollout.state is RolloutState.EXCLUDED for rollout in group.rollouts)
             for rollout in waiting:
                 # The record of a failed one still waits: a later start runs the missing member and compares both.
-                what = "is left out" if never else "failed"
+                outcome = "is left out" if never else "failed"
                 for seat in rollout.seats:
                     seat.state = RolloutState.EXCLUDED if never else RolloutState.FAILED
-                    seat.error = f"not compared with its group, of which another member {what}: {group.detail}"
+                    seat.error = f"not compared with its group, of which another member {outcome}: {group.detail}"
         else:
             await self._compare(group)
         self._record(*waiting)

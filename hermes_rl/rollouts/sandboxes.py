@@ -70,11 +70,13 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArti
     Raises:
         RunError: the artifacts cannot be written.
     """
-    own = folder / safe_name(rollout)
-    shutil.rmtree(own, ignore_errors=True)
+    rollout_directory = folder / safe_name(rollout)
+    shutil.rmtree(rollout_directory, ignore_errors=True)
     try:
-        own.mkdir(parents=True)
-        return {name: _keep(own / safe_name(name), each, folder.parent) for name, each in artifacts.items()}
+        rollout_directory.mkdir(parents=True)
+        return {
+            name: _keep(rollout_directory / safe_name(name), each, folder.parent) for name, each in artifacts.items()
+        }
     except OSError as error:
         raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
 
@@ -91,27 +93,27 @@ def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -
     missing = [name for name in names if name not in record]
     if missing:
         raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
-    return {name: _kept(run, name, record[name]) for name in names}
+    return {name: _load_artifact(run, name, record[name]) for name in names}
 
 
-def _keep(place: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
+def _keep(path: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
     if artifact.problem is not None:
         return {"problem": artifact.problem}
     archived = [file.path for file in artifact.files] != [""]
     if archived:
-        place.mkdir()
-        with tarfile.open(place / ARCHIVE, "x", format=tarfile.GNU_FORMAT, **_NAMES) as archive:
+        path.mkdir()
+        with tarfile.open(path / ARCHIVE, "x", format=tarfile.GNU_FORMAT, **_NAMES) as archive:
             for file in artifact.files:
                 entry = tarfile.TarInfo(file.path)
                 entry.size, entry.mode = len(file.data), 0o600 | file.mode & _EXECUTABLE
                 archive.addfile(entry, io.BytesIO(file.data))
     else:
         (file,) = artifact.files
-        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 | file.mode & _EXECUTABLE)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 | file.mode & _EXECUTABLE)
         with os.fdopen(fd, "wb") as target:
             target.write(file.data)
     return {
-        "path": str(place.relative_to(top)),
+        "path": str(path.relative_to(top)),
         "target": artifact.target,
         "files": len(artifact.files),
         "bytes": artifact.size,
@@ -124,27 +126,27 @@ _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """Encoding of names in archives: any bytes, as chosen by the agent."""
 
 
-def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
+def _load_artifact(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
     if "problem" in record:
         return TakenArtifact(name, "", problem=record["problem"])
-    place = run / record["path"]
+    artifact_path = run / record["path"]
     try:
         if "archive" in record:
             with (
-                open_file(place / record["archive"], run) as file,
+                open_file(artifact_path / record["archive"], run) as file,
                 tarfile.open(fileobj=file, mode="r:", **_NAMES) as archive,
             ):
                 if sum(entry.size for entry in archive) > LARGEST_DIRECTORY:
-                    raise UserError(f"the artifact {place} has more than {LARGEST_DIRECTORY >> 20} MiB")
+                    raise UserError(f"the artifact {artifact_path} has more than {LARGEST_DIRECTORY >> 20} MiB")
                 files = tuple(_archived(archive, entry) for entry in archive)
         else:
-            files = (ArtifactFile("", read_file(place, run), _laid_mode(place.stat().st_mode)),)
+            files = (ArtifactFile("", read_file(artifact_path, run), _laid_mode(artifact_path.stat().st_mode)),)
     except (OSError, tarfile.TarError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"the artifact {place} cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"the artifact {artifact_path} cannot be read: {reason}") from error
     artifact = TakenArtifact(name, record["target"], files)
     if artifact.digest != record["sha256"]:
-        raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
+        raise UserError(f"the artifact {artifact_path} is no longer what was taken of the rollout")
     return artifact
 
 
@@ -170,7 +172,7 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         TemplateError: a template does not work for this row.
         UserError: a file cannot be read, is outside the spec's directory, or has the target of another file.
     """
-    section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
+    section = render_section(spec.sandbox, row.columns, location="sandbox", key=row.key)
     if section.backend == "none":
         require_in_home(section.workdir, [file.to for file in section.files])
     return SandboxConfig(
@@ -218,9 +220,9 @@ def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any
         TemplateError: a template does not work for this row.
         UserError: a file is outside that directory.
     """
-    values: Mapping[str, Any] = render(args, columns, where="args")
-    named = [name for name in LOCATED_ARGUMENTS if name in values]
-    return {**values, **{name: located_files(values[name], folder, f"args.{name}") for name in named}}
+    values: Mapping[str, Any] = render(args, columns, location="args")
+    file_arguments = [name for name in LOCATED_ARGUMENTS if name in values]
+    return {**values, **{name: located_files(values[name], folder, f"args.{name}") for name in file_arguments}}
 
 
 def _image(image: str | None, backend: str, spec: Spec) -> str | None:
@@ -244,19 +246,19 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     return str(folder)
 
 
-def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:
+def laid_files(files: tuple[File, ...], folder: Path, spec_key: str = "sandbox.files") -> tuple[SandboxFile, ...]:
     """Return the files that a spec writes; raise `UserError` if one is not available or two have the same target."""
-    return tuple(_read_file(file, where) for file in placed_files(files, folder, where))
+    return tuple(_read_file(file, spec_key) for file in placed_files(files, folder, spec_key))
 
 
-def _read_file(file: PlacedFile, where: str) -> SandboxFile:
+def _read_file(file: PlacedFile, spec_key: str) -> SandboxFile:
     if isinstance(file.data, bytes):
         return SandboxFile(file.to, file.data, 0o644 if file.mode is None else file.mode)
     try:
         mode = file.data.stat().st_mode & 0o777 if file.mode is None else file.mode
         return SandboxFile(file.to, read_regular(file.data), mode)
     except OSError as error:
-        raise UserError(f"{where}: {file.data} cannot be read: {error.strerror}") from error
+        raise UserError(f"{spec_key}: {file.data} cannot be read: {error.strerror}") from error
 
 
 # Sandboxes of rewards: the rollout's own, or a fresh one with a copy of the rollout's artifacts. This section owns
@@ -273,7 +275,7 @@ PER_CORE = 2
 run concurrently would give a wrong score of 0.
 """
 
-_places = PerLoopSemaphore(PER_CORE * len(os.sched_getaffinity(0)))
+_sandbox_slots = PerLoopSemaphore(PER_CORE * len(os.sched_getaffinity(0)))
 
 
 class RewardSandboxes:
@@ -308,16 +310,18 @@ class RewardSandboxes:
             if reward.name in self._waiting:
                 self._waiting.remove(reward.name)
             return
-        own = self.runtime
-        name = free_task_id(f"{own.task_id}/{reward.name}")
-        runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state)
-        async with _fresh(runtime, own.artifacts, self._only_kept) as context:
-            runtime.time_left = own.time_left
+        rollout_runtime = self.runtime
+        name = free_task_id(f"{rollout_runtime.task_id}/{reward.name}")
+        runtime = ToolRuntime(
+            rollout_runtime.config, task_id=name, toolkit=rollout_runtime.toolkit, state=rollout_runtime.state
+        )
+        async with _fresh(runtime, rollout_runtime.artifacts, self._only_kept) as context:
+            runtime.time_left = rollout_runtime.time_left
             yield context
 
 
 @asynccontextmanager
-async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
+async def copied(source_runtime: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
     """Open a copy of a rollout's sandbox for a reward, while the agent will continue in the sandbox itself.
 
     Therefore the agent never sees files written or processes started by the reward.
@@ -325,28 +329,30 @@ async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolCo
     if not _looks(reward):
         yield None
         return
-    await own.settle()
-    name = free_task_id(f"{own.task_id}/{reward.name}")
-    runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state)
-    async with _places.here():
+    await source_runtime.settle()
+    name = free_task_id(f"{source_runtime.task_id}/{reward.name}")
+    runtime = ToolRuntime(
+        source_runtime.config, task_id=name, toolkit=source_runtime.toolkit, state=source_runtime.state
+    )
+    async with _sandbox_slots.get_semaphore():
         try:
-            runtime.time_left = own.time_left
-            await _copy(own, runtime)
+            runtime.time_left = source_runtime.time_left
+            await _copy(source_runtime, runtime)
             yield ToolContext(name)
         finally:
             await _released(runtime.close())
 
 
-async def _copy(own: ToolRuntime, runtime: ToolRuntime) -> None:
+async def _copy(source_runtime: ToolRuntime, runtime: ToolRuntime) -> None:
     """Copy another runtime's sandbox; if the agent's files cannot be copied, set the `fault`."""
-    sandbox = create_sandbox(replace(own.config, files=(), setup=()))  # the copy contains their effects
+    sandbox = create_sandbox(replace(source_runtime.config, files=(), setup=()))  # the copy contains their effects
     try:
         await sandbox.start()
     except OSError as error:
         raise SandboxFailure(f"the sandbox did not start: {error}") from error
     runtime.adopt(sandbox)
     with _fault_of(runtime, "what the agent has left cannot be copied"):
-        await (await own.sandbox()).copy_files(sandbox)
+        await (await source_runtime.sandbox()).copy_files(sandbox)
 
 
 @contextmanager
@@ -355,8 +361,8 @@ def _fault_of(runtime: ToolRuntime, problem: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        runtime.fault = f"{problem}: {place}{error.strerror}"
+        location = f"{error.filename}: " if error.filename is not None else ""
+        runtime.fault = f"{problem}: {location}{error.strerror}"
     except SandboxFailure as failure:
         if not failure.stop_reason.graded:
             raise
@@ -413,7 +419,7 @@ async def _fresh(
 
     The reward knows the `only_kept` artifacts, but their files are not in its sandbox.
     """
-    async with _places.here():
+    async with _sandbox_slots.get_semaphore():
         try:
             runtime.artifacts = artifacts
             with _fault_of(runtime, "artifacts cannot be laid into a fresh sandbox"):
@@ -506,13 +512,13 @@ class Tooling:
             for reference in functions_of(entry.python, entry.names, entry.decorated_with)
         )
         self._servers = tuple(
-            _McpTools(_settings(tool.mcp, spec, environ, number), self._outside)
-            for number, tool in enumerate(self._entries)
+            _McpTools(_settings(tool.mcp, spec, environ, index), self._outside)
+            for index, tool in enumerate(self._entries)
             if tool.mcp is not None
         )
         self._of_processes: dict[str, tuple[Tool, ...]] = {}
         self._fixed: tuple[Tool, ...] | None = None
-        self._listed: tuple[Tool, ...] | None = None
+        self._server_tools: tuple[Tool, ...] | None = None
         self._opening = asyncio.Lock()
 
     @property
@@ -527,15 +533,15 @@ class Tooling:
             RunError: a tool server cannot be started, in a sandbox like `sandbox` if it runs in one.
             UserError: a server lacks the tools that the spec allows, or a toolset lacks a key or an extra.
         """
-        if self._listed is not None:
+        if self._server_tools is not None:
             return  # every rollout calls this: none must wait for the others
         async with self._opening:
-            if self._listed is None:
+            if self._server_tools is None:
                 taken_names = {tool.name for tool in (*self._functions, *await run_in_thread(self._every_toolset))}
-                listed: list[Tool] = []
+                listed_tools: list[Tool] = []
                 for server in self._servers:
-                    listed += await server.list_tools(sandbox, taken_names | {tool.name for tool in listed})
-                self._listed = tuple(listed)
+                    listed_tools += await server.list_tools(sandbox, taken_names | {tool.name for tool in listed_tools})
+                self._server_tools = tuple(listed_tools)
 
     async def close(self) -> None:
         """Stop the tool servers that rollouts share."""
@@ -551,13 +557,13 @@ class Tooling:
         """
         shared = self.shared(group)
         top = "tools" if self._entries is self.spec.tools else "user.tools"
-        own = [
+        state_tools = [
             require_usable(tool)
-            for number, entry in enumerate(self._entries)
+            for index, entry in enumerate(self._entries)
             if entry.state
-            for tool in await self._tools_of(state, rendered_source(state_source(entry), row, f"{top}.{number}"))
+            for tool in await self._tools_of(state, rendered_source(state_source(entry), row, f"{top}.{index}"))
         ]
-        return Toolkit([*shared.tools, *own]) if own else shared
+        return Toolkit([*shared.tools, *state_tools]) if state_tools else shared
 
     async def _tools_of(self, state: Any, source: dict[str, Any]) -> tuple[Tool, ...]:
         """Return the tools of one entry; a process is queried once for all rows with equal parameters.
@@ -579,7 +585,7 @@ class Tooling:
 
     def shared(self, group: str) -> Toolkit:
         """Return the tools that all rollouts of a group have; tools of tool servers only once they are open."""
-        return Toolkit([*self._catalogue(group), *self._functions, *(self._listed or ())])
+        return Toolkit([*self._catalogue(group), *self._functions, *(self._server_tools or ())])
 
     def _catalogue(self, group: str) -> tuple[Tool, ...]:
         toolsets = self._toolsets
@@ -633,12 +639,12 @@ def state_source(entry: ToolSection) -> dict[str, Any]:
     return {**source, "name": entry.state, "schemas": schemas}
 
 
-def rendered_source(source: Mapping[str, Any], row: Row, where: str) -> dict[str, Any]:
+def rendered_source(source: Mapping[str, Any], row: Row, spec_key: str) -> dict[str, Any]:
     """Return the arguments of `tools_of_state` for a row; raise `TemplateError` if a value has another type."""
-    rendered: dict[str, Any] = render(source, row.columns, where=where, key=row.key)
+    rendered: dict[str, Any] = render(source, row.columns, location=spec_key, key=row.key)
     for name, kind in (("names", list[str] | None), ("schemas", ToolSchemas)):
         if has_template(source[name]):
-            rendered[name] = coerce(rendered[name], kind, where=f"{where}.{name}", key=row.key)
+            rendered[name] = coerce(rendered[name], kind, location=f"{spec_key}.{name}", key=row.key)
     return rendered
 
 
@@ -671,26 +677,28 @@ def named_toolsets(spec: Spec) -> list[tuple[Place, str]]:
     """Return every toolset that a rollout of the spec may have, with the key that names it; includes unknown names."""
     chances = spec.toolsets.distribution
     if chances is None:
-        named: list[tuple[Place, str]] = [(("toolsets", "enabled", n), s) for n, s in enumerate(spec.toolsets.enabled)]
+        toolsets: list[tuple[Place, str]] = [
+            (("toolsets", "enabled", n), s) for n, s in enumerate(spec.toolsets.enabled)
+        ]
     elif isinstance(chances, str):
-        named = [(("toolsets", "distribution"), name) for name in DISTRIBUTIONS.get(chances, ())]
+        toolsets = [(("toolsets", "distribution"), name) for name in DISTRIBUTIONS.get(chances, ())]
     else:
-        named = [(("toolsets", "distribution", name), name) for name, chance in chances.items() if chance > 0]
-    return [(place, name) for place, name in named if name not in spec.toolsets.disabled]
+        toolsets = [(("toolsets", "distribution", name), name) for name, chance in chances.items() if chance > 0]
+    return [(key, name) for key, name in toolsets if name not in spec.toolsets.disabled]
 
 
 def toolset_problems(spec: Spec, hermes: HermesToolsets) -> list[Problem]:
     """Return the problems of the spec's toolsets on this host; each of hermes-agent's takes a second."""
-    problems = [(place, hermes.problem(name)) for place, name in named_toolsets(spec) if name in NAMES]
-    return [spec.problem(place, problem) for place, problem in problems if problem is not None]
+    problems = [(key, hermes.problem(name)) for key, name in named_toolsets(spec) if name in NAMES]
+    return [spec.problem(key, problem) for key, problem in problems if problem is not None]
 
 
-def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], number: int) -> McpSettings:
+def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], index: int) -> McpSettings:
     return McpSettings(
         name=mcp.name,
         command=tuple(mcp.command or ()),
         url=mcp.url,
-        files=laid_files(mcp.files, spec.folder, f"tools.{number}.mcp.files"),
+        files=laid_files(mcp.files, spec.folder, f"tools.{index}.mcp.files"),
         shared=mcp.scope == "shared",
         on_host=mcp.where == "host",
         folder=spec.folder,

@@ -43,7 +43,7 @@ def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]
     """
     first = next(iter(spec.agents), "")
     return tuple(
-        ScriptedTurn.of(turn)
+        ScriptedTurn.from_spec(turn)
         for turn in solution_turns(spec, row)
         if (turn.get("say") is not None or turn.get("tools")) and turn.get("seat", first) == (seat or first)
     )
@@ -56,7 +56,7 @@ def user_script(spec: Spec, row: Row, prior: int) -> Script:
     for turn in (*solution_turns(spec, row), *stop):
         script += [{"tools": turn["user_tools"]}] if turn.get("user_tools") else []
         script += [{"say": turn["user"]}] if turn.get("user") is not None else []
-    return Script.of(script, prior)
+    return Script.from_turns(script, prior)
 
 
 def solution_turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
@@ -66,14 +66,14 @@ def solution_turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
         return []
     turns: Any = solution.turns
     if turns is None:  # a patch is applied in the terminal
-        patch = render_text(str(solution.patch), row.columns, where="solution.patch", key=row.key)
+        patch = render_text(str(solution.patch), row.columns, location="solution.patch", key=row.key)
         command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
         return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
     if not is_template(turns):
         turns = [turn.model_dump(exclude_none=True) for turn in turns]
     where = "solution.turns"
-    rendered = render(turns, row.columns, where=where, key=row.key)
-    checked: list[dict[str, Any]] = coerce(rendered, list[GoldTurn], where=where, key=row.key)
+    rendered = render(turns, row.columns, location=where, key=row.key)
+    checked: list[dict[str, Any]] = coerce(rendered, list[GoldTurn], location=where, key=row.key)
     return checked
 
 

@@ -35,26 +35,28 @@ class BeforeWords:
         UserError: a reward needs a copy of a sandbox that cannot be copied.
     """
 
-    def __init__(self, spec: Spec, grader: Grader, row: Row, runtime: ToolRuntime, words: Sequence[UserWords]) -> None:
-        self._spec, self._grader, self._row, self._runtime, self._words = spec, grader, row, runtime, words
-        if words:
+    def __init__(
+        self, spec: Spec, grader: Grader, row: Row, runtime: ToolRuntime, user_turns: Sequence[UserWords]
+    ) -> None:
+        self._spec, self._grader, self._row, self._runtime, self._user_turns = spec, grader, row, runtime, user_turns
+        if user_turns:
             require_copies(runtime.config, grader.of_steps)
 
-    async def __call__(self, result: AgentResult, number: int) -> StopReason | None:
+    async def __call__(self, result: AgentResult, turn_index: int) -> StopReason | None:
         """Grade the previous step and write the files of the message; return the stop reason if the reward was too low.
 
         Raises:
             ToolFailedError: a file cannot be written or a command failed; the agent's files may be the cause.
             Failure: a reward or the sandbox failed.
         """
-        words = self._words[number]
+        user_turn = self._user_turns[turn_index]
         if result.turns_used and self._grader.of_steps:
             values = await self._graded(result)
             result.steps.append(GradedStep(result.turns_used, {name: value.record() for name, value in values.items()}))
-            if words.min_reward is not None and is_below(words.min_reward, values):
+            if user_turn.min_reward is not None and is_below(user_turn.min_reward, values):
                 return StopReason.STEP_FAILED
-        if words.files or words.setup:
-            await self._lay(words)
+        if user_turn.files or user_turn.setup:
+            await self._lay(user_turn)
         return None
 
     async def _graded(self, result: AgentResult) -> dict[str, RewardValue]:
@@ -71,16 +73,16 @@ class BeforeWords:
             remaining.seconds += worked
         return values
 
-    async def _lay(self, words: UserWords) -> None:
+    async def _lay(self, user_turn: UserWords) -> None:
         sandbox, staging = await self._runtime.sandbox(), Staging()
-        for file in laid_files(words.files, self._spec.folder, "user.turns"):
+        for file in laid_files(user_turn.files, self._spec.folder, "user.turns"):
             try:
                 await staging.write(sandbox, file.to, file.data, file.mode)
             except OSError as error:
                 problem = f"the file {file.to} cannot be laid down: {error.strerror}"
                 raise ToolFailedError("", problem) from error
         await staging.keep(sandbox)
-        for command in words.setup:
+        for command in user_turn.setup:
             done = await sandbox.run(command, timeout=self._spec.command_timeout)
             if done.exit_code != 0:
                 problem = f"the command {command!r} failed ({done.exit_code}): {done.output[-SHOWN:]}"
@@ -100,9 +102,13 @@ async def grade(
     Raises:
         Failure: a reward failed; `values` keeps the earlier ones.
     """
-    over = result.stop_reason is StopReason.STEP_FAILED  # the last step was graded before its stop reason was known
-    names = [each.name for each in grader.rewards if each.steps is None or not over]
+    is_last_step_graded = (
+        result.stop_reason is StopReason.STEP_FAILED
+    )  # the last step was graded before its stop reason was known
+    names = [each.name for each in grader.rewards if each.steps is None or not is_last_step_graded]
     await grader.grade_rollout(item, result, machines, state, values, names, len(result.steps))
     for reward in grader.of_steps:
         before = [reward_of(step.rewards[reward.name]) for step in result.steps]
-        values[reward.name] = of_steps(str(reward.steps), [*before, *([values[reward.name]] if not over else [])])
+        values[reward.name] = of_steps(
+            str(reward.steps), [*before, *([values[reward.name]] if not is_last_step_graded else [])]
+        )

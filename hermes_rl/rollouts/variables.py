@@ -19,7 +19,7 @@ def key_names(spec: Spec) -> set[str]:
     tools = spec.all_tools.values()
     headers = [*(server.headers_env for server in servers), *(tool.mcp.headers_env for tool in tools if tool.mcp)]
     keys = {server.api_key_env for server in servers if server.api_key_env is not None}
-    return keys.union(*(named.values() for named in headers))
+    return keys.union(*(variables_by_header.values() for variables_by_header in headers))
 
 
 def named_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:

@@ -23,22 +23,24 @@ def refusals(spec: Spec) -> list[Problem]:
 
 def unset_variables(spec: Spec, environ: Mapping[str, str]) -> tuple[list[Problem], list[Problem]]:
     """Return the variables of keys and headers that cannot be sent, and the variables that are not set."""
-    places: list[tuple[NodePath, str, str]] = []
+    references: list[tuple[NodePath, str, str]] = []
     headers: list[tuple[NodePath, Mapping[str, str]]] = []
     for role, servers in spec.servers.items():
         for index, server in enumerate(servers):
             path: NodePath = ("servers", role, index)
             path = path if spec.is_written(path) else path[:2]
-            given = role == "policy" and spec.policy_api_key is not None
-            if server.api_key_env is not None and not given:
-                places.append(((*path, "api_key_env"), server.api_key_env, "api_key_env"))
+            has_policy_key = role == "policy" and spec.policy_api_key is not None
+            if server.api_key_env is not None and not has_policy_key:
+                references.append(((*path, "api_key_env"), server.api_key_env, "api_key_env"))
             headers.append((path, server.headers_env))
     headers += [((*path, "mcp"), tool.mcp.headers_env) for path, tool in spec.all_tools.items() if tool.mcp is not None]
-    for path, own in headers:
-        places += [((*path, "headers_env", key), name, f"headers_env.{key}") for key, name in own.items()]
+    for path, header_variables in headers:
+        references += [
+            ((*path, "headers_env", key), name, f"headers_env.{key}") for key, name in header_variables.items()
+        ]
     wrong: list[Problem] = []
     unset: list[Problem] = []
-    for path, name, key in places:
+    for path, name, key in references:
         from hermes_rl.servers.factory import UnsetVariable, variable
 
         try:

@@ -50,7 +50,7 @@ def write_trajectories(
 
 def trajectory(line: Line) -> dict[str, Any]:
     """Return the trajectory of a rollout from its record in `rollouts.jsonl`."""
-    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(line), 1)]
+    steps = [{"step_id": step_id, **step} for step_id, step in enumerate(_steps(line), 1)]
     usage, policy = line.get("usage") or {}, line.get("policy") or {}
     metrics = {
         "total_prompt_tokens": usage.get("prompt_tokens"),
@@ -69,42 +69,48 @@ def trajectory(line: Line) -> dict[str, Any]:
         "schema_version": VERSION,
         "session_id": line["id"],
         "trajectory_id": line["id"],
-        "agent": _known(agent),
+        "agent": _drop_none(agent),
         "steps": steps,
-        "final_metrics": _known(metrics),
-        "extra": _known(extra),
+        "final_metrics": _drop_none(metrics),
+        "extra": _drop_none(extra),
     }
 
 
 def _steps(line: Line) -> Iterator[dict[str, Any]]:
     """Yield the steps: one per message, with the tool results in the message that called the tools."""
     messages: Sequence[Mapping[str, Any]] = line["messages"]
-    prompt, at = line.get("prompt_length") or 0, 0
-    while at < len(messages):
-        message, began = messages[at], at
-        at += 1
+    prompt, index = line.get("prompt_length") or 0, 0
+    while index < len(messages):
+        message, start = messages[index], index
+        index += 1
         answers = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            answers.append(messages[at])
-            at += 1
+        while index < len(messages) and messages[index]["role"] == "tool":
+            answers.append(messages[index])
+            index += 1
         if message["role"] == "assistant":
-            is_copied = began < prompt or message.get("context")
+            is_copied = start < prompt or message.get("context")
             copied = {"is_copied_context": True} if is_copied else {"llm_call_count": 1}
             yield {**_agent_step(message, answers), **copied}
             continue
         source = "user" if message["role"] == "user" else "system"
-        yield _known({"source": source, "message": _content(message.get("content")), "observation": _seen(answers, ())})
+        yield _drop_none(
+            {
+                "source": source,
+                "message": _content(message.get("content")),
+                "observation": _build_observation(answers, ()),
+            }
+        )
 
 
 def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     calls = [_call(call) for call in message.get("tool_calls") or ()]
-    return _known(
+    return _drop_none(
         {
             "source": "agent",
             "message": _content(message.get("content")),
             "reasoning_content": reasoning_of(message),
             "tool_calls": calls or None,
-            "observation": _seen(answers, {call["tool_call_id"] for call in calls}),
+            "observation": _build_observation(answers, {call["tool_call_id"] for call in calls}),
         }
     )
 
@@ -122,12 +128,12 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "arguments": {}, "extra": {"arguments": written}}
 
 
-def _seen(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict[str, Any] | None:
+def _build_observation(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict[str, Any] | None:
     """Return the tool results; each names its call, if the call belongs to this step."""
     if not answers:
         return None
     results = [
-        _known(
+        _drop_none(
             {
                 "source_call_id": answer.get("tool_call_id") if answer.get("tool_call_id") in calls else None,
                 "content": _content(answer.get("content")),
@@ -153,5 +159,5 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "image", "source": {"media_type": kind if kind in IMAGES else IMAGES[0], "path": url}}
 
 
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}

@@ -99,7 +99,7 @@ class Needs:
     memory: int
 
     @staticmethod
-    def of(specs: Iterable[Spec]) -> Needs:
+    def from_specs(specs: Iterable[Spec]) -> Needs:
         """Return the needs that are enough for a worker of any of the specs, so that each slot in a cluster fits them
         all.
         """
@@ -176,20 +176,20 @@ async def connected(
 
 @asynccontextmanager
 async def open_cluster(
-    opening: WorkerSetup, ray: str | RayConnection, number: int | None, note: Callable[[str], None]
+    opening: WorkerSetup, ray: str | RayConnection, worker_count: int | None, note: Callable[[str], None]
 ) -> AsyncIterator[Cluster]:
     """Yield a cluster as the source of workers of one environment.
 
     `ray` is the address of a cluster (see `connected`), or the connection that the environment shares with others. If
-    `number` is None, the cluster runs as many workers as it has room for. Raises `UserError` if the cluster is not
-    available or has no room.
+    `worker_count` is None, the cluster runs as many workers as it has room for. Raises `UserError` if the cluster is
+    not available or has no room.
     """
     async with AsyncExitStack() as stack:
         if isinstance(ray, str):
             ray = await stack.enter_async_context(connected([opening], ray, note))
-        cluster = Cluster(ray, opening, number, note)
+        cluster = Cluster(ray, opening, worker_count, note)
         stack.enter_context(ray.shared_by(cluster))
-        await cluster.begin()
+        await cluster.start()
         yield cluster
 
 
@@ -264,21 +264,21 @@ def _closed_head(ray: ModuleType, address: str) -> str:
         raise _cannot_connect(ray, address, error) from error
     command = [sys.executable, "-P", "-c", KNOCK, head]
     try:
-        asked = subprocess.run(command, capture_output=True, timeout=KNOCK_SECONDS, check=False)
+        knock = subprocess.run(command, capture_output=True, timeout=KNOCK_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise _cannot_connect(ray, address, "its head does not answer") from error
-    if asked.returncode == OPEN:
+    if knock.returncode == OPEN:
         raise UserError(
             f"--ray {address}: the cluster requires no token, so any machine that reaches it could run code in "
             f"this run. Start the head and all nodes with {MODE}=token and one {TOKEN}: docs/scale.md has recipes"
         )
-    if asked.returncode == REFUSED:
+    if knock.returncode == REFUSED:
         raise UserError(
             f"--ray {address}: the cluster has another token: {TOKEN} (or {TOKEN_FILE}) has to be what its head and "
             "its nodes were started with"
         )
-    if asked.returncode != 0:
-        last_line = asked.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    if knock.returncode != 0:
+        last_line = knock.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise _cannot_connect(ray, address, last_line)
     return head
 
@@ -344,7 +344,7 @@ class RayConnection:
         self, ray: ModuleType, specs: Sequence[Spec], address: str, folders: Sequence[Path], note: Callable[[str], None]
     ) -> None:
         self.ray, self.address, self.folders = ray, address, folders
-        self.needs = Needs.of(specs)
+        self.needs = Needs.from_specs(specs)
         self.alone = len(specs) == 1
         """True if it serves one environment, which reports the cluster to the user itself."""
         self.nodes: list[Mapping[str, Any]] = []
@@ -377,33 +377,33 @@ class RayConnection:
     def share(self, cluster: Cluster) -> int:
         """Return how many workers of an environment there is room for, in addition to the workers of the others."""
         room = sum(map(self.needs.room, self.nodes))
-        wanted = [sharing.most for sharing in self.sharing] + [MOST] * len(self._awaited)
-        share = share_evenly(room, wanted)[self.sharing.index(cluster)]
+        requested_counts = [sharing.max_workers for sharing in self.sharing] + [MOST] * len(self._awaited)
+        share = share_evenly(room, requested_counts)[self.sharing.index(cluster)]
         return min(share, sum(map(self.needs.room, cluster.nodes)))
 
     def __str__(self) -> str:
-        where = "on this machine" if self.address == LOCAL else f"at {self.address}"
-        return f"Ray cluster {where}: {self.cluster_resources}"
+        location = "on this machine" if self.address == LOCAL else f"at {self.address}"
+        return f"Ray cluster {location}: {self.cluster_resources}"
 
     @property
     def cluster_resources(self) -> str:
         nodes = len(self.nodes)
         cpus = sum(node["Resources"].get("CPU", 0) for node in self.nodes)
         memory = max((node["Resources"].get("memory", 0) for node in self.nodes), default=0)
-        most = f", at most {memory / 2**30:.1f} GiB of memory each" if self.needs.memory else ""
-        return f"{nodes} node{'' if nodes == 1 else 's'} with {cpus:g} CPU{most}"
+        memory_text = f", at most {memory / 2**30:.1f} GiB of memory each" if self.needs.memory else ""
+        return f"{nodes} node{'' if nodes == 1 else 's'} with {cpus:g} CPU{memory_text}"
 
     def explain(self) -> str:
         others = "" if self.alone else f" for {len(self.sharing) + len(self._awaited)} environments"
         return f"a worker asks for {self.needs}, and the Ray cluster has {self.cluster_resources}{others}"
 
 
-def share_evenly(room: int, wanted: Sequence[int]) -> list[int]:
+def share_evenly(room: int, requested_counts: Sequence[int]) -> list[int]:
     """Return how many slots each environment gets if slots are dealt out in turns, up to its requested number."""
-    shares = [0] * len(wanted)
-    while room > 0 and (wanting := [place for place, most in enumerate(wanted) if shares[place] < most]):
-        for place in wanting[:room]:
-            shares[place] += 1
+    shares = [0] * len(requested_counts)
+    while room > 0 and (wanting := [index for index, limit in enumerate(requested_counts) if shares[index] < limit]):
+        for index in wanting[:room]:
+            shares[index] += 1
         room -= len(wanting)
     return shares
 
@@ -412,20 +412,20 @@ class Cluster:
     """A Ray cluster, as where the workers of one environment come from; `number` None: as many as there is room for."""
 
     def __init__(
-        self, connection: RayConnection, opening: WorkerSetup, number: int | None, note: Callable[[str], None]
+        self, connection: RayConnection, opening: WorkerSetup, worker_count: int | None, note: Callable[[str], None]
     ) -> None:
-        self.number = number or 1
+        self.worker_count = worker_count or 1
         self.connection, self.spec = connection, opening.spec
         self.has_artifacts = bool(opening.spec.artifacts)
         self.placed = 0
         """Workers that are on a node, when it was last looked."""
         self._excluded: set[str] = set()
         """Nodes on which no worker of this environment can run rollouts."""
-        self._follows, self._note = number is None, note
+        self._follows, self._note = worker_count is None, note
         calls = [server.max_concurrency for servers in opening.spec.servers.values() for server in servers]
-        self.most = min([MOST, *calls]) if number is None else number
+        self.max_workers = min([MOST, *calls]) if worker_count is None else worker_count
         packed = pack(opening, connection.folders)
-        self.pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
+        self.setup_chunks = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
         needs = connection.needs
         more = {"memory": needs.memory} if needs.memory else {}
         self._actor = connection.ray.remote(_Actor)
@@ -442,36 +442,36 @@ class Cluster:
         """The nodes on which its workers may run."""
         return [node for node in self.connection.nodes if node["NodeID"] not in self._excluded]
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Set the number of workers, and tell the user. Raises UserError if no worker can ever run."""
         await self.connection.look()
         share = self.connection.share(self)
         if self._follows:
-            self.number = max(1, share)
+            self.worker_count = max(1, share)
         if share == 0 and self.connection.address == LOCAL:
             raise UserError(f"--ray: {self.explain()}")
         about = f"{self.connection}; " if self.connection.alone else ""
-        self._note(f"{about}workers: {self.number}, each with {self.connection.needs}")
-        if share < self.number:
+        self._note(f"{about}workers: {self.worker_count}, each with {self.connection.needs}")
+        if share < self.worker_count:
             self._note(f"there is room for {share} of them; the others wait for nodes that join")
 
     async def look(self) -> None:
         """Follow nodes and environments that join and leave."""
         await self.connection.look()
-        wanted = max(1, self.connection.share(self))
-        if self._follows and wanted != self.number:
+        target_count = max(1, self.connection.share(self))
+        if self._follows and target_count != self.worker_count:
             about = f"the Ray cluster has {self.connection.cluster_resources} now; " if self.connection.alone else ""
-            self._note(f"{about}workers: {wanted}, not {self.number}")
-            self.number = wanted
+            self._note(f"{about}workers: {target_count}, not {self.worker_count}")
+            self.worker_count = target_count
 
     def surplus(self, handles: Sequence[WorkerHandle]) -> list[WorkerHandle]:
         nodes = {node["NodeID"] for node in self.connection.nodes}
         on_nodes = [handle for handle in handles if handle.machine in nodes and not handle.closed]
         self.placed = len(on_nodes)
-        surplus = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
+        surplus = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.worker_count)]
         others = (other for other in self.connection.sharing if other is not self)
         if any(other.placed < self.connection.share(other) for other in others):
-            on_nodes.sort(key=lambda handle: len(handle.asked))
+            on_nodes.sort(key=lambda handle: len(handle.pending_requests))
             surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
         return surplus
 
@@ -486,8 +486,8 @@ class Cluster:
         excluded = {NODE: f"!in({','.join(sorted(self._excluded))})"} if self._excluded else {}
         return self._actor.options(**self._options, label_selector=excluded).remote()
 
-    def handle(self, number: int, heard: Heard) -> WorkerHandle:
-        return ActorHandle(self, f"worker {number + 1}", heard)
+    def handle(self, worker_index: int, on_message: Heard) -> WorkerHandle:
+        return ActorHandle(self, f"worker {worker_index + 1}", on_message)
 
     def explain(self) -> str:
         return self.connection.explain()
@@ -496,8 +496,8 @@ class Cluster:
 class ActorHandle(WorkerHandle):
     """A worker that is an actor of a Ray cluster."""
 
-    def __init__(self, cluster: Cluster, name: str, heard: Heard) -> None:
-        super().__init__(name, heard)
+    def __init__(self, cluster: Cluster, name: str, on_message: Heard) -> None:
+        super().__init__(name, on_message)
         self.placed = False
         self._cluster = cluster
         self._errors = cluster.connection.ray.exceptions
@@ -514,7 +514,7 @@ class ActorHandle(WorkerHandle):
         except TimeoutError:
             self.ended = "it said nothing any more"
         except self._errors.RayError as error:
-            self.ended = _words(error)
+            self.ended = _describe_loss(error)
             if not self.ready and not self.closed:
                 self.error = _unfit(error)
                 await self._find_node()
@@ -526,20 +526,21 @@ class ActorHandle(WorkerHandle):
 
     async def _open(self) -> bool:
         """Wait for a slot and set up the worker there; return False if something is wrong."""
-        place = await self._actor.place.remote()
-        self.placed, self.machine = True, place["node"]
-        self.name, self.location = f"{self.name} (on {place['host']})", f"the node {place['host']}"
-        if place["version"] != __version__:
+        host_info = await self._actor.place.remote()
+        self.placed, self.machine = True, host_info["node"]
+        self.name, self.location = f"{self.name} (on {host_info['host']})", f"the node {host_info['host']}"
+        if host_info["version"] != __version__:
             self.error = UserError(
-                f"{place['host']} has hermes-rl {place['version']}, and this machine {__version__}: install the same "
+                f"{host_info['host']} has hermes-rl {host_info['version']}, and this machine {__version__}: "
+                "install the same "
                 "on all"
             )
             return False
         nodes = self._cluster.connection.nodes
         cores = [node["Resources"].get("CPU", 1) for node in nodes if node["NodeID"] == self.machine]
         self.cores = max(1, int(cores[0] if cores else 1))
-        for piece in self._cluster.pieces:
-            await wait_for(handles.START, self._actor.take.remote(piece))
+        for chunk in self._cluster.setup_chunks:
+            await wait_for(handles.START, self._actor.take.remote(chunk))
         wrong = await wait_for(handles.START, self._actor.open.remote())
         self._take_news({"raised": wrong} if wrong is not None else {"ready": True})
         return wrong is None
@@ -549,48 +550,48 @@ class ActorHandle(WorkerHandle):
         if self.machine or self._actor is None:
             return
         state = self._cluster.connection.ray._private.state
-        found = await asyncio.to_thread(state.actors, self._actor._actor_id.hex())
-        address = found.get("Address", {})
+        actor_info = await asyncio.to_thread(state.actors, self._actor._actor_id.hex())
+        address = actor_info.get("Address", {})
         nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._cluster.connection.nodes}
         if (node := address.get("NodeID")) in nodes:
             self.machine, self.location = node, f"the node {nodes[node]}"
 
     async def _listen(self) -> None:
         """Receive messages of the actor until it must end."""
-        seconds = POLL_INTERVAL * max(1.0, self._cluster.number / 8)
+        seconds = POLL_INTERVAL * max(1.0, self._cluster.worker_count / 8)
         closing = asyncio.create_task(self._closing.wait())
         try:
             while not closing.done():
-                heard = asyncio.ensure_future(wait_for(handles.SILENT, self._actor.condition.remote(seconds)))
-                await asyncio.wait((heard, closing), return_when=asyncio.FIRST_COMPLETED)
-                if not heard.done():
-                    heard.cancel()
+                message_task = asyncio.ensure_future(wait_for(handles.SILENT, self._actor.condition.remote(seconds)))
+                await asyncio.wait((message_task, closing), return_when=asyncio.FIRST_COMPLETED)
+                if not message_task.done():
+                    message_task.cancel()
                     return
-                for message in heard.result():
+                for message in message_task.result():
                     self._take_news(message)
         finally:
             closing.cancel()
 
-    def send(self, number: int, kind: str, *args: Any) -> None:
+    def send(self, request_id: int, kind: str, *args: Any) -> None:
         if self.closed or self._actor is None:
             return
-        if number == 0:
+        if request_id == 0:
             self._actor.hear.remote(kind, *args)
             return
-        answer, artifacts = self._actor.answer.options(num_returns=2).remote(number, kind, *args)
-        wait = asyncio.create_task(self._wait(number, answer, artifacts))
+        answer, artifacts = self._actor.answer.options(num_returns=2).remote(request_id, kind, *args)
+        wait = asyncio.create_task(self._wait(request_id, answer, artifacts))
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
 
-    async def _wait(self, number: int, answer: Any, artifacts: Any) -> None:
+    async def _wait(self, request_id: int, answer: Any, artifacts: Any) -> None:
         try:
             message = await answer
         except self._errors.RayError as error:
-            self.ended = self.ended or _words(error)
+            self.ended = self.ended or _describe_loss(error)
             self.kill()  # its remaining results are not available; callers get the error when `live` ends
             return
         get = partial(self._get, artifacts) if self._cluster.has_artifacts else None
-        self._answered(number, WorkerAnswer(message, get))
+        self._answered(request_id, WorkerAnswer(message, get))
 
     def _get(self, artifacts: Any) -> Mapping[str, TakenArtifact]:
         """Get artifacts from the node; blocks. Raises `DiedError` if the node is gone."""
@@ -611,7 +612,7 @@ class ActorHandle(WorkerHandle):
             self._cluster.connection.ray.kill(self._actor)
 
 
-def _words(error: Exception) -> str:
+def _describe_loss(error: Exception) -> str:
     """Return a short form of the reason that Ray gives for the loss of an actor."""
     if type(error).__name__ == "ActorUnavailableError":
         return "its process or its node is gone"
@@ -644,7 +645,7 @@ class _Actor:
     The run calls its methods through Ray.
     """
 
-    pieces: list[bytes] = field(default_factory=list)
+    setup_chunks: list[bytes] = field(default_factory=list)
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     artifacts: dict[str, Mapping[str, TakenArtifact]] = field(default_factory=dict)
     """Artifacts of rollouts, by their ids, that are on their way to the run."""
@@ -660,7 +661,7 @@ class _Actor:
         with reduce_gc_pauses():
             self._loop.run_forever()
 
-    async def _there(self, work: Callable[[], Any]) -> Any:
+    async def _run_on_loop(self, work: Callable[[], Any]) -> Any:
         """Call a function of the player on its loop and return the result; an awaitable is awaited."""
 
         async def called() -> Any:
@@ -669,45 +670,45 @@ class _Actor:
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
-    async def place(self) -> dict[str, str]:
+    async def describe_host(self) -> dict[str, str]:
         """Return the location of the actor and its resources."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         return {"host": socket.gethostname(), "node": node, "version": __version__}
 
-    async def take(self, piece: bytes) -> None:
+    async def take(self, chunk: bytes) -> None:
         """Add a piece of the pickled setup."""
-        self.pieces.append(piece)
+        self.setup_chunks.append(chunk)
 
     async def open(self) -> list[str] | None:
         """Set up the worker; return an error as `raised_of` describes it, or None."""
-        opening = unpack(b"".join(self.pieces), Path.cwd())
-        self.pieces.clear()
+        opening = unpack(b"".join(self.setup_chunks), Path.cwd())
+        self.setup_chunks.clear()
 
         def keep(rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
             self.artifacts[rollout] = artifacts
             return {}
 
         self._player = RolloutWorker(opening, self.messages.append, keep)
-        wrong: list[str] | None = await self._there(self._player.open)
+        wrong: list[str] | None = await self._run_on_loop(self._player.open)
         return wrong
 
-    async def answer(self, number: int, kind: Any, *args: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
+    async def answer(self, request_id: int, kind: Any, *args: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
         """Return the answer to a request, and the artifacts of the rollout."""
-        answer = await self._there(lambda: self._player.answer(number, kind, *args))
+        answer = await self._run_on_loop(lambda: self._player.answer(request_id, kind, *args))
         return answer, self.artifacts.pop(args[0].id, None) if kind == "play" else None
 
     async def hear(self, method: Any, *arguments: int) -> None:
         """Handle a message that needs no response."""
-        await self._there(lambda: self._player.hear(method, *arguments))
+        await self._run_on_loop(lambda: self._player.hear(method, *arguments))
 
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
         """Wait for that many seconds; return the condition of this worker and its pending messages."""
         await asyncio.sleep(seconds)
         messages, self.messages[:] = list(self.messages), []
-        return [*messages, await self._there(self._player.condition)]
+        return [*messages, await self._run_on_loop(self._player.condition)]
 
     async def close(self) -> None:
         """Release everything."""
-        await self._there(self._player.close)
+        await self._run_on_loop(self._player.close)

@@ -73,8 +73,8 @@ def last_line(question: RowQuestion) -> Turns:
 
 def last_word(question: RowQuestion) -> Turns | None:
     """Repeat the last word of the prompt."""
-    words = re.findall(r"\w+", question.prompt[-COPIED:])
-    return (ScriptedTurn(say=words[-1]),) if words else None
+    prompt_words = re.findall(r"\w+", question.prompt[-COPIED:])
+    return (ScriptedTurn(say=prompt_words[-1]),) if prompt_words else None
 
 
 def last_number(question: RowQuestion) -> Turns | None:
@@ -195,7 +195,7 @@ class Probe(CompiledSpec):
         """Return the text of a row's prompt."""
         return "\n".join(text_of(message.get("content")) for message in self.prompt(row))
 
-    def asked(self, row: Row) -> str:
+    def question_text(self, row: Row) -> str:
         """Return the first text of a user in a row's prompt; empty if there is none."""
         questions = (message for message in self.prompt(row) if message["role"] == "user")
         return text_of(next(questions, {}).get("content"))
@@ -257,25 +257,25 @@ class Probe(CompiledSpec):
         await super().grade(rollout, runtime)
         if self.answers is not None or KINDS[rollout.key.index] not in REPEATED:
             return
-        again = copy.copy(rollout)
-        again.others = [copy.copy(other) for other in rollout.others]
-        for seat in again.seats:
+        duplicate = copy.copy(rollout)
+        duplicate.others = [copy.copy(other) for other in rollout.others]
+        for seat in duplicate.seats:
             seat.rewards = {}
         try:
-            await super().grade(again, runtime)
+            await super().grade(duplicate, runtime)
         except Failure as failure:
             self.regraded.setdefault("", f"the second time it failed: {failure.detail}")
             return
-        for first, second in zip(rollout.seats, again.seats, strict=True):
+        for first, second in zip(rollout.seats, duplicate.seats, strict=True):
             for name, value in first.rewards.items():
                 other = second.rewards[name].value
                 if value.value != other:
                     self.regraded.setdefault(
-                        name, f"row {rollout.key.row.key}: {_number(value.value)}, then {_number(other)}"
+                        name, f"row {rollout.key.row.key}: {_format_value(value.value)}, then {_format_value(other)}"
                     )
 
 
-def _number(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "no value" if value is None else f"{value:g}"
 
 
@@ -285,7 +285,7 @@ async def play(
     """Run each row with these answers, in their order, until `seconds` have passed; yield a group for each row."""
     probe.answers, probe.keep = answers, None
     end = None if seconds is None else time.monotonic() + seconds
-    run = Run(probe, rows, Plan(size=len(answers), split=split, repeat=False, whole=False, retries=0))
+    run = Run(probe, rows, Plan(size=len(answers), split=split, repeat=False, require_complete=False, retries=0))
     async with aclosing(run.groups()) as groups:
         async for group in groups:
             yield group

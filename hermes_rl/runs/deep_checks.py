@@ -64,7 +64,7 @@ class DeepFindings:
     """Findings of the checks, each with the severity that the spec gives it."""
 
     spec: Spec
-    found: list[DeepFinding] = field(default_factory=list)
+    entries: list[DeepFinding] = field(default_factory=list)
     question: Callable[[Row], str] = lambda row: ""
     """Gives the first text of a user in a row's prompt."""
 
@@ -72,11 +72,11 @@ class DeepFindings:
         """Add a finding, unless the spec turns its check off; with a `doubt` it is a warning that ends with it."""
         severity = self.spec.checks.get(check) or ("warning" if doubt else DEEP_CHECKS[check].severity)
         if severity != "off":
-            self.found.append(DeepFinding(check, severity, f"{message}; {doubt}" if doubt else message))
+            self.entries.append(DeepFinding(check, severity, f"{message}; {doubt}" if doubt else message))
 
     @property
     def errors(self) -> list[DeepFinding]:
-        return [each for each in self.found if each.severity == "error"]
+        return [each for each in self.entries if each.severity == "error"]
 
     def name(self, row: Row) -> str:
         """Return the name of a row for messages: the key that the spec chooses, or a hash with the start of the
@@ -84,8 +84,10 @@ class DeepFindings:
         """
         if self.spec.dataset.key is not None:
             return row.key
-        words = " ".join(self.question(row)[: 8 * BEGINNING].split())
-        return f"{row.key} ({words[:BEGINNING] + '…' if len(words) > BEGINNING else words})" if words else row.key
+        preview = " ".join(self.question(row)[: 8 * BEGINNING].split())
+        return (
+            f"{row.key} ({preview[:BEGINNING] + '…' if len(preview) > BEGINNING else preview})" if preview else row.key
+        )
 
     def rows(self, rows: Iterable[Row]) -> str:
         """Return the names of the first rows, and how many more there are."""
@@ -144,10 +146,12 @@ def _asking(probe: Probe) -> dict[str, str]:
     """Return the rewards that ask a server, each with its role; shipped rewards ask in a form that scripts can
     answer.
     """
-    own = [reward for reward in probe.grader.rewards if probe.spec.rewards[reward.name].fn not in shipped_rewards()]
+    custom_rewards = [
+        reward for reward in probe.grader.rewards if probe.spec.rewards[reward.name].fn not in shipped_rewards()
+    ]
     return {
         reward.name: role
-        for reward in own
+        for reward in custom_rewards
         for role in probe.spec.servers
         if {role, "roles"} & reward.function.parameters.keys()
     }
@@ -193,16 +197,16 @@ def failures(
 def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt: str | None) -> set[int]:
     """Report the rollouts whose scores show nothing, and return their identities."""
     every = [(kind, rollout) for kind, rollouts in played.items() for rollout in rollouts]
-    late = [(kind, rollout, why) for kind, rollout in every if (why := _out_of_time(rollout)) is not None]
+    late = [(kind, rollout, cause) for kind, rollout in every if (cause := _out_of_time(rollout)) is not None]
     skipped = [(kind, rollout) for kind, rollout in every if _tells(rollout, "all_skipped")]
-    for why in dict.fromkeys(why for _, _, why in late):
-        kinds = list(dict.fromkeys(kind for kind, _, own in late if own == why))
-        rows = findings.rows(_rows(rollout for _, rollout, own in late if own == why))
-        count = sum(own == why for _, _, own in late)
+    for cause in dict.fromkeys(cause for _, _, cause in late):
+        kinds = list(dict.fromkeys(kind for kind, _, late_cause in late if late_cause == cause))
+        rows = findings.rows(_rows(rollout for _, rollout, late_cause in late if late_cause == cause))
+        count = sum(late_cause == cause for _, _, late_cause in late)
         findings.add(
             "timeouts",
             f"{count} of {pluralize(len(every), 'rollout')} ({', '.join(kinds)}; {rows}) ended by a time limit, so "
-            f"their scores say nothing about the rewards: {why}",
+            f"their scores say nothing about the rewards: {cause}",
             doubt=doubt,
         )
     if skipped:
@@ -218,7 +222,7 @@ def _out_of_time(rollout: Rollout) -> str | None:
     if rollout.stop_reason is StopReason.TIMEOUT:
         return "`agent.timeout`, `agent.task_timeout` or `agent.deadline` is too short for them"
     reasons = ((name, value.reason) for name, value in rollout.rewards.items())
-    return next((f"reward {name}: {why}" for name, why in reasons if why and why.startswith(NO_END)), None)
+    return next((f"reward {name}: {reason}" for name, reason in reasons if reason and reason.startswith(NO_END)), None)
 
 
 def _tells(rollout: Rollout, metric: str) -> list[str]:
@@ -251,11 +255,12 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
     failed = [rollout for rollout in gold if fails(probe, rollout) and id(rollout) not in unheard]
     below = [rollout for rollout in failed if rollout.score is not None]
     everywhere = bool(below) and len(below) == sum(id(rollout) not in unheard for rollout in gold)
-    least = probe.spec.evaluate.success_threshold
+    threshold = probe.spec.evaluate.success_threshold
     for rollout in failed[:NAMED]:
         findings.add(
             "gold_fails" if everywhere else "gold_fails_on_some_rows",
-            f"{_why(findings.name(rollout.key.row), rollout)}; `evaluate.success_threshold` is {least:g}",
+            f"{_explain_failure(findings.name(rollout.key.row), rollout)}; `evaluate.success_threshold` is "
+            f"{threshold:g}",
             doubt=doubt,
         )
     if len(failed) > NAMED:
@@ -263,7 +268,7 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
         findings.add("gold_fails" if everywhere else "gold_fails_on_some_rows", f"so does that of {rest}", doubt=doubt)
 
 
-def _why(row: str, rollout: Rollout) -> str:
+def _explain_failure(row: str, rollout: Rollout) -> str:
     """Return the result of each reward, and the last output."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
     parts = [f"the solution of row {row} {score} (it ended with {rollout.stop_reason})"]
@@ -273,10 +278,10 @@ def _why(row: str, rollout: Rollout) -> str:
         value = "no value" if reward.value is None else f"{reward.value:g}"
         parts.append(f"{name} {value}" + (f": {reward.reason}" if reward.reason else ""))
     messages = rollout.result.messages[rollout.result.prompt_length :] if rollout.result is not None else []
-    for role, what in (("tool", "the last output of a tool"), ("assistant", "the last answer")):
+    for role, label in (("tool", "the last output of a tool"), ("assistant", "the last answer")):
         last = next((message for message in reversed(messages) if message.get("role") == role), None)
         text = text_of(last.get("content")).strip() if last is not None else ""
-        parts += [f"{what}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
+        parts += [f"{label}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
     return "; ".join(parts)
 
 
@@ -307,18 +312,25 @@ def _is_offered(answer: str, prompt: str) -> bool:
 
 
 def _compare(findings: DeepFindings, scores: Mapping[str, float | None], doubt: str | None) -> None:
-    known = {kind: score for kind, score in scores.items() if score is not None}
-    gold = known.get("gold")
-    equal = len(known) > 1 and len({round(score, 9) for score in known.values()}) == 1
-    if equal and (gold is not None or min(known.values()) >= findings.spec.evaluate.success_threshold):
-        text = f"every answer scores {next(iter(known.values())):g}, right or wrong: the reward is constant"
+    known_scores = {kind: score for kind, score in scores.items() if score is not None}
+    gold = known_scores.get("gold")
+    equal = len(known_scores) > 1 and len({round(score, 9) for score in known_scores.values()}) == 1
+    if equal and (gold is not None or min(known_scores.values()) >= findings.spec.evaluate.success_threshold):
+        text = f"every answer scores {next(iter(known_scores.values())):g}, right or wrong: the reward is constant"
         findings.add("constant_score", text, doubt=doubt)
         return
     if gold is None:
         return
-    wrong = [text.format(score=known[kind], gold=gold) for kind, text in WRONG.items() if _alike(known.get(kind), gold)]
-    better = [kind for kind, score in known.items() if score > gold + 1e-9 and kind in WRONG and not wrong]
-    for text in (*wrong, *(f"{kind} scores {known[kind]:g}, more than the solution ({gold:g})" for kind in better)):
+    wrong = [
+        text.format(score=known_scores[kind], gold=gold)
+        for kind, text in WRONG.items()
+        if _alike(known_scores.get(kind), gold)
+    ]
+    better = [kind for kind, score in known_scores.items() if score > gold + 1e-9 and kind in WRONG and not wrong]
+    for text in (
+        *wrong,
+        *(f"{kind} scores {known_scores[kind]:g}, more than the solution ({gold:g})" for kind in better),
+    ):
         findings.add("wrong_answer_scores", text, doubt=doubt)
 
 
@@ -332,8 +344,8 @@ def _differences(findings: DeepFindings, probe: Probe, judged: Mapping[str, list
         reward = f"reward {name} is" if name else "the rewards are"
         text = f"{reward} not repeatable: the same end state was graded twice ({difference})"
         findings.add("not_repeatable", text, doubt=doubt)
-    again = {rollout.key.row.key: rollout for rollout in judged.get("gold again", ())}
-    pairs = [(rollout, again[key]) for rollout in judged.get("gold", ()) if (key := rollout.key.row.key) in again]
+    repeats = {rollout.key.row.key: rollout for rollout in judged.get("gold again", ())}
+    pairs = [(rollout, repeats[key]) for rollout in judged.get("gold", ()) if (key := rollout.key.row.key) in repeats]
     names = {
         name
         for first, second in pairs
@@ -349,14 +361,16 @@ def _same_prompts(findings: DeepFindings, probe: Probe, groups: Sequence[Group])
     rows = [group.row for group in groups]
     if len(rows) < 2 or probe.spec.user is not None or probe.seats or len({probe.text(row) for row in rows}) > 1:
         return
-    same = "the prompt is the same for every row"
+    message = "the prompt is the same for every row"
     if probe.uses_tools:
-        findings.add("same_prompt", same, doubt="which is right where the model finds out through tools, as in a game")
+        findings.add(
+            "same_prompt", message, doubt="which is right where the model finds out through tools, as in a game"
+        )
     elif has_solution(probe.spec) and len({gold_turns(probe.spec, row) for row in rows}) == 1:
-        findings.add("same_prompt", same, doubt="and so is the solution")
+        findings.add("same_prompt", message, doubt="and so is the solution")
     else:
         # Without tools a model cannot know which row it is asked about.
-        findings.add("same_prompt", f"{same}: does the template lack the question?")
+        findings.add("same_prompt", f"{message}: does the template lack the question?")
 
 
 def _slow(findings: DeepFindings, rollouts: Iterable[Rollout]) -> None:
@@ -407,14 +421,15 @@ def _passes(
     success = probe.spec.evaluate.success_threshold
     shipped = probe.spec.folder.is_relative_to(shipped_dir("specs"))
     doubt = "but the other seats are replaced by scripts here" if probe.seats else None
-    for name, found in sorted(summary.items(), key=lambda each: -each[1]["passing"]):
+    for name, figures in sorted(summary.items(), key=lambda each: -each[1]["passing"]):
         by_chance = len(passing[name]) == 1  # a row whose right answer this is, as half of two rows may be
-        if not by_chance and (found["passing"] >= PASSING_SHARE or (shipped and found["mean"] >= PASSING_SHARE)):
+        if not by_chance and (figures["passing"] >= PASSING_SHARE or (shipped and figures["mean"] >= PASSING_SHARE)):
             findings.add(
                 "blind_answers_pass",
                 f"the answer {name!r}, which solves nothing, passes (`evaluate.success_threshold`, {success:g}) on "
-                f"{len(passing[name])} of {pluralize(int(found['rows']), 'row')} ({found['passing']:.0%}) and scores "
-                f"{found['mean']:.2f} on average; {findings.rows(passing[name])}",
+                f"{len(passing[name])} of {pluralize(int(figures['rows']), 'row')} ({figures['passing']:.0%}) and "
+                "scores "
+                f"{figures['mean']:.2f} on average; {findings.rows(passing[name])}",
                 doubt=doubt,
             )
             return  # the worst is enough
@@ -430,7 +445,7 @@ def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups
     """Report a reward that pays for an answer that solves nothing, with the best one: an answer that is worth more than
     an empty one, by more than `NEAR` of the range."""
     sign = -1 if reward.weighting.weight < 0 else 1
-    least = NEAR * (reward.bounds[1] - reward.bounds[0])
+    min_gain = NEAR * (reward.bounds[1] - reward.bounds[0])
     played = [_values(group, answers, reward.name) for group in groups]
     paid = {
         name: [
@@ -438,7 +453,7 @@ def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups
             for group, values in zip(groups, played, strict=True)
             if name in values
             and "" in values
-            and sign * (values[name] - values[""]) > least
+            and sign * (values[name] - values[""]) > min_gain
             and _is_worth_more(group.rollouts[index], group.rollouts[list(answers).index("")])
         ]
         for index, (name, answer) in enumerate(answers.items())

@@ -24,7 +24,7 @@ class StepMark:
     """
 
     step: int
-    taken: int
+    groups_taken: int
     state: dict[str, Any]
 
 
@@ -67,14 +67,14 @@ class DeliveryLog:
     doubled: bool = False
 
     def __post_init__(self) -> None:
-        self._known: set[str] = set()
+        self._delivered_ids: set[str] = set()
         for line in self.journal.read("trainer", "event") if self.journal is not None else ():
             if line["trainer"] == self.trainer:
                 self._take(line)
 
     def is_resolved(self, group: str) -> bool:
         """Return True if the trainer has the group, or must not have it."""
-        return group in self._known or group in self.excluded
+        return group in self._delivered_ids or group in self.excluded
 
     def _take(self, line: dict[str, Any]) -> None:
         event, group = line["event"], line.get("group", "")
@@ -85,14 +85,14 @@ class DeliveryLog:
         elif event == "delivered":
             self.doubtful = [other for other in self.doubtful if other != group]
             self.delivered.append(group)
-            self._known.add(group)
+            self._delivered_ids.add(group)
         elif event in ("excluded", "left_out"):  # the name in 0.1.0
             self.doubtful = [other for other in self.doubtful if other != group]
             self.excluded[group] = line["cause"]
         elif event == "lost":
-            self._known -= set(line["groups"])
-            self.delivered = [group_id for group_id in self.delivered if group_id in self._known]
-            self.marks = [mark for mark in self.marks if mark.taken <= len(self.delivered)]
+            self._delivered_ids -= set(line["groups"])
+            self.delivered = [group_id for group_id in self.delivered if group_id in self._delivered_ids]
+            self.marks = [step_mark for step_mark in self.marks if step_mark.groups_taken <= len(self.delivered)]
             self.doubled = False
         elif event == "repeated":
             self.repeated.update(line["groups"])
@@ -134,7 +134,7 @@ class DeliveryLog:
         """Record that the group must not be sent, now or later."""
         self._write("excluded", group=group, cause=cause)
 
-    def lost(self, groups: list[str]) -> None:
+    def record_loss(self, groups: list[str]) -> None:
         """Record that the trainer has lost these groups, so that they are sent again."""
         if groups:
             self._write("lost", groups=groups)
@@ -151,9 +151,9 @@ class DeliveryLog:
         """Record that the trainer is at a step, with `queued` groups of this environment still in its queue."""
         self._write("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
 
-    def at(self, step: int) -> StepMark:
+    def mark_at(self, step: int) -> StepMark:
         """Return the last mark that is not beyond a step."""
-        before = [mark for mark in self.marks if mark.step <= step]
+        before = [step_mark for step_mark in self.marks if step_mark.step <= step]
         return before[-1] if before else StepMark(step, 0, {})
 
     def close(self) -> None:

@@ -63,9 +63,9 @@ class RunDirectory:
         current = fingerprint(spec, mode)
         path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{current}"
         if fresh:
-            path = beside(path)
+            path = find_free_path(path)
         directory = cls(path, current)
-        content = directory.described()
+        content = directory.read_run_info()
         for name in ("run.json", "spec.yaml"):
             if "fingerprint" not in content and (path / name).exists() and not directory.has_rollouts:
                 raise UserError(f"{path / name} is there, and no run has written it: choose another --out")
@@ -82,7 +82,7 @@ class RunDirectory:
 
     def require_format(self) -> None:
         """Raise UserError, with a fix, if an earlier version of hermes-rl wrote the files in another format."""
-        form = self.described().get("format")
+        form = self.read_run_info().get("format")
         if form != FORMAT and self.has_rollouts and (self.path / "run.json").exists():
             raise UserError(
                 f"{self.path} contains a run of an earlier version of hermes-rl (format {form or 1} in run.json; this "
@@ -111,7 +111,7 @@ class RunDirectory:
     @property
     def _results(self) -> list[os.stat_result]:
         files = (self.path / name for name in ("rollouts.jsonl", "groups.jsonl"))
-        return [found for file in files if file.is_file() and (found := file.stat()).st_size > 0]
+        return [status for file in files if file.is_file() and (status := file.stat()).st_size > 0]
 
     def __enter__(self) -> RunDirectory:
         try:
@@ -135,19 +135,22 @@ class RunDirectory:
 
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
         """Write `spec.yaml` and `run.json`; the recorded images of earlier rollouts remain."""
-        own = {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": {}}
-        known = self.described()
-        if "usage" in known:
-            own["usage"] = known["usage"]
+        run_info = {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": {}}
+        previous_info = self.read_run_info()
+        if "usage" in previous_info:
+            run_info["usage"] = previous_info["usage"]
         if results := self._results:
             written = max(result.st_mtime for result in results)
-            own |= {"images": known.get("images") or {}, **resumed(known, provenance["started"], written)}
-        self.rewrite(spec, own)
+            run_info |= {
+                "images": previous_info.get("images") or {},
+                **resumed(previous_info, provenance["started"], written),
+            }
+        self.rewrite(spec, run_info)
 
-    def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
+    def rewrite(self, spec: Spec, run_info: Mapping[str, Any]) -> None:
         """Write the spec again, with all entries of `run.json`."""
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
-        self.write_json("run.json", dict(described))  # first: it identifies the directory as a run directory
+        self.write_json("run.json", dict(run_info))  # first: it identifies the directory as a run directory
         write_atomically(self.path / "spec.yaml", text.encode())
         with suppress(OSError):  # without a cache the user is asked
             trust(self.code_digest(), f"written by a run: {self.path.absolute()}")
@@ -170,16 +173,16 @@ class RunDirectory:
 
     def add(self, entries: Mapping[str, Any]) -> None:
         """Add entries to `run.json`."""
-        self.write_json("run.json", {**self.described(), **entries})
+        self.write_json("run.json", {**self.read_run_info(), **entries})
 
     def add_images(self, images: Mapping[str, Iterable[str]]) -> None:
         """Record digests of images in which rollouts ran, by name; a name may refer to several digests over time."""
-        known = self.described().get("images") or {}
-        merged = {name: sorted({*known.get(name, ()), *digests}) for name, digests in images.items()}
-        if merged != {name: known.get(name) for name in merged}:
-            self.add({"images": {**known, **merged}})
+        recorded_images = self.read_run_info().get("images") or {}
+        merged = {name: sorted({*recorded_images.get(name, ()), *digests}) for name, digests in images.items()}
+        if merged != {name: recorded_images.get(name) for name in merged}:
+            self.add({"images": {**recorded_images, **merged}})
 
-    def described(self) -> dict[str, Any]:
+    def read_run_info(self) -> dict[str, Any]:
         """Return the content of `run.json` of the earlier run; empty if there was none."""
         path = self.path / "run.json"
         try:
@@ -213,12 +216,12 @@ def read_description(path: Path) -> dict[str, Any]:
         OSError: it does not exist, or may not be read.
     """
     try:
-        described = current_description(read_own_json(read_file(path)))
+        run_info = current_description(read_own_json(read_file(path)))
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    if (problem := problem_of_description(described)) is not None:
+    if (problem := problem_of_description(run_info)) is not None:
         raise UserError(f"{path} cannot be read: it {problem}")
-    return dict(described)
+    return dict(run_info)
 
 
 def model_name(spec: Spec) -> str:
@@ -232,11 +235,11 @@ def model_name(spec: Spec) -> str:
     return name[:LONGEST_NAME] or policy.type
 
 
-def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[str]:
+def changed_parts(run_info: Mapping[str, Any], spec: Spec, mode: Mode) -> list[str]:
     """Return the parts of the rollout definition that differ from `run.json`; empty if `run.json` does not contain
     them.
     """
-    before = described.get("parts") or {}
+    before = run_info.get("parts") or {}
     now = fingerprint_parts(spec, mode)
     changed = [name for name in now if name in before and before[name] != now[name]]
     return [str(current((name,))[0]) for name in changed]
@@ -247,15 +250,15 @@ def refusal(path: Path, error: OSError) -> UserError:
     file = next((part for part in (path, *path.parents) if part.is_file()), None)
     if file is not None:
         return UserError(f"{path} cannot be a folder: {file} is a file; choose another --out")
-    way = "choose another --out"
+    remedy = "choose another --out"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way = f"make room there, or {way}"
+        remedy = f"make room there, or {remedy}"
     elif error.errno in (errno.EACCES, errno.EPERM):
-        way += ", or one whose folder you may write in"
-    return UserError(f"{path} cannot be written: {error.strerror}; {way}")
+        remedy += ", or one whose folder you may write in"
+    return UserError(f"{path} cannot be written: {error.strerror}; {remedy}")
 
 
-def beside(path: Path) -> Path:
+def find_free_path(path: Path) -> Path:
     """Return the first path that does not exist yet: `path` with a number appended to its name."""
-    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    others = (path.with_name(f"{path.name}-{suffix}") for suffix in count(2))
     return next(candidate for candidate in chain([path], others) if not candidate.exists())

@@ -46,7 +46,7 @@ class EvaluatePlan:
     """Columns of the rows to group metrics by."""
 
     @classmethod
-    def of(cls, spec: Spec) -> EvaluatePlan:
+    def from_spec(cls, spec: Spec) -> EvaluatePlan:
         """Return the plan of the spec."""
         return cls(
             rollouts=spec.evaluate.rollouts,
@@ -157,13 +157,13 @@ async def run_evaluate(spec: Spec, launch: RunOptions) -> tuple[Evaluation, RunD
     """
     async with open_run(spec, launch) as opened:
         launch.progress.note(sampling_line(spec))
-        evaluation = await evaluate(opened.run, EvaluatePlan.of(spec))
-        evaluation.retried = opened.retried.words
+        evaluation = await evaluate(opened.run, EvaluatePlan.from_spec(spec))
+        evaluation.retried = opened.retried.summary
         for reason, count in most_frequent(evaluation.unasked):
             launch.progress.note(f"{count} of {pluralize(evaluation.rollouts, 'rollout')}: {reason}")
         opened.log.metrics(evaluation.metrics)
-        found = {"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows}
-        opened.directory.add({**found, "uncounted": evaluation.uncounted})
+        failures = {"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows}
+        opened.directory.add({**failures, "uncounted": evaluation.uncounted})
         await asyncio.to_thread(write_evaluation, evaluation, evaluation_directory(spec, opened.directory))
         return evaluation, opened.directory
 
@@ -171,12 +171,12 @@ async def run_evaluate(spec: Spec, launch: RunOptions) -> tuple[Evaluation, RunD
 def sampling_line(spec: Spec) -> str:
     """Return the temperature of an evaluation and its reason: one rollout per row and several are not comparable."""
     if "temperature" in spec.evaluate.agent.model_fields_set:
-        why = "set by evaluate.agent.temperature"
+        reason = "set by evaluate.agent.temperature"
     elif spec.evaluate.rollouts == 1:
-        why = "there is one rollout per row; evaluate.agent.temperature sets another"
+        reason = "there is one rollout per row; evaluate.agent.temperature sets another"
     else:
-        why = f"there are {spec.evaluate.rollouts} rollouts per row, which use agent.temperature"
-    return f"evaluation at temperature {spec.agent_for('evaluate').temperature:g}: {why}"
+        reason = f"there are {spec.evaluate.rollouts} rollouts per row, which use agent.temperature"
+    return f"evaluation at temperature {spec.agent_for('evaluate').temperature:g}: {reason}"
 
 
 def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:
@@ -212,11 +212,13 @@ class _Evaluating:
         self.done = 0
 
     async def play(self) -> Evaluation:
-        started, begun = time.time(), time.monotonic()
+        started, clock_start = time.time(), time.monotonic()
         run, store = self.run, self.store
-        there = sum(map(store.complete, store.groups))
-        further = store.rollouts_of_unfinished_groups()
-        run.progress.begin(run.rows.length, there, what="rows", further=further, scores=store.graded)
+        complete_count = sum(map(store.complete, store.groups))
+        unfinished_rollouts = store.rollouts_of_unfinished_groups()
+        run.progress.start(
+            run.rows.length, complete_count, unit="rows", unfinished_rollouts=unfinished_rollouts, scores=store.graded
+        )
         playing = run.groups(skip=self._skip, demand=self)
         async with aclosing(playing):
             async for group in playing:
@@ -231,7 +233,7 @@ class _Evaluating:
             )
         evaluation = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
         # The clock of the machine may be set meanwhile; durations come from the monotonic clock.
-        evaluation.started, evaluation.ended = started, started + time.monotonic() - begun
+        evaluation.started, evaluation.ended = started, started + time.monotonic() - clock_start
         evaluation.stopped = self.stopped
         return evaluation
 
@@ -257,16 +259,16 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
     `groups` are the groups of the rows in their order, each with `plan.values` of its row. Raises `RunError` if nothing
     was graded.
     """
-    whole = [group for group in groups if store.played(group)]
-    lines = list(store.lines(whole))
+    complete_groups = [group for group in groups if store.played(group)]
+    lines = list(store.lines(complete_groups))
     rows = [row_of(members) for members in lines]
     played = [rollout for row in rows for rollout in row]
     if all(rollout.score is None for rollout in played):
         first = next((rollout.error for rollout in played if rollout.error), "")
         raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
     metrics = metrics_of(rows, plan.rollouts, plan.success, plan.span)
-    for number, column in enumerate(plan.by):
-        values = [groups[group][number] for group in whole]
+    for index, column in enumerate(plan.by):
+        values = [groups[group][index] for group in complete_groups]
         metrics |= metrics_by(rows, column, values, plan.rollouts, plan.success)
     metrics |= metrics_by_seat(lines, plan.rollouts, plan.success) | ratings(lines)
     return Evaluation(
@@ -277,7 +279,7 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         plan=plan,
         store=store,
         groups=list(groups),
-        uncounted=sorted(store.groups.keys() - set(whole)),
+        uncounted=sorted(store.groups.keys() - set(complete_groups)),
         model=next((rollout.model for rollout in played if rollout.model), None),
         interval=interval([scores_of(row) for row in rows]),
         unasked=Counter(
@@ -287,7 +289,7 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         ),
         ungraded_rows=[
             {"row_key": store.groups[group].row_key, "cause": str(failed.stop_reason), "detail": failed.error}
-            for group, row in zip(whole, rows, strict=True)
+            for group, row in zip(complete_groups, rows, strict=True)
             # The others of its row may be ungraded only because of the one that failed.
             if (failed := next((each for each in row if each.cause is each.stop_reason), None)) is not None
         ],

@@ -39,7 +39,7 @@ class AttemptCounts:
         return self.causes.total() / self.attempts if self.attempts else 0.0
 
     @property
-    def listed(self) -> str:
+    def causes_text(self) -> str:
         """Description of the causes, the most frequent first."""
         return ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
 
@@ -76,7 +76,7 @@ class FailureRates:
         """
         if rollout.stop_reason in (StopReason.CANCELLED, StopReason.STALE):
             return None
-        row, lost = rollout.key.row.key, not rollout.stop_reason.graded
+        row, is_failure = rollout.key.row.key, not rollout.stop_reason.graded
         self._played[row] += 1
         # The model that replied; a rollout that failed earlier has none.
         replies = rollout.result.replies if rollout.result is not None else []
@@ -84,13 +84,13 @@ class FailureRates:
         if policy not in self.by_policy:
             self.by_policy[policy] = AttemptCounts()
         counted = [self.all, self.by_policy[policy]]
-        if lost or row in self.by_row:
+        if is_failure or row in self.by_row:
             counted.append(self.by_row.setdefault(row, AttemptCounts(self._played[row] - 1)))
         for attempts in counted:
             attempts.attempts += 1
-            if lost:
+            if is_failure:
                 attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.stop_reason)] += 1
-        return self._word(row) if lost else None
+        return self._word(row) if is_failure else None
 
     def end(self, group: Group) -> None:
         """Count a finished group."""
@@ -102,34 +102,34 @@ class FailureRates:
                 self.kept_as_worst += rollout.state is RolloutState.RETRIES_EXHAUSTED
 
     def _word(self, row: str) -> str | None:
-        own = self.by_row[row]
+        row_counts = self.by_row[row]
         if (
             row in self._warned
-            or own.attempts < ENOUGH
-            or own.failure_rate < OFTEN
-            or own.failure_rate < 2 * self._others(own)
+            or row_counts.attempts < ENOUGH
+            or row_counts.failure_rate < OFTEN
+            or row_counts.failure_rate < 2 * self._others(row_counts)
         ):
             return None
         self._warned.add(row)
-        why = "what its agent does may keep them from being graded"
-        if own.causes[WORKER_DIED] > own.causes.total() / 2:
-            why = (
+        explanation = "what its agent does may keep them from being graded"
+        if row_counts.causes[WORKER_DIED] > row_counts.causes.total() / 2:
+            explanation = (
                 "the workers that ran them died, with all of their rollouts; something on this machine may end them, "
                 "such as a lack of memory"
             )
         return (
-            f"row {row} loses {own.failure_rate:.0%} of its rollouts ({own.listed}), "
-            f"the others {self._others(own):.0%}: "
-            f"{why}; see `failure_rates` in run.json"
+            f"row {row} loses {row_counts.failure_rate:.0%} of its rollouts ({row_counts.causes_text}), "
+            f"the others {self._others(row_counts):.0%}: "
+            f"{explanation}; see `failure_rates` in run.json"
         )
 
-    def _others(self, own: AttemptCounts) -> float:
-        played = self.all.attempts - own.attempts
-        return (self.all.causes.total() - own.causes.total()) / played if played else 0.0
+    def _others(self, row_counts: AttemptCounts) -> float:
+        played = self.all.attempts - row_counts.attempts
+        return (self.all.causes.total() - row_counts.causes.total()) / played if played else 0.0
 
     def record(self) -> dict[str, Any]:
         """Return the `failure_rates` entry of run.json."""
-        most = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[:SHOWN]
+        worst_rows = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[:SHOWN]
         return {
             **self.all.record(),
             "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},
@@ -140,18 +140,18 @@ class FailureRates:
             },
             "rows": [
                 {"row_key": key, **attempts.record(), "retries_exhausted": self.retries_exhausted[key]}
-                for key, attempts in most
+                for key, attempts in worst_rows
             ],
         }
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Description of the rate and its causes; empty if nothing failed."""
         if not self.all.causes:
             return ""
-        words = f"{self.all.failure_rate:.1%} of the rollouts failed ({self.all.listed})"
+        text = f"{self.all.failure_rate:.1%} of the rollouts failed ({self.all.causes_text})"
         if self.retries_exhausted.total():
-            words += f", {self.retries_exhausted.total()} of {self.members} members of groups had no retries left"
+            text += f", {self.retries_exhausted.total()} of {self.members} members of groups had no retries left"
         if self.kept_as_worst:
-            words += f" and {self.kept_as_worst} of them count as the worst of their group"
-        return f"{words}, see `failure_rates` in run.json"
+            text += f" and {self.kept_as_worst} of them count as the worst of their group"
+        return f"{text}, see `failure_rates` in run.json"

@@ -491,7 +491,7 @@ def group_of(
         episode, seat = group_of_episode(line), other_seat(line)
         key = RolloutKey(row, episode, line["index"], len(lines), line["attempt"], seat=seat)
         try:
-            rollout = rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
+            rollout = rollout_of(line, replace(key, id_marker=line["id"].removeprefix(key.id)))
         except UserError as error:
             if omit is None:
                 raise

@@ -20,7 +20,7 @@ from hermes_rl.rollouts.rollout import RolloutState
 class PlayedEntry:
     """Offset of a rollout's record in its file, and the fields that decide if the rollout must be run again."""
 
-    begin: int
+    start: int
     attempt: int
     state: RolloutState
     score: float | None
@@ -101,8 +101,11 @@ def _key(group: str) -> bytes:
 
 def _packed(entry: GroupEntry) -> bytes:
     members = [
-        [(index, one.begin, one.attempt, str(one.state), one.score, one.part, one.others) for index, one in of.items()]
-        for of in (entry.ended, entry.waiting)
+        [
+            (index, one.start, one.attempt, str(one.state), one.score, one.part, one.others)
+            for index, one in entries.items()
+        ]
+        for entries in (entry.ended, entry.waiting)
     ]
     return marshal.dumps((entry.row_key, entry.epoch, entry.digest, *members))
 
@@ -111,9 +114,9 @@ def _unpacked(data: bytes) -> GroupEntry:
     row_key, epoch, digest, *members = marshal.loads(data)
     ended, waiting = (
         {
-            index: PlayedEntry(begin, attempt, RolloutState(state), score, part, others)
-            for index, begin, attempt, state, score, part, others in of
+            index: PlayedEntry(start, attempt, RolloutState(state), score, part, others)
+            for index, start, attempt, state, score, part, others in packed_entries
         }
-        for of in members
+        for packed_entries in members
     )
     return GroupEntry(row_key, epoch, digest, ended, waiting)

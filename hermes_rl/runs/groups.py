@@ -38,38 +38,38 @@ GROUP_KEYS = ("group", "scores")
 
 
 def group_lines(
-    group: Group, generation_params: Mapping[str, Any], run: str = "", of: str | None = None
+    group: Group, generation_params: Mapping[str, Any], run: str = "", episode_group: str | None = None
 ) -> list[dict[str, Any]]:
     """Return the records of a group: one if each rollout has one sequence, else one for each sequence of the longest.
 
     `tokens` and `masks` are None if the tokens of any rollout are unknown; tokens are never invented.
     `inference_logprobs` is an empty list if the server returned none, since trainers read its length. `ref_logprobs`,
     `distill_token_ids` and `distill_logprobs` are present if a teacher was asked about every rollout. Only the first
-    record has the messages and the images of the prompts. `run` is the fingerprint of the run. `of` is the group of
-    episodes that this group is a part of: its records then name the `seats` of their entries, and the part
+    record has the messages and the images of the prompts. `run` is the fingerprint of the run. `episode_group` is the
+    group of episodes that this group is a part of: its records then name the `seats` of their entries, and the part
     (`comparison`).
     """
     layers = _token_layers(group)
-    keys: dict[str, Any] = {"group": of or group.id, "row_key": group.row.key, "run": run}
-    if of is not None:
+    keys: dict[str, Any] = {"group": episode_group or group.id, "row_key": group.row.key, "run": run}
+    if episode_group is not None:
         keys |= {"comparison": group.id, "seats": [rollout.seat.name for rollout in group.rollouts]}
     if group.provenance is not None:
         keys["provenance"] = group.provenance.record()
     messages = [messages_of(rollout) for rollout in group.rollouts]
-    seen = [_images(rollout) for rollout in group.rollouts]
-    images = seen if any(seen) else None
+    image_lists = [_images(rollout) for rollout in group.rollouts]
+    images = image_lists if any(image_lists) else None
     return [
         {
             **layer,
             "scores": group.scores,
-            "messages": messages if number == 0 else None,
+            "messages": messages if index == 0 else None,
             "generation_params": dict(generation_params),
             "group_overrides": {},  # BaseEnv looks into it
-            "images": images if number == 0 else None,
+            "images": images if index == 0 else None,
             **keys,
-            **({"layer": number, "layers": len(layers)} if len(layers) > 1 else {}),
+            **({"layer": index, "layers": len(layers)} if len(layers) > 1 else {}),
         }
-        for number, layer in enumerate(layers)
+        for index, layer in enumerate(layers)
     ]
 
 
@@ -88,36 +88,43 @@ def _images(rollout: Rollout) -> list[str]:
 
 def _token_layers(group: Group) -> list[dict[str, Any]]:
     """Return the token fields of each layer; one layer without tokens if the tokens of any rollout are unknown."""
-    known = [rollout.sequences for rollout in group.rollouts if not _lost(rollout)]
-    if None in known or not any(known):
-        overrides = _overrides([(rollout, rollout.masked or _lost(rollout)) for rollout in group.rollouts])
+    member_sequences = [rollout.sequences for rollout in group.rollouts if not _has_exhausted_retries(rollout)]
+    if None in member_sequences or not any(member_sequences):
+        overrides = _overrides(
+            [(rollout, rollout.masked or _has_exhausted_retries(rollout)) for rollout in group.rollouts]
+        )
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
     turns = group.turn_advantages()
-    sequences = [[] if _lost(rollout) else rollout.sequences or [] for rollout in group.rollouts]
-    return [_layer(group.rollouts, turns, sequences, number) for number in range(max(map(len, sequences)))]
+    sequences = [[] if _has_exhausted_retries(rollout) else rollout.sequences or [] for rollout in group.rollouts]
+    return [_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))]
 
 
 def _layer(
-    rollouts: Sequence[Rollout], turns: list[list[float]] | None, sequences: list[list[TokenSequence]], number: int
+    rollouts: Sequence[Rollout], turns: list[list[float]] | None, sequences: list[list[TokenSequence]], layer_index: int
 ) -> dict[str, Any]:
-    at = [own[number] if number < len(own) else None for own in sequences]
-    first = next(sequence for own in sequences for sequence in own)
-    lines = [_line(rollout, sequence, first) for rollout, sequence in zip(rollouts, at, strict=True)]
+    layer_sequences = [
+        member_data[layer_index] if layer_index < len(member_data) else None for member_data in sequences
+    ]
+    first = next(sequence for member_data in sequences for sequence in member_data)
+    lines = [_line(rollout, sequence, first) for rollout, sequence in zip(rollouts, layer_sequences, strict=True)]
     logprobs = [line["logprobs"] for line in lines]
     advantages = None
     if turns is not None:
-        pairs = zip(at, turns, strict=True)
+        pairs = zip(layer_sequences, turns, strict=True)
         advantages = [
-            [0.0] if sequence is None else of_tokens(sequence.spans, own, len(sequence)) for sequence, own in pairs
+            [0.0] if sequence is None else of_tokens(sequence.spans, member_data, len(sequence))
+            for sequence, member_data in pairs
         ]
     return {
         "tokens": [line["tokens"] for line in lines],
         "masks": [line["masks"] for line in lines],
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
         "advantages": advantages,  # None: the trainer normalises the scores within the group
-        "overrides": _overrides([(rollout, own is None) for rollout, own in zip(rollouts, at, strict=True)]),
-        **_taught(rollouts, number),
+        "overrides": _overrides(
+            [(rollout, member_data is None) for rollout, member_data in zip(rollouts, layer_sequences, strict=True)]
+        ),
+        **_taught(rollouts, layer_index),
     }
 
 
@@ -125,12 +132,12 @@ _UNTAUGHT: Mapping[str, None] = dict.fromkeys(OF_TEACHER)
 _OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
 
 
-def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] | None]:
+def _taught(rollouts: Sequence[Rollout], layer_index: int) -> Mapping[str, list[Any] | None]:
     """Return the teacher's values for each entry, one list per token; a part that was not requested is None."""
-    if any(rollout.teacher is None and not _lost(rollout) for rollout in rollouts):
+    if any(rollout.teacher is None and not _has_exhausted_retries(rollout) for rollout in rollouts):
         return _UNTAUGHT
-    teachers = [[] if _lost(rollout) else rollout.teacher or [] for rollout in rollouts]
-    entries = [entry[number] if number < len(entry) else _OF_A_FILLER for entry in teachers]
+    teachers = [[] if _has_exhausted_retries(rollout) else rollout.teacher or [] for rollout in rollouts]
+    entries = [entry[layer_index] if layer_index < len(entry) else _OF_A_FILLER for entry in teachers]
     top = any(entry.top_k for entry in entries)
     return {
         "ref_logprobs": [entry.reference for entry in entries],
@@ -145,7 +152,7 @@ def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] 
     return each if any(each) else None
 
 
-def _lost(rollout: Rollout) -> bool:
+def _has_exhausted_retries(rollout: Rollout) -> bool:
     return rollout.state is RolloutState.RETRIES_EXHAUSTED
 
 
@@ -154,8 +161,8 @@ def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence
     token.
     """
     if sequence is None:
-        own = first if _lost(rollout) else (rollout.sequences or [first])[0]
-        return {"tokens": own.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
+        filler_source = first if _has_exhausted_retries(rollout) else (rollout.sequences or [first])[0]
+        return {"tokens": filler_source.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
     if rollout.masked:
         logprobs = [MASKED_LOGPROB] * len(sequence) if sequence.sampled is not None else None
         return {"tokens": sequence.tokens, "masks": [MASKED] * len(sequence), "logprobs": logprobs}
@@ -191,13 +198,13 @@ def _json(value: Any) -> bytes:
         return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json(item) for key, item in value.items())
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         return b"[%b]" % b",".join(map(_json, value))
-    data = write_message(value, _plain)
+    data = write_message(value, _to_builtin)
     if b"null" in data and not isinstance(value, str):
-        json.dumps(value, default=_plain, allow_nan=False)  # NaN must fail here: it is not a missing number
+        json.dumps(value, default=_to_builtin, allow_nan=False)  # NaN must fail here: it is not a missing number
     return data
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin(value: Any) -> Any:
     """Return numbers of numpy and similar libraries, which hand-written environments may send, as Python numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
@@ -254,24 +261,28 @@ class GroupsFile:
                     f"{self.journal.path} contains groups of a run in another directory than {store.path} (such as "
                     f"{group}): move it, or choose another path"
                 )
-            seen = layers.setdefault(group, set())
-            extra = extra or layer in seen
-            seen.add(layer)
+            group_layers = layers.setdefault(group, set())
+            extra = extra or layer in group_layers
+            group_layers.add(layer)
             if group in changed or (compare and "seats" not in line and line["scores"] != store.scores(group)):
                 wrong.add(group)
             totals[group] = line.get("layers", 1)
-        right = {group for group, seen in layers.items() if group not in wrong and seen == set(range(totals[group]))}
+        right = {
+            group
+            for group, group_layers in layers.items()
+            if group not in wrong and group_layers == set(range(totals[group]))
+        }
         if extra or len(right) < len(layers):
             self._take_out({(group, layer) for group in right for layer in layers[group]})
         return right
 
     def _take_out(self, right: set[tuple[str, int]]) -> None:
-        left = set(right)
+        remaining = set(right)
 
         def first(line: dict[str, Any]) -> bool:
-            place = line["group"], line.get("layer", 0)
-            present = place in left
-            left.discard(place)
+            key = line["group"], line.get("layer", 0)
+            present = key in remaining
+            remaining.discard(key)
             return present
 
         self.journal.keep(line for line in self.journal.read() if first(line))

@@ -68,14 +68,14 @@ class WorkerHandle(ABC):
     `name` is the name that messages show to the user.
     """
 
-    def __init__(self, name: str, heard: Heard) -> None:
+    def __init__(self, name: str, on_message: Heard) -> None:
         self.name = name
         self.placed = True
         """True if the worker has a node to run on; on a cluster it may have to wait for one."""
         self.ready = self.closed = False
         self.error: UserError | RunError | RuntimeError | None = None
         """Error that the worker reported when it started."""
-        self.asked: dict[int, asyncio.Future[WorkerAnswer]] = {}
+        self.pending_requests: dict[int, asyncio.Future[WorkerAnswer]] = {}
         """Requests without an answer; one that was cancelled is among them until its work has ended."""
         self.finished = 0
         """Requests that it has answered."""
@@ -94,13 +94,13 @@ class WorkerHandle(ABC):
         self.retries: Counter[str] = Counter()
         self.usage: dict[str, Usage] = {}
         """Use of models by role that the run's meter has counted."""
-        self.lost = 0
+        self.unanswered_rollouts = 0
         """Awaited rollouts that it had not answered when it died."""
         self.ended = ""
         """Description of how the worker ended."""
-        self._heard = heard
+        self._on_message = on_message
         self._numbers = count(1)
-        self._wanted: set[int] = set()
+        self._awaited_ids: set[int] = set()
         """Numbers of the rollouts that a caller still awaits."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class WorkerHandle(ABC):
         """Start the worker and listen to it until it ends, however it does."""
 
     @abstractmethod
-    def send(self, number: int, kind: str, *args: Any) -> None:
+    def send(self, request_id: int, kind: str, *args: Any) -> None:
         """Send a request with this number (`Player.answer`), or, with 0, a message that needs no response
         (`Player.hear`).
         """
@@ -135,35 +135,35 @@ class WorkerHandle(ABC):
 
         Raises `DiedError`.
         """
-        number = next(self._numbers)
+        request_id = next(self._numbers)
         answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
-        self.asked[number] = answer
+        self.pending_requests[request_id] = answer
         if kind == "play":
-            self._wanted.add(number)
-        self.send(number, kind, *args)
+            self._awaited_ids.add(request_id)
+        self.send(request_id, kind, *args)
         try:
             await asyncio.wait((answer,))
         except asyncio.CancelledError:
-            self._wanted.discard(number)
+            self._awaited_ids.discard(request_id)
             if kind != "told":  # which holds nothing
-                self.send(0, "cancel", number)
+                self.send(0, "cancel", request_id)
                 await asyncio.wait((answer,), timeout=RELEASE)
             raise
         finally:
-            self._wanted.discard(number)
+            self._awaited_ids.discard(request_id)
             if not answer.cancel():
                 answer.exception()  # no other code may look at it
         return answer.result()
 
     def fail(self, error: Exception) -> None:
         """Raise an error in all callers that wait for a response."""
-        self.lost += len(self._wanted)
-        for answer in self.asked.values():
+        self.unanswered_rollouts += len(self._awaited_ids)
+        for answer in self.pending_requests.values():
             if not answer.done():
                 answer.set_exception(error)
 
-    def _answered(self, number: int, answer: WorkerAnswer) -> None:
-        future = self.asked.pop(number)
+    def _answered(self, request_id: int, answer: WorkerAnswer) -> None:
+        future = self.pending_requests.pop(request_id)
         self.finished += 1
         if not future.done():
             future.set_result(answer)
@@ -175,7 +175,7 @@ class WorkerHandle(ABC):
         self.ready = self.ready or "ready" in news
         if "raised" in news:
             self.error = error_of(*news["raised"])
-        self._heard(self, news)
+        self._on_message(self, news)
 
 
 async def wait_for(seconds: float, work: Awaitable[T]) -> T:
@@ -189,14 +189,14 @@ class ProcessHandle(WorkerHandle):
     `artifacts`.
     """
 
-    def __init__(self, opening: WorkerSetup, artifacts: Path | None, name: str, heard: Heard) -> None:
-        super().__init__(name, heard)
+    def __init__(self, opening: WorkerSetup, artifacts: Path | None, name: str, on_message: Heard) -> None:
+        super().__init__(name, on_message)
         self._opening, self._artifacts = opening, artifacts
         self._process: StartedProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def live(self) -> None:
-        ours, theirs = socket.socketpair()
+        parent_end, theirs = socket.socketpair()
         try:
             with theirs:
                 start = partial(
@@ -209,7 +209,7 @@ class ProcessHandle(WorkerHandle):
                     may_start=True,
                 )
                 self._process = await acquire_in_thread(start, StartedProcess.release)
-            reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
+            reader, self._writer = await asyncio.open_connection(sock=parent_end, limit=BUFFER)
             self._write((self._opening, self._artifacts, SILENT))
             if self.closed:
                 self.kill()
@@ -220,12 +220,12 @@ class ProcessHandle(WorkerHandle):
         except OSError as error:
             self.ended = f"it could not be started: {error}"
         finally:
-            ours.close()
+            parent_end.close()
             await self._end()
             self.fail(DiedError())
 
-    def send(self, number: int, kind: str, *args: Any) -> None:
-        self._write((number, kind, *args))
+    def send(self, request_id: int, kind: str, *args: Any) -> None:
+        self._write((request_id, kind, *args))
 
     def close(self) -> None:
         if self.ready and self._writer is not None and not self._writer.is_closing():

@@ -50,8 +50,8 @@ class Journal:
     def append_all(self, records: Iterable[dict[str, Any]]) -> list[int]:
         """Write several records together, as `append`; return the offset of each."""
         lines = [write_message(record) + b"\n" for record in records]
-        begin = self._write(b"".join(lines))
-        return [begin + offset for offset in accumulate((len(line) for line in lines[:-1]), initial=0)]
+        start = self._write(b"".join(lines))
+        return [start + offset for offset in accumulate((len(line) for line in lines[:-1]), initial=0)]
 
     def append_lines(self, lines: Iterable[bytes]) -> int:
         """Write encoded JSON records together, as `append`."""
@@ -59,7 +59,7 @@ class Journal:
 
     def _write(self, line: bytes) -> int:
         self._mend()
-        begin = os.fstat(self._file.fileno()).st_size
+        start = os.fstat(self._file.fileno()).st_size
         try:
             written = 0
             while written < len(line):
@@ -67,9 +67,9 @@ class Journal:
         except OSError as error:
             # A partial record would corrupt the next one if disk space becomes available meanwhile.
             with suppress(OSError):
-                self._file.truncate(begin)
+                self._file.truncate(start)
             raise _unwritable(self.path, error) from error
-        return begin
+        return start
 
     def _mend(self) -> None:
         """Repair the last record after a crash: add its newline or remove it.
@@ -98,41 +98,42 @@ class Journal:
 
     def scan(self, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the records as `read` does, each with its offset."""
-        begin = 0
+        start = 0
         with self.path.open("rb") as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
-                self._require_short(len(line), number)
+            for line_number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
+                self._require_short(len(line), line_number)
                 if not is_torn(line):
-                    yield begin, self._parsed(line, number, keys)
-                begin += len(line)
+                    yield start, self._parsed(line, line_number, keys)
+                start += len(line)
 
     @property
     def empty(self) -> bool:
         return next(self.scan(), None) is None
 
-    def at(self, begin: int) -> dict[str, Any]:
+    def read_at(self, start: int) -> dict[str, Any]:
         """Return the record at this offset, as returned by `append` or `scan`."""
         with self.path.open("rb") as lines:
-            lines.seek(begin)
+            lines.seek(start)
             record: dict[str, Any] = current_record(read_own_json(lines.readline()))
             return record
 
-    def _require_short(self, size: int, number: int | str) -> None:
+    def _require_short(self, size: int, line_number: int | str) -> None:
         if size >= LONGEST_LINE:
-            most = f"{LONGEST_LINE >> 20} MiB"
-            raise UserError(f"{self.path}:{number}: this line has {most} or more; take it out, or use --fresh")
+            max_size = f"{LONGEST_LINE >> 20} MiB"
+            raise UserError(f"{self.path}:{line_number}: this line has {max_size} or more; take it out, or use --fresh")
 
-    def _parsed(self, line: bytes, number: int | str, keys: tuple[str, ...]) -> dict[str, Any]:
+    def _parsed(self, line: bytes, line_number: int | str, keys: tuple[str, ...]) -> dict[str, Any]:
         try:
             record = current_record(read_own_json(line))
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise UserError(f"{self.path}:{number}: this line is not a JSON object; remove it, or use --fresh")
+            raise UserError(f"{self.path}:{line_number}: this line is not a JSON object; remove it, or use --fresh")
         missing = [key for key in keys if key not in record]
         if missing:
             raise UserError(
-                f"{self.path}:{number}: this line has no {missing[0]!r}, so no run of this kind wrote it; take it out, "
+                f"{self.path}:{line_number}: this line has no {missing[0]!r}, so no run of this kind wrote it; "
+                "take it out, "
                 "or choose another place for the run"
             )
         return record
@@ -224,11 +225,11 @@ def is_torn(line: bytes) -> bool:
 
 def _end_of_lines(file: IO[bytes]) -> int:
     """Return the offset after the last newline of a file, or 0 if it has none."""
-    begin = file.seek(0, os.SEEK_END)
-    while begin > 0:
-        begin, end = max(0, begin - _BLOCK), begin
-        file.seek(begin)
-        newline = file.read(end - begin).rfind(b"\n")
+    start = file.seek(0, os.SEEK_END)
+    while start > 0:
+        start, end = max(0, start - _BLOCK), start
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:
-            return begin + newline + 1
+            return start + newline + 1
     return 0

@@ -55,14 +55,14 @@ class Played:
     cause: StopReason | None = None
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Played:
+    def from_record(cls, line: Mapping[str, Any]) -> Played:
         """Return the fields from a record of rollouts.jsonl."""
         return cls(
             score=line["score"],
             stop_reason=StopReason(line["stop_reason"]),
             error=line["error"],
             rewards={name: reward_of(record) for name, record in line["rewards"].items()},
-            usage=Usage.of(line["usage"]),
+            usage=Usage.from_record(line["usage"]),
             cost=cost_of(line["usage"], line.get("roles") or {}),
             turns=line["turns"],
             calls=len(line["tool_calls"]),
@@ -90,7 +90,7 @@ def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
     A reward that compares the members of a group needs all of them: a member that finished is ungraded if another one
     failed, and the stop reason of the failed one is the cause.
     """
-    played = [Played.of(line) for line in lines]
+    played = [Played.from_record(line) for line in lines]
     failed = next((each.cause for each in played if each.cause is not None and not each.cause.graded), None)
     return [
         replace(each, cause=failed or each.cause) if each.cause is not None and each.cause.graded else each
@@ -148,10 +148,10 @@ def metrics_by(
     """
     metrics: dict[str, float] = {}
     for value in sorted(set(values)):
-        chosen = [row for row, own in zip(rows, values, strict=True) if own == value]
-        for name, number in metrics_of(chosen, rollouts_per_row, success, (0.0, 1.0)).items():
+        chosen = [row for row, row_value in zip(rows, values, strict=True) if row_value == value]
+        for name, metric in metrics_of(chosen, rollouts_per_row, success, (0.0, 1.0)).items():
             if name in _TOLD_BY or name.startswith("eval/pass"):
-                metrics[f"{BY}{column}/{value}/{name.removeprefix('eval/')}"] = number
+                metrics[f"{BY}{column}/{value}/{name.removeprefix('eval/')}"] = metric
     return metrics
 
 
@@ -173,11 +173,11 @@ def metrics_by_seat(
             if "seat" in members[0]:
                 seats.setdefault(members[0]["seat"]["name"], []).append(list(members))
     for seat, lines in seats.items():
-        paid = any(line["rewards"] for own in lines for line in own)
+        paid = any(line["rewards"] for row_records in lines for line in row_records)
         prefixes = (*_TOLD_BY, "eval/pass", "eval/stop_reason") if paid else ("eval/rows", "eval/stop_reason")
-        for name, number in metrics_of([*map(row_of, lines)], rollouts_per_row, success, (0.0, 1.0)).items():
+        for name, metric in metrics_of([*map(row_of, lines)], rollouts_per_row, success, (0.0, 1.0)).items():
             if name.startswith(prefixes) and not name.endswith(("_lower", "_upper")):
-                metrics[f"{BY_SEAT}{seat}/{name.removeprefix('eval/')}"] = number
+                metrics[f"{BY_SEAT}{seat}/{name.removeprefix('eval/')}"] = metric
     return metrics
 
 
@@ -195,12 +195,12 @@ def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     """
     scores: dict[str, list[list[float]]] = {}
     for row in rows:
-        own: dict[str, list[float]] = {}
+        shares_by_role: dict[str, list[float]] = {}
         for line in (line for line in row if line["score"] is not None):
             for other in line.get("others", ()):
                 if other["seat"]["role"] != line["seat"]["role"]:
-                    own.setdefault(other["seat"]["role"], []).append(min(max(line["score"], 0.0), 1.0))
-        for role, shares in own.items():
+                    shares_by_role.setdefault(other["seat"]["role"], []).append(min(max(line["score"], 0.0), 1.0))
+        for role, shares in shares_by_role.items():
             scores.setdefault(role, []).append(shares)
     rated: dict[str, float] = {}
     for role, clusters in scores.items() if len(scores) > 1 else ():
@@ -233,12 +233,16 @@ def _rewards(graded: Row) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in graded:
         for name, reward in rollout.rewards.items():
-            further = {f"{name}/{key}": value for key, value in reward.metrics.items()}
-            for key, value in {name: reward.value, **further}.items():
+            extra_metrics = {f"{name}/{key}": value for key, value in reward.metrics.items()}
+            for key, value in {name: reward.value, **extra_metrics}.items():
                 if value is not None:
                     values.setdefault(key, []).append(value)
     means = {f"eval/reward/{name}": mean(numbers) for name, numbers in values.items()}
-    return means | {f"{COUNT}{name}": float(len(own)) for name, own in values.items() if len(own) < len(graded)}
+    return means | {
+        f"{COUNT}{name}": float(len(reward_values))
+        for name, reward_values in values.items()
+        if len(reward_values) < len(graded)
+    }
 
 
 def _usage(graded: Row) -> dict[str, float]:

@@ -34,15 +34,15 @@ def stage(
     """
     tops = [folder for folder in sorted(folders) if not any(other in folder.parents for other in folders)]
     size = count = 0
-    for number, top in enumerate(tops):
-        (into / str(number)).mkdir()
+    for index, top in enumerate(tops):
+        (into / str(index)).mkdir()
         if next(_files(top / OUTPUTS), None) is not None:
             note(
                 f"{top / OUTPUTS} stays on this machine, as runs are written there; what the spec reads of it belongs "
                 "into another folder"
             )
         for file in _files(top):
-            target = into / str(number) / file.relative_to(top)
+            target = into / str(index) / file.relative_to(top)
             size, count = size + file.stat().st_size, count + 1
             if size > MOST_BYTES or count > MOST_FILES:
                 note(
@@ -64,22 +64,27 @@ def stage(
 def _files(top: Path) -> Iterator[Path]:
     """Yield the files below a directory to copy; links are followed, and their targets are copied instead."""
     for name, folders, files in os.walk(top, followlinks=True):
-        here = Path(name)
+        directory = Path(name)
         folders[:] = [
             folder
             for folder in folders
-            if not (folder[0] == "." or folder in _LEFT or here / folder == top / OUTPUTS or _is_left(here / folder))
+            if not (
+                folder[0] == "."
+                or folder in _LEFT
+                or directory / folder == top / OUTPUTS
+                or _is_left(directory / folder)
+            )
         ]
         for file in files:
-            if file[0] != "." and not file.endswith(".env") and (here / file).is_file():
-                yield here / file
+            if file[0] != "." and not file.endswith(".env") and (directory / file).is_file():
+                yield directory / file
 
 
 def _is_left(folder: Path) -> bool:
     """Return True if a directory is a run directory, a Python environment, or a link to a directory that contains
     it.
     """
-    is_ours = any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
+    is_ours = any((folder / marker).exists() for marker in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
     return is_ours or folder.parent.resolve().is_relative_to(folder.resolve())
 
 
@@ -98,15 +103,15 @@ def unpack(data: bytes, arrived: Path) -> Any:
 class _Packer(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO, folders: Sequence[Path]) -> None:
         super().__init__(buffer)
-        self._folders = [(number, str(folder)) for number, folder in enumerate(folders)]
+        self._folders = [(index, str(folder)) for index, folder in enumerate(folders)]
 
     def persistent_id(self, value: Any) -> tuple[bool, int, str] | None:
         if not isinstance(value, str | PurePath):
             return None
         text = str(value)
-        for number, folder in self._folders:
+        for index, folder in self._folders:
             if text == folder or text.startswith(f"{folder}/"):
-                return isinstance(value, str), number, text[len(folder) :]
+                return isinstance(value, str), index, text[len(folder) :]
         return None
 
 
@@ -115,7 +120,7 @@ class _Unpacker(pickle.Unpickler):
         super().__init__(buffer)
         self._arrived = arrived
 
-    def persistent_load(self, place: tuple[bool, int, str]) -> str | Path:
-        is_text, number, below = place
-        text = f"{self._arrived / str(number)}{below}"
+    def persistent_load(self, reference: tuple[bool, int, str]) -> str | Path:
+        is_text, index, below = reference
+        text = f"{self._arrived / str(index)}{below}"
         return text if is_text else Path(text)

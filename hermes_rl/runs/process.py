@@ -36,7 +36,7 @@ class ProcessSummary:
     """
 
     written: int = 0
-    there: int = 0
+    existing: int = 0
     uniform: int = 0
     unmade: int = 0
     """Groups of which an environment's user code made nothing."""
@@ -50,7 +50,7 @@ class ProcessSummary:
     dropped: dict[str, int] = field(default_factory=dict)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     """Quarantined rows: row_key, cause, detail."""
-    lost: str = ""
+    failure_summary: str = ""
     """Summary of the rollouts that failed; see `hermes_rl.runs.failure_rates`."""
     fallbacks: int = 0
     """Groups that the fallback of a reward graded, as its judge was unavailable."""
@@ -81,15 +81,15 @@ async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, R
         assert opened.records.groups_file is not None
         work = Processing(opened.run, opened.records.groups_file, spec.process.groups, opened.log)
         summary = await work.play(opened.records.changed)
-        summary.retried = opened.retried.words
+        summary.retried = opened.retried.summary
         opened.directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
         section, kind = spec.process, spec.process.format
         if kind != "atropos":
             choice = RolloutChoice(section.min_score, section.keep_best, spec.evaluate.success_threshold)
-            for words in await asyncio.to_thread(
+            for message in await asyncio.to_thread(
                 write_format, kind, opened.directory.path / FILES[kind], _recorded(opened, work.file), choice
             ):
-                launch.progress.note(words)
+                launch.progress.note(message)
         for reason, count in most_frequent(opened.encoder.missing_tokens()):
             if reason == opened.encoder.missing:
                 continue  # the user was notified at the start
@@ -130,7 +130,7 @@ class Processing:
         started, run, summary = time.monotonic(), self.run, self.summary
         unfinished = self._take_up(changed)
         scores = [] if run.store is None else run.store.graded
-        run.progress.begin(self.target, self.complete, further=unfinished, scores=scores)
+        run.progress.start(self.target, self.complete, unfinished_rollouts=unfinished, scores=scores)
         playing = run.groups(skip=lambda _, group, __: group in self._done, demand=self, prepare=self._prepare)
         async with aclosing(playing):
             async for group in playing:
@@ -142,14 +142,14 @@ class Processing:
             raise RunError("the dataset has no rows to run; see dataset.filter, .eval and .limit")
         summary.attempts = run.attempts
         summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.excluded)
-        summary.quarantined, summary.lost = run.quarantine.record(), run.failure_rates.words
+        summary.quarantined, summary.failure_summary = run.quarantine.record(), run.failure_rates.summary
         summary.seconds = time.monotonic() - started
         return summary
 
     @property
     def complete(self) -> int:
         """Groups that are in the file."""
-        return self.summary.there + self.summary.written
+        return self.summary.existing + self.summary.written
 
     # ------------------------------------------------------------------ demand (`runs.run.Demand`)
 
@@ -168,12 +168,12 @@ class Processing:
         store = self.run.store
         if store is None:
             self._done = set(self.file.groups())
-            self.summary.there = len(self._done)
+            self.summary.existing = len(self._done)
             return 0
         written = self.file.reconcile(store, changed, compare=not isinstance(self.run.environment, GroupSerializer))
         drop = self.run.plan.drop_uniform
         self._done = written | {group for group in store.groups if store.excluded(group, drop_uniform=drop)}
-        self.summary.there = len(written)
+        self.summary.existing = len(written)
         return store.rollouts_of_unfinished_groups()
 
     async def _prepare(self, group: Group) -> None:

@@ -110,11 +110,11 @@ class GroupLog(Protocol):
 class WandbLog:
     """The log of a run without a trainer; without a tracker it does nothing."""
 
-    def __init__(self, tracker: Tracker | None, most: int = KEPT, per_group: int = PER_GROUP) -> None:
+    def __init__(self, tracker: Tracker | None, max_groups: int = KEPT, per_group: int = PER_GROUP) -> None:
         self.tracker = tracker
         self.per_group = None if per_group == -1 else per_group
         self.training = TrainingMetrics()
-        self.texts: deque[list[tuple[str, float]]] = deque(maxlen=most)
+        self.texts: deque[list[tuple[str, float]]] = deque(maxlen=max_groups)
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Count a group, and log it if it is the n-th that was `written`."""
@@ -124,9 +124,13 @@ class WandbLog:
         if written is None:
             return
         self.tracker.log(self.training.take(), step=written)
-        shown = group.rollouts[: self.per_group]
+        logged_rollouts = group.rollouts[: self.per_group]
         self.texts.append(
-            [(readable(r.result.messages), r.score) for r in shown if r.result is not None and r.score is not None]
+            [
+                (readable(r.result.messages), r.score)
+                for r in logged_rollouts
+                if r.result is not None and r.score is not None
+            ]
         )
 
     def metrics(self, metrics: Mapping[str, float]) -> None:
@@ -151,8 +155,8 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
     if settings is not None and settings.mode != "disabled":
         names = settings.project or spec.name, settings.name or spec.name
         tracker = Tracker(*names, mode=mode_of(settings), config=spec.resolved(), folder=folder)
-    most = spec.atropos.get("num_rollouts_to_keep", KEPT)
-    log = WandbLog(tracker, most, spec.atropos.get("num_rollouts_per_group_for_logging", PER_GROUP))
+    max_groups = spec.atropos.get("num_rollouts_to_keep", KEPT)
+    log = WandbLog(tracker, max_groups, spec.atropos.get("num_rollouts_per_group_for_logging", PER_GROUP))
     try:
         yield log
     finally:
@@ -192,7 +196,7 @@ class RunStatus:
     tokens: int
     cost: float
     failures: Mapping[str, int]
-    again: str
+    retry_summary: str
     paused: bool
 
 
@@ -220,7 +224,7 @@ class Progress:
         self.stream = stream if stream is not None else sys.stderr
         self.quiet = quiet
         self.total: int | None = None
-        self.what = "groups"
+        self.unit = "groups"
         self._scored, self._sum = 0, 0.0
         self.watched: Watched | None = None
         self.noted: Callable[[str], None] | None = None
@@ -247,26 +251,34 @@ class Progress:
             await asyncio.sleep(max(self._last + EVERY - time.monotonic(), EVERY / 10))
             self._tell()
 
-    def begin(
-        self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0, scores: Sequence[float] = ()
+    def start(
+        self,
+        total: int | None,
+        done: int = 0,
+        *,
+        unit: str = "groups",
+        unfinished_rollouts: int = 0,
+        scores: Sequence[float] = (),
     ) -> None:
         """Show the total amount of work and the existing part of it.
 
         Args:
-            further: number of existing rollouts of unfinished groups.
+            unfinished_rollouts: number of existing rollouts of unfinished groups.
             scores: scores of the existing rollouts of finished groups.
         """
-        self.total, self.what = total, what
+        self.total, self.unit = total, unit
         self._scored, self._sum = len(scores), math.fsum(scores)
-        self._text = f"{done}/{total or '?'} {what}"
-        if (done or further) and not self.quiet:
-            more = f", and {pluralize(further, 'rollout')} of unfinished ones" if further else ""
-            self.note(f"resuming: {done} of {total or '?'} {what} exist already{more}")
+        self._text = f"{done}/{total or '?'} {unit}"
+        if (done or unfinished_rollouts) and not self.quiet:
+            more = (
+                f", and {pluralize(unfinished_rollouts, 'rollout')} of unfinished ones" if unfinished_rollouts else ""
+            )
+            self.note(f"resuming: {done} of {total or '?'} {unit} exist already{more}")
 
     def step(self, done: int, group: Group) -> None:
         """Count a group that has ended."""
         scores = [rollout.score for rollout in group.rollouts if rollout.score is not None]
-        self.show(f"{done}/{self.total or '?'} {self.what}", scores, last=done == self.total)
+        self.show(f"{done}/{self.total or '?'} {self.unit}", scores, last=done == self.total)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Add scores to the mean, and print the line with it if the last line is old enough."""
@@ -278,8 +290,8 @@ class Progress:
         if self.quiet or not self._text or (now - self._last < (0.1 if self._inline else EVERY) and not at_once):
             return
         self._last = now
-        again = self.watched.status().again if self.watched is not None else ""
-        self.write(" · ".join(filter(None, [self._text, f"mean score {self.mean()}", again])))
+        retry_summary = self.watched.status().retry_summary if self.watched is not None else ""
+        self.write(" · ".join(filter(None, [self._text, f"mean score {self.mean()}", retry_summary])))
 
     def mean(self) -> str:
         return f"{self._sum / self._scored:.3f}" if self._scored else "–"
@@ -301,7 +313,7 @@ class Progress:
             self.stream.write("\n")
             self._open_line = False
 
-    def named(self, name: str) -> Progress:
+    def for_environment(self, name: str) -> Progress:
         """Return the progress of one of several environments, which adds its name."""
         return _Named(name, self)
 

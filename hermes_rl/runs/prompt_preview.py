@@ -50,7 +50,7 @@ class Rendered:
     exact: bool
     text: str | None = None
     ids: tuple[int, ...] = ()
-    pieces: tuple[str, ...] = ()
+    token_texts: tuple[str, ...] = ()
     tokenizer: str | None = None
     missing: str | None = None
 
@@ -91,45 +91,45 @@ class _Catching:
         raise _AskedError(request)
 
 
-def find_row(rows: Rows, wanted: str, split: Split) -> Row:
+def find_row(rows: Rows, query: str, split: Split) -> Row:
     """Return a row by its key, a prefix of its key, or its position in the run from 0.
 
     Raises `UserError` unless exactly one row matches.
     """
     begins = []
     for row in islice(rows, SEARCHED):
-        if row.key == wanted:
+        if row.key == query:
             return row
-        if row.key.startswith(wanted):
+        if row.key.startswith(query):
             begins.append(row)
-    if wanted.isdecimal():
+    if query.isdecimal():
         with suppress(IndexError):
-            return rows[int(wanted)]
+            return rows[int(query)]
     if len(begins) == 1:
         return begins[0]
     if begins:
         raise UserError(
-            f"--row: {len(begins)} rows start with {wanted!r}: {', '.join(begin.key for begin in begins[:5])}"
+            f"--row: {len(begins)} rows start with {query!r}: {', '.join(candidate.key for candidate in begins[:5])}"
         )
     count = rows.length if rows.length is not None else "endless"
     other = "; --split eval looks among the rows for evaluation" if split == "train" else ""
-    raise UserError(f"--row: there is no row {wanted!r}: give a key, or a place from 0 (rows: {count}){other}")
+    raise UserError(f"--row: there is no row {query!r}: give a key, or a place from 0 (rows: {count}){other}")
 
 
-async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Callable[[str], None]) -> tuple[Row, Split]:
+async def chosen_row(spec: Spec, query: str, split: Split | None, notify: Callable[[str], None]) -> tuple[Row, Split]:
     """Return the requested row and its split: train, if there are such rows. Raises as `find_row`."""
     only = spec.dataset.eval is not None and spec.dataset.eval.only
     among: Split = split or ("eval" if only else "train")
     rows = await asyncio.to_thread(load_rows, spec, among, notify=notify, lazily=True)
     # Without `dataset.key` keys are hashes, so a small number is a position; no row after it is needed.
-    is_place = spec.dataset.key is None and wanted.isdecimal() and int(wanted) < SEARCHED
-    if is_place and (found := await asyncio.to_thread(lambda: next(islice(rows, int(wanted), None), None))) is not None:
-        return found, among
+    is_place = spec.dataset.key is None and query.isdecimal() and int(query) < SEARCHED
+    if is_place and (row := await asyncio.to_thread(lambda: next(islice(rows, int(query), None), None))) is not None:
+        return row, among
     try:
-        return await asyncio.to_thread(find_row, rows, wanted, among), among
+        return await asyncio.to_thread(find_row, rows, query, among), among
     except UserError:
         rows = await asyncio.to_thread(load_rows, spec, among, notify=notify)  # which knows how many there are
-        return await asyncio.to_thread(find_row, rows, wanted, among), among
+        return await asyncio.to_thread(find_row, rows, query, among), among
 
 
 async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:
@@ -154,8 +154,8 @@ async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_tex
         try:
             await loop.run(compiled.prompt(row))
             raise AssertionError("a rollout starts with a model call")
-        except _AskedError as asked:
-            request = asked.request
+        except _AskedError as capture:
+            request = capture.request
     rendered = Rendered(row, request, compiled.policy.configs[0], exact=policy.kind.exact)
     if not (rendered.exact or with_text):
         return rendered
@@ -178,8 +178,8 @@ def _with_text(spec: Spec, rendered: Rendered) -> Rendered:
             ids = tokenizer.encode(text)
     except (UserError, TemplateRefused) as error:
         return replace(rendered, missing=str(error))
-    pieces = tuple(tokenizer.decode([token]) for token in ids)
-    return replace(rendered, text=text, ids=tuple(ids), pieces=pieces, tokenizer=tokenizer.name)
+    token_texts = tuple(tokenizer.decode([token]) for token in ids)
+    return replace(rendered, text=text, ids=tuple(ids), token_texts=token_texts, tokenizer=tokenizer.name)
 
 
 def placeholders(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:

@@ -70,20 +70,23 @@ def provenance(
     }
 
 
-def resumed(known: Mapping[str, Any], started: str, written: float) -> dict[str, Any]:
+def resumed(previous_info: Mapping[str, Any], started: str, written: float) -> dict[str, Any]:
     """Return the `run.json` entries on the starts of a resumed run: the first, this one, and the seconds of earlier
     ones.
 
     Args:
-        known: previous content.
+        previous_info: previous content.
         started: time of this start.
         written: time of the last write of the last start, in seconds since 1970; it may have been killed.
     """
-    began, ended = (seconds_of(known.get(name)) for name in ("resumed" if "resumed" in known else "started", "ended"))
-    if began is None:
+    last_start, ended = (
+        seconds_of(previous_info.get(name))
+        for name in ("resumed" if "resumed" in previous_info else "started", "ended")
+    )
+    if last_start is None:
         return {}
-    before = known.get("seconds_before", 0.0) + max(0.0, (written if ended is None else ended) - began)
-    return {"started": known["started"], "resumed": started, "seconds_before": round(before, 3)}
+    before = previous_info.get("seconds_before", 0.0) + max(0.0, (written if ended is None else ended) - last_start)
+    return {"started": previous_info["started"], "resumed": started, "seconds_before": round(before, 3)}
 
 
 def seconds_of(moment: object) -> float | None:

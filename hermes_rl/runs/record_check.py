@@ -42,14 +42,14 @@ def current_record(line: Any) -> Any:
     return line
 
 
-def current_description(described: Any) -> Any:
+def current_description(run_info: Any) -> Any:
     """Return the value of a `run.json` with the names of this version."""
-    if not isinstance(described, dict):
-        return described
-    described = {DESCRIPTION.get(name, name): value for name, value in described.items()}
-    grading = described.get("grading")
+    if not isinstance(run_info, dict):
+        return run_info
+    run_info = {DESCRIPTION.get(name, name): value for name, value in run_info.items()}
+    grading = run_info.get("grading")
     if isinstance(grading, dict):
-        described["grading"] = grading = dict(grading)
+        run_info["grading"] = grading = dict(grading)
         for field in ("rewards", "any_size"):
             if isinstance(grading.get(field), dict):
                 grading[field] = {FIELDS.get(name, name): value for name, value in grading[field].items()}
@@ -58,7 +58,7 @@ def current_description(described: Any) -> Any:
             grading["scoring"] = scoring = dict(scoring)
             rules = scoring.pop("endings")
             scoring["on_stop"] = {STOP_REASONS.get(name, name): rule for name, rule in rules.items()}
-    return described
+    return run_info
 
 
 def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
@@ -73,11 +73,11 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
     return _wrong(line, _FORM)
 
 
-def problem_of_description(described: object) -> str | None:
+def problem_of_description(run_info: object) -> str | None:
     """Return as a predicate what differs in the value of a `run.json` from a run's form; else None."""
-    if not isinstance(described, dict):
+    if not isinstance(run_info, dict):
         return "is not a JSON object"
-    return "is nested too deeply" if too_deep(described) else _wrong(described, _DESCRIPTION)
+    return "is nested too deeply" if too_deep(run_info) else _wrong(run_info, _DESCRIPTION)
 
 
 def problem_of_spec(spec: object) -> str | None:
@@ -100,7 +100,7 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
-def _place(value: Any) -> bool:
+def _is_index(value: Any) -> bool:
     return _count(value) and value < 2**31
 
 
@@ -120,7 +120,7 @@ def _each(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
-def _named(check: Check) -> Check:
+def _mapping_of(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
@@ -134,7 +134,7 @@ def _with(must: Mapping[str, Check], may: Mapping[str, Check] | None = None) -> 
     )
 
 
-_counts = _named(is_number)
+_counts = _mapping_of(is_number)
 _calls = _each(_with({"function": _with({"name": _text, "arguments": _text})}, {"id": _maybe(_text)}))
 _content = _maybe(lambda value: _text(value) or _each(_object)(value))
 _message = _with({"role": _text}, {"content": _content, "tool_calls": _maybe(_calls), "tool_call_id": _maybe(_text)})
@@ -142,7 +142,7 @@ _reward = _with(
     {"value": _maybe(is_number)},
     {
         "reason": _maybe(_text),
-        "metrics": _named(_maybe(is_number)),
+        "metrics": _mapping_of(_maybe(is_number)),
         "per_turn": _maybe(_each(_maybe(is_number))),
         "overrides": _object,
         "started_at": is_number,
@@ -157,7 +157,7 @@ _program = _with(
 _FORM: Mapping[str, Check] = {
     # A state or a stop reason may come from another version; it is shown unchanged.
     **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "stop_reason"), _text),
-    **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _place),
+    **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _is_index),
     "first_stop_reason": _maybe(_text),
     "seat": _with(
         {"name": _text, "of": _text, "role": _text, "trained": lambda value: isinstance(value, bool)},
@@ -168,11 +168,11 @@ _FORM: Mapping[str, Check] = {
     "sandbox_start": _maybe(_with({"started_at": is_number, "seconds": is_number})),
     "model_calls": _each(_with({"started_at": is_number, "seconds": is_number}, {"turn": _count})),
     "error": _maybe(_text),
-    "rewards": _named(_reward),
+    "rewards": _mapping_of(_reward),
     "messages": _each(_message),
     "usage": _usage,
-    "roles": _named(_counts),
-    "timings": _named(is_number),
+    "roles": _mapping_of(_counts),
+    "timings": _mapping_of(is_number),
     "policy": _maybe(_with({}, {"model": _maybe(_text), "type": _maybe(_text)})),
     "tool_calls": _each(
         _with(
@@ -185,17 +185,17 @@ _FORM: Mapping[str, Check] = {
     "row": _maybe(_object),
     "sequences": _maybe(_each(_packed)),
     "sampled": _each(lambda value: isinstance(value, list) and len(value) == 6),
-    "artifacts": _named(_object),
+    "artifacts": _mapping_of(_object),
     "image": _maybe(_text),
     "environment_rewards": _each(
         lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
     ),
-    "steps": _each(_with({"turns": _count, "rewards": _named(_reward)})),
+    "steps": _each(_with({"turns": _count, "rewards": _mapping_of(_reward)})),
     "program": _program,
     "trained_share": is_number,
 }
 _flag: Check = lambda value: isinstance(value, bool)  # noqa: E731 - as its neighbours, a check
-_texts = _named(_text)
+_texts = _mapping_of(_text)
 _weighting = _with({"name": _text}, {"weight": _maybe(is_number), "gate": _flag})
 _clamp = _maybe(lambda value: _each(is_number)(value) and len(value) == 2)
 _DESCRIPTION: Mapping[str, Check] = {
@@ -224,8 +224,8 @@ _DESCRIPTION: Mapping[str, Check] = {
             },
         )
     ),
-    "images": _maybe(_named(_each(_text))),
-    "usage": _maybe(_named(_counts)),
+    "images": _maybe(_mapping_of(_each(_text))),
+    "usage": _maybe(_mapping_of(_counts)),
     "uncounted": _maybe(_each(_text)),
     "findings": _maybe(_each(_object)),
     "score": _maybe(_object),

@@ -46,23 +46,23 @@ async def regrade(
     `overrides` change the run's spec. Raises `UserError` if there is no run, the change affects how rollouts run, or a
     reward needs data that was not recorded; `RunError` if a judge could not be called; nothing was changed.
     """
-    directory, described = _open(path)
-    mode: Mode = described["mode"]
+    directory, run_info = _open(path)
+    mode: Mode = run_info["mode"]
     spec = load_spec(path / "spec.yaml", overrides=overrides, environ=environ, mode=mode, resolved=True)
-    changed = changed_parts(described, spec, mode)
+    changed = changed_parts(run_info, spec, mode)
     if changed:
         raise UserError(
             f"{', '.join(changed)} differ from the run's; regrade changes only the scoring. "
-            f"`hermes-rl run {described.get('spec')} {mode} --fresh` starts a new run"
+            f"`hermes-rl run {run_info.get('spec')} {mode} --fresh` starts a new run"
         )
     with directory:
         async with compiled_to_grade(spec, environ) as compiled:
             rows = await asyncio.to_thread(load_rows, spec, split_of(mode), notify=progress.note)
             size = spec.group_size(mode)
-            meter = meter_of(described)
+            meter = meter_of(run_info)
             async with open_records(directory, compiled, rows, mode, size, progress, meter) as records:
                 new = {"grading": records.grading.record(), "usage": meter.record()}
-                directory.rewrite(spec, {**described, **new})
+                directory.rewrite(spec, {**run_info, **new})
                 if mode == "process":
                     return await _write_groups(records, compiled)
                 evaluation = await asyncio.to_thread(_concluded, records, spec, rows)
@@ -73,11 +73,11 @@ async def regrade(
 def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
     directory = RunDirectory(path)
     directory.require_format()
-    described = directory.described()
-    if (mode := described.get("mode")) not in ("process", "evaluate"):
-        what = "the trainer has the groups that serve sent" if mode == "serve" else "there is no run (run.json)"
-        raise UserError(f"{path} cannot be regraded: {what}")
-    return RunDirectory(path, str(described.get("fingerprint"))), described
+    run_info = directory.read_run_info()
+    if (mode := run_info.get("mode")) not in ("process", "evaluate"):
+        reason = "the trainer has the groups that serve sent" if mode == "serve" else "there is no run (run.json)"
+        raise UserError(f"{path} cannot be regraded: {reason}")
+    return RunDirectory(path, str(run_info.get("fingerprint"))), run_info
 
 
 def compiled_to_grade(spec: Spec, environ: Mapping[str, str] | None) -> CompiledSpec:
@@ -89,7 +89,7 @@ def compiled_to_grade(spec: Spec, environ: Mapping[str, str] | None) -> Compiled
 
 
 def _concluded(records: Records, spec: Spec, rows: Rows) -> Evaluation:
-    plan = EvaluatePlan.of(spec)
+    plan = EvaluatePlan.from_spec(spec)
     groups = {row.key: plan.values(row) for row in rows if records.store.played(row.key)}
     evaluation = conclude(spec.name, plan, records.store, groups)
     write_evaluation(evaluation, evaluation_directory(spec, records.directory))

@@ -57,7 +57,7 @@ class Grading:
     """Hashes of the rewards that need the whole group and mean the same for every size, without that size."""
 
     @classmethod
-    def of(cls, spec: Spec, grader: Grader, size: int) -> Grading:
+    def from_spec(cls, spec: Spec, grader: Grader, size: int) -> Grading:
         """Return the grading that the spec requests, of groups of this size."""
         code, rewards, any_size = code_hashes(spec), {}, {}
         for reward in grader.rewards:
@@ -175,7 +175,7 @@ async def bring_up_to_date(
     """
     if store.empty:
         return set()
-    before = directory.described().get("grading")
+    before = directory.read_run_info().get("grading")
     if not isinstance(before, Mapping):
         raise UserError(
             f"{directory.path}: run.json does not describe the grading of the recorded rollouts; use --fresh to "
@@ -252,11 +252,16 @@ def obstacle(reward: GradedReward) -> str | None:
 
 def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
     """Raise UserError, before any change, with a line for each reward that would need new rollouts."""
-    wanted = set(names)
-    obstacles = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
+    reward_names = set(names)
+    obstacles = [
+        (reward.name, reason)
+        for reward in grader.rewards
+        if reward.name in reward_names and (reason := obstacle(reward))
+    ]
     if obstacles:
         lines = [
-            f"rewards.{name} has changed and cannot be computed from the run's record: {why}" for name, why in obstacles
+            f"rewards.{name} has changed and cannot be computed from the run's record: {reason}"
+            for name, reason in obstacles
         ]
         raise UserError("\n".join([*lines, "undo the change, or use --fresh to start a new run next to this one"]))
 
@@ -291,30 +296,31 @@ class Rejudging:
             keys = set()
             lines = {}
             for line in _lines(store):
-                lines[line["id"]] = self._wanted(line, changed)
+                lines[line["id"]] = self._select_rewards(line, changed)
                 keys.add(line["row_key"])
             return lines, keys
 
         lines, keys = await acquire_in_thread(read, lambda _: None)
-        wanted = {name: rewards for name, rewards in lines.items() if rewards}
-        if not wanted:
+        rewards_by_rollout = {name: rewards for name, rewards in lines.items() if rewards}
+        if not rewards_by_rollout:
             return
         rows = await asyncio.to_thread(self._rows_of, keys)
         names = (
             f"reward {next(iter(changed))} has" if len(changed) == 1 else f"rewards {', '.join(sorted(changed))} have"
         )
-        self.note(f"{names} changed: regrading {len(wanted)} recorded rollouts without new model calls")
+        self.note(f"{names} changed: regrading {len(rewards_by_rollout)} recorded rollouts without new model calls")
         with closing(self.directory.journal(PROGRESS)) as journal:
             self._resume(journal, changed)
-            await self._rollouts(store, wanted, rows, journal)
+            await self._rollouts(store, rewards_by_rollout, rows, journal)
             await self._groups(store, changed, rows, journal)
-        if len(self.failed) > len(wanted) / 2:
+        if len(self.failed) > len(rewards_by_rollout) / 2:
             first = next(iter(self.failed.values()))
             raise RunError(
-                f"{len(self.failed)} of {len(wanted)} rollouts cannot be judged; nothing was changed: {first}"
+                f"{len(self.failed)} of {len(rewards_by_rollout)} rollouts cannot be judged; nothing was changed: "
+                f"{first}"
             )
 
-    def _wanted(self, line: Line, changed: set[str]) -> set[str]:
+    def _select_rewards(self, line: Line, changed: set[str]) -> set[str]:
         """Return the rewards to call for a rollout: rewards that changed, and rewards that failed before."""
         if line["state"] in (RolloutState.FAILED, RolloutState.RETRIES_EXHAUSTED, RolloutState.EXCLUDED):
             if StopReason(line["stop_reason"]) not in JUDGEABLE or line.get("first_stop_reason") is None:
@@ -345,12 +351,12 @@ class Rejudging:
             self.values[line["id"]] |= {name: reward_of(record) for name, record in line["rewards"].items()}
 
     async def _rollouts(
-        self, store: RolloutStore, wanted: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
+        self, store: RolloutStore, rewards_by_rollout: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
     ) -> None:
-        own = {reward.name for reward in self.grader.rewards if not reward.group_level}
+        rollout_reward_names = {reward.name for reward in self.grader.rewards if not reward.group_level}
 
         async def one(line: Line) -> None:
-            names = (wanted[line["id"]] & own) - set(self.values[line["id"]])
+            names = (rewards_by_rollout[line["id"]] & rollout_reward_names) - set(self.values[line["id"]])
             if not names or line["id"] in self.failed:
                 return
             values: dict[str, RewardValue] = {}
@@ -363,11 +369,11 @@ class Rejudging:
             else:
                 self._remember(journal, line["id"], values)
 
-        await _all(one(line) for line in _lines(store) if line["id"] in wanted)
+        await _all(one(line) for line in _lines(store) if line["id"] in rewards_by_rollout)
 
     def _sandboxes(self, line: Line, rows: Mapping[str, Row]) -> ArtifactSandboxes:
-        wanted = list(self.compiled.spec.artifacts)
-        artifacts = partial(kept_artifacts, self.directory.path, line.get("artifacts") or {}, wanted)
+        artifact_specs = list(self.compiled.spec.artifacts)
+        artifacts = partial(kept_artifacts, self.directory.path, line.get("artifacts") or {}, artifact_specs)
         return self.compiled.artifact_sandboxes(line["id"], line["group"], rows[line["row_key"]], artifacts)
 
     async def _groups(self, store: RolloutStore, changed: set[str], rows: Mapping[str, Row], journal: Journal) -> None:
@@ -387,11 +393,15 @@ class Rejudging:
             except RewardFailure as failure:
                 self.failed.update({line["id"]: failure.detail for line in members})
                 return
-            for line, own in zip(members, values, strict=True):
-                self._remember(journal, line["id"], own)
+            for line, member_values in zip(members, values, strict=True):
+                self._remember(journal, line["id"], member_values)
 
-        whole = (group for group in store.groups if store.complete(group))
-        await _all(one(members) for members in store.lines(whole) if all(line["score"] is not None for line in members))
+        complete_groups = (group for group in store.groups if store.complete(group))
+        await _all(
+            one(members)
+            for members in store.lines(complete_groups)
+            if all(line["score"] is not None for line in members)
+        )
 
     def _remember(self, journal: Journal, name: str, values: Mapping[str, RewardValue]) -> None:
         journal.append({"id": name, "rewards": {key: value.record() for key, value in values.items()}})
@@ -414,31 +424,31 @@ class Rejudging:
 
 def _lines(store: RolloutStore) -> Iterator[Line]:
     """Yield every rollout; of several attempts at one place that a reward failed, the first."""
-    seen: set[tuple[str, int]] = set()
+    visited_slots: set[tuple[str, int]] = set()
     for line in store.all_lines():
-        place = line["group"], line["index"]
+        slot = line["group"], line["index"]
         failed = RolloutState(line["state"]).abandoned
-        if failed and place in seen:
+        if failed and slot in visited_slots:
             continue
         if not failed or StopReason(line["stop_reason"]) in JUDGEABLE:
-            seen.add(place)
+            visited_slots.add(slot)
         yield line
 
 
 async def _all(works: Iterable[Any]) -> None:
     """Run the coroutines with bounded concurrency; the first failure ends the others."""
-    places = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def placed(work: Any) -> None:
         try:
             await work
         finally:
-            places.release()
+            slots.release()
 
     try:
         async with asyncio.TaskGroup() as tasks:
             for work in works:
-                await places.acquire()
+                await slots.acquire()
                 tasks.create_task(placed(work))
     except ExceptionGroup as failed:
         error = failed.exceptions[0]

@@ -28,9 +28,9 @@ def left_to_play(states: Mapping[int, RolloutState], size: int, *, compared: boo
     return [index for index, state in enumerate(members) if state is None or not state.final]
 
 
-def group_name(row_key: str, at: int, *, repeat: bool) -> str:
+def group_name(row_key: str, occurrence: int, *, repeat: bool) -> str:
     """Return the id of a row's group: with the pass over the rows if they repeat, else with the position of the row."""
-    return f"{row_key}:{at}" if repeat or at else row_key
+    return f"{row_key}:{occurrence}" if repeat or occurrence else row_key
 
 
 # Quarantine: rows that fail again and again for infrastructure reasons are excluded and reported, and the others run

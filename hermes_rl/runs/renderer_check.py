@@ -43,21 +43,24 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 
     role, problems = spec.distill.server, []
-    own = tokenizer_of(spec)
+    policy_tokenizer = tokenizer_of(spec)
     for index, server in enumerate(spec.servers.get(role, ())):
         name = _tokenizer(server)
-        if name == own or (at_hand and not all(model is None or Path(model).is_dir() for model in (name, own))):
+        if name == policy_tokenizer or (
+            at_hand and not all(model is None or Path(model).is_dir() for model in (name, policy_tokenizer))
+        ):
             continue
         path = _server(spec, role, index)
         try:
-            same = load_tokenizer(name).vocabulary == load_tokenizer(own).vocabulary
+            is_same_vocabulary = load_tokenizer(name).vocabulary == load_tokenizer(policy_tokenizer).vocabulary
         except TokenizerUnavailable as error:
             problems.append(spec.problem(path, f"its tokenizer cannot be compared with the policy's: {error}"))
             continue
-        if not same:
-            theirs, ours = (each or "the small built-in one" for each in (name, own))
+        if not is_same_vocabulary:
+            theirs, policy_label = (each or "the small built-in one" for each in (name, policy_tokenizer))
             message = (
-                f"the teacher's tokenizer ({theirs}) differs from the policy's ({ours}), so it would read other "
+                f"the teacher's tokenizer ({theirs}) differs from the policy's ({policy_label}), so it would read "
+                "other "
                 "texts; if only their names differ, set the teacher's `tokenizer` to the policy's"
             )
             problems.append(spec.problem(path, message))
@@ -87,7 +90,7 @@ def renderer_of(spec: Spec) -> Renderer:
 
     policy = spec.servers["policy"][0]
     settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None
-    renderer = load_renderer(tokenizer_of(spec), RendererSettings.of(settings))
+    renderer = load_renderer(tokenizer_of(spec), RendererSettings.from_mapping(settings))
     if uses_tools(spec) and renderer.name == "template":
         require_tools(renderer.tokenizer)
     return renderer
@@ -113,8 +116,8 @@ def forecast_of(spec: Spec) -> Forecast:
 
 def describe_forecast(forecast: Forecast | str, spec: Spec) -> str:
     """Return a forecast as a message; an agent program may start several conversations."""
-    whose = "each seat" if spec.agents else "each conversation" if spec.programs else "a rollout"
-    return str(forecast).replace("a rollout", whose)
+    subject = "each seat" if spec.agents else "each conversation" if spec.programs else "a rollout"
+    return str(forecast).replace("a rollout", subject)
 
 
 def unknown_renderers(spec: Spec) -> list[Problem]:

@@ -53,7 +53,7 @@ class DeepReport:
     rows: int = 0
     failing: list[str] = field(default_factory=list)
     blind: dict[str, dict[str, float]] = field(default_factory=dict)
-    kept: Path | None = None
+    rollouts_directory: Path | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -88,16 +88,16 @@ async def check_rewards(
     findings, report = DeepFindings(spec), DeepReport(rows=len(sample))
     if not sample:
         findings.add("no_rows", "no rows are left to run: does dataset.filter drop them all?")
-        report.findings = findings.found
+        report.findings = findings.entries
         return report
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
         async with Probe(spec, sample[:LOOKED_AT]) as probe:
-            findings.question = probe.asked
+            findings.question = probe.question_text
             require_machine(probe, lambda _: None, None)
             probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])
             first = sample if rows is not None else sample[:ROWS]
-            run = Run(probe, first, Plan(size=len(KINDS), split=split, repeat=False, whole=False, retries=0))
+            run = Run(probe, first, Plan(size=len(KINDS), split=split, repeat=False, require_complete=False, retries=0))
             groups: list[Group] = []
             async for group in run.groups():
                 groups.append(_slim(group, len(groups)))
@@ -110,13 +110,13 @@ async def check_rewards(
                     blind = [_slim(group, WHOLE) async for group in play(probe, sample, split, answers, seconds)]
                 if blind:
                     report.blind = judge_blind(findings, probe, answers, blind)
-                if not any(each.check == "constant_score" for each in findings.found):
+                if not any(each.check == "constant_score" for each in findings.entries):
                     judge_constant(findings, probe, [*groups, *blind])
-        report.findings = findings.found
+        report.findings = findings.entries
         gold = [group.rollouts[KINDS.index("gold")] for group in groups] if has_solution(spec) else []
         report.failing = [rollout.key.row.key for rollout in gold if fails(probe, rollout)]
         if keep is not None and (findings.errors or report.failing):
-            report.kept = await asyncio.to_thread(_keep, groups, Path(folder), keep)
+            report.rollouts_directory = await asyncio.to_thread(_keep, groups, Path(folder), keep)
     return report
 
 
@@ -126,9 +126,9 @@ def _rows(spec: Spec, split: Split, count: RowCount | None) -> list[Row]:
     return counted_rows(spec, rows, LOOKED_AT if count is None else count, finite=rows.length is not None)
 
 
-def _slim(group: Group, place: int) -> Group:
+def _slim(group: Group, index: int) -> Group:
     """Drop the conversations of a group that no check reads: all rows of a dataset would fill the memory."""
-    for rollout in group.rollouts if place >= WHOLE else ():
+    for rollout in group.rollouts if index >= WHOLE else ():
         for seat in rollout.seats:
             seat.result, seat.sequences = None, None
     return group

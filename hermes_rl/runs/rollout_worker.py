@@ -69,8 +69,8 @@ class WorkerSetup:
     variables: Mapping[str, str] = field(init=False, repr=False)
 
     def __post_init__(self, environ: Mapping[str, str] | None) -> None:
-        named = named_variables(self.spec, os.environ if environ is None else environ)
-        object.__setattr__(self, "variables", named)
+        variables = named_variables(self.spec, os.environ if environ is None else environ)
+        object.__setattr__(self, "variables", variables)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PlaySettings:
 
     options: LoopOptions
     policy: PolicyDescription | None = None
-    told: WeightUpdate | None = None
+    weight_update: WeightUpdate | None = None
 
 
 class _ActingPolicy:
@@ -168,7 +168,9 @@ class RolloutWorker:
 
     # ------------------------------------------------------------------ requests and messages of the run
 
-    def answer(self, number: int, kind: Literal["play", "compare", "told"], *args: Any) -> Coroutine[Any, Any, bytes]:
+    def answer(
+        self, request_id: int, kind: Literal["play", "compare", "told"], *args: Any
+    ) -> Coroutine[Any, Any, bytes]:
         """Start handling a request; return the task that produces its JSON response, which starts with the request's
         number.
         """
@@ -179,10 +181,10 @@ class RolloutWorker:
         }
         work = methods[kind](*args)
         with self._meter.counting():
-            self._tasks[number] = asyncio.ensure_future(work)  # before anything else, so that it can be cancelled
-        return self._answer(number, self._tasks[number])
+            self._tasks[request_id] = asyncio.ensure_future(work)  # before anything else, so that it can be cancelled
+        return self._answer(request_id, self._tasks[request_id])
 
-    async def _answer(self, number: int, task: asyncio.Task[dict[str, Any]]) -> bytes:
+    async def _answer(self, request_id: int, task: asyncio.Task[dict[str, Any]]) -> bytes:
         try:
             answer = await task
         except asyncio.CancelledError:
@@ -190,14 +192,14 @@ class RolloutWorker:
         except Exception as error:  # noqa: BLE001 - carried to the run, which ends by it as if it were its own
             answer = {"raised": raised_of(error)}
         finally:
-            del self._tasks[number]
+            del self._tasks[request_id]
         images, self._compiled.images = self._compiled.images, {}
         used = {"retries": self._retries(), "usage": self._meter.record()}
         condition = {**used, "images": {name: sorted(digests) for name, digests in images.items()}}
         try:
-            return await run_exclusively(write_json, {"id": number, **condition, **answer})
+            return await run_exclusively(write_json, {"id": request_id, **condition, **answer})
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
-            return write_json({"id": number, **condition, "raised": raised_of(error)})
+            return write_json({"id": request_id, **condition, "raised": raised_of(error)})
 
     def hear(self, kind: Literal["fix", "share", "cancel", "told", "refuse"], *args: Any) -> None:
         """Handle a message of the run that needs no response."""
@@ -220,19 +222,21 @@ class RolloutWorker:
     @property
     def _roles(self) -> list[ModelClient]:
         """All models that this worker calls."""
-        others = [acting.role for number, acting in self._acting.items() if number != OWN]
+        others = [acting.role for policy_id, acting in self._acting.items() if policy_id != OWN]
         return [*self._compiled.roles.values(), *others]
 
-    def _roles_of(self, number: int) -> list[ModelClient]:
+    def _roles_of(self, policy_id: int) -> list[ModelClient]:
         """Return the client of a policy, if this worker has one."""
-        if number == OWN:
+        if policy_id == OWN:
             return [role for name, role in self._compiled.roles.items() if name == POLICY]
-        return [self._acting[number].role] if number in self._acting else []
+        return [self._acting[policy_id].role] if policy_id in self._acting else []
 
     def condition(self) -> dict[str, Any]:
         """Return the values that the run's admission uses."""
         numbers = {OWN, *self._acting}
-        waiting = {str(number): role.waiting for number in numbers for role in self._roles_of(number) if role.waiting}
+        waiting = {
+            str(policy_id): role.waiting for policy_id in numbers for role in self._roles_of(policy_id) if role.waiting
+        }
         runners = [*self._runners.values(), *(runner for acting in self._acting.values() for runner in acting.playing)]
         return {
             "waiting": waiting,
@@ -252,12 +256,12 @@ class RolloutWorker:
         return await run_exclusively(self._update_versions, rollout)
 
     async def _play_with(self, settings: PlaySettings, key: RolloutKey, split: str) -> Rollout:
-        number = OWN if settings.policy is None else settings.policy.number
-        acting = self._acting.pop(number, None) or self._acting_policy(settings.policy)
-        self._acting[number] = acting
-        if settings.told is not None and acting.policy is not None:
-            acting.policy.take(settings.told)
-            acting.policy.take(self._news.get(number, settings.told))
+        policy_id = OWN if settings.policy is None else settings.policy.policy_id
+        acting = self._acting.pop(policy_id, None) or self._acting_policy(settings.policy)
+        self._acting[policy_id] = acting
+        if settings.weight_update is not None and acting.policy is not None:
+            acting.policy.take(settings.weight_update)
+            acting.policy.take(self._news.get(policy_id, settings.weight_update))
         runner = RolloutRunner(acting.world, split=split, options=settings.options)
         acting.playing.append(runner)
         try:
@@ -275,25 +279,29 @@ class RolloutWorker:
         policy.role.tell(self._note)
         if self._shared is not None:
             policy.role.share(*self._shared)
-        if description.number in self._fixed:
+        if description.policy_id in self._fixed:
             policy.role.fix()
         return _ActingPolicy(self._compiled.with_policy(policy.role), policy)
 
     async def _let_go(self) -> None:
         """Close the policies without rollouts, except the last few; an endpoint lives for one rollout."""
-        idle = [number for number, acting in self._acting.items() if number != OWN and not acting.playing]
-        ended = {number for number in idle if (policy := self._acting[number].policy) is not None and policy.captured}
-        gone = ended.union(idle[: max(0, len(idle) - IDLE)])
-        for acting in [self._acting.pop(number) for number in gone]:
+        idle = [policy_id for policy_id, acting in self._acting.items() if policy_id != OWN and not acting.playing]
+        ended = {
+            policy_id
+            for policy_id in idle
+            if (policy := self._acting[policy_id].policy) is not None and policy.captured
+        }
+        closing_ids = ended.union(idle[: max(0, len(idle) - IDLE)])
+        for acting in [self._acting.pop(policy_id) for policy_id in closing_ids]:
             self._retries_of_gone += acting.role.retries
             await acting.role.close()
-        for number in gone:
-            self._news.pop(number, None)
+        for policy_id in closing_ids:
+            self._news.pop(policy_id, None)
 
     def _take(self, news_of: Mapping[int, WeightUpdate]) -> None:
         self._news |= news_of
-        for number, news in news_of.items():
-            acting = self._acting.get(number)
+        for policy_id, news in news_of.items():
+            acting = self._acting.get(policy_id)
             if acting is not None and acting.policy is not None:
                 acting.policy.take(news)
 
@@ -326,7 +334,7 @@ class RolloutWorker:
 
     def _retries(self) -> dict[str, int]:
         retries = Counter({name: role.retries for name, role in self._compiled.roles.items()})
-        others = sum(acting.role.retries for number, acting in self._acting.items() if number != OWN)
+        others = sum(acting.role.retries for policy_id, acting in self._acting.items() if policy_id != OWN)
         retries[POLICY] += others + self._retries_of_gone
         return {name: count for name, count in retries.items() if count}
 

@@ -60,7 +60,7 @@ class RowSource:
     def __init__(self, rows: Iterable[Row] | AsyncIterable[Row]) -> None:
         self._rows = rows
         self.slow = isinstance(rows, AsyncIterable) or (isinstance(rows, Rows) and rows.length is None)
-        self._begun: tuple[Row, AsyncIterator[Row]] | None = None
+        self._peeked_pass: tuple[Row, AsyncIterator[Row]] | None = None
         """First row and the remaining iterator, if a caller has read the row before the first pass."""
 
     @property
@@ -73,7 +73,7 @@ class RowSource:
         rows = self._pass()
         async for row in rows:
             if self.slow:
-                self._begun = row, rows
+                self._peeked_pass = row, rows
             return row
         return None
 
@@ -87,10 +87,10 @@ class RowSource:
         raise RunError("the dataset has no rows to run; see dataset.filter, .eval and .limit")
 
     async def __aiter__(self) -> AsyncIterator[Row]:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            yield begun[0]
-        async for row in begun[1] if begun is not None else self._pass():
+        peeked_pass, self._peeked_pass = self._peeked_pass, None
+        if peeked_pass is not None:
+            yield peeked_pass[0]
+        async for row in peeked_pass[1] if peeked_pass is not None else self._pass():
             yield row
 
     async def _pass(self) -> AsyncIterator[Row]:
@@ -279,7 +279,7 @@ class Plan:
     size: int
     split: str = "train"
     repeat: bool = True
-    whole: bool = True
+    require_complete: bool = True
     keep_lost: bool = False
     drop_uniform: bool = False
     prefer_differing: bool = False
@@ -287,7 +287,7 @@ class Plan:
     retries: int = RETRIES
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
-    mark: str = ""
+    id_marker: str = ""
 
 
 class Demand(Protocol):
@@ -384,7 +384,7 @@ class Run:
         options: LoopOptions | None = None,
         exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
         workers: Workers | PolicyWorkers | None = None,
-        beside: list[Run] | None = None,
+        sibling_runs: list[Run] | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
         self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)
@@ -403,7 +403,7 @@ class Run:
         else:
             self.admission = workers.admission(plan.concurrency)
         # The error itself ends the run, not the number of failed groups.
-        most = max(1, min(self.rows.length or REFUSALS, self.budget.max_failures or REFUSALS))
+        max_refusals = max(1, min(self.rows.length or REFUSALS, self.budget.max_failures or REFUSALS))
         self.runner = RolloutRunner(
             environment,
             split=plan.split,
@@ -413,8 +413,8 @@ class Run:
             store=store,
             encoder=encoder,
             on_played=self._played,
-            refusals=min(REFUSALS, most),
-            same_refusals=min(SAME_REFUSALS, most),
+            refusals=min(REFUSALS, max_refusals),
+            same_refusals=min(SAME_REFUSALS, max_refusals),
             retries=plan.retries,
             exclusive=exclusive,
             elsewhere=workers,
@@ -422,9 +422,9 @@ class Run:
         self.on_played: list[Callable[[Rollout], None]] = []
         """Receives every rollout that was run, failed attempts included."""
         self._workers = workers
-        self.beside = [] if beside is None else beside
-        self.beside.append(self)
-        self.begun = 0
+        self.sibling_runs = [] if sibling_runs is None else sibling_runs
+        self.sibling_runs.append(self)
+        self.started_groups = 0
         """Groups that this start of the run has started."""
         self.attempts = 0
         """Rollouts that this start of the run has run, failed attempts included."""
@@ -465,23 +465,23 @@ class Run:
         running = _RunningGroups(self._changed)
         source = Lookahead(self._following(skip), slow=self.rows.slow, wake=self._changed.set)
         prepared = self._prepare(prepare)
-        begun = 0
+        burst_size = 0
         try:
             with self.budget.meter.heard_by(partial(self._require_budget, asyncio.get_running_loop())):
                 while True:
                     self.budget.require_kept()
                     following = await source.take() if self._begins(source, demand, len(running)) else None
-                    over = source.exhausted or demand.satisfied or self.budget.spent() is not None
+                    is_exhausted = source.exhausted or demand.satisfied or self.budget.spent() is not None
                     if following is not None:
                         running.add(self._start(*following, prepared))
-                        begun += self.plan.size
-                        if begun >= BURST:
-                            begun = 0
+                        burst_size += self.plan.size
+                        if burst_size >= BURST:
+                            burst_size = 0
                             await asyncio.sleep(0)
-                    elif over and not running:
+                    elif is_exhausted and not running:
                         break
                     elif not running.ended:
-                        await self._wait(for_ever=over)
+                        await self._wait(for_ever=is_exhausted)
                     self._changed.clear()
                     for group in running.take(refused=self.budget.spent() is not None):
                         self._account(group)
@@ -495,8 +495,8 @@ class Run:
         if source.exhausted or demand.satisfied or self.paused or self.budget.spent() is not None:
             return False
         # Rollouts of other runs use the same cores and the same memory.
-        beside = sum(run.runner.open for run in self.beside if run is not self)
-        return self.admission.admits(self.runner.open, beside) and demand.wants(running)
+        other_open = sum(run.runner.open for run in self.sibling_runs if run is not self)
+        return self.admission.admits(self.runner.open, other_open) and demand.wants(running)
 
     def _require_budget(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let no further call to a model start if the budget of calls is used up; rewards call models from threads."""
@@ -538,9 +538,9 @@ class Run:
         for part in compared:
             if not (self.plan.drop_uniform and part.uniform):
                 part.provenance = await group_provenance(part)
-                lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
+                lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, episode_group=group.id)
         # Together they are the group of the run, whose records are written and sent as one.
-        return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
+        return [{**line, "layer": index, "layers": len(lines)} for index, line in enumerate(lines)]
 
     def excluded(self, group: Group) -> bool:
         """Return True if a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""
@@ -551,7 +551,7 @@ class Run:
     async def _following(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
         """Yield each row to run, with the id of its group and the epoch."""
         epoch = passed_by = set_aside = 0
-        seen: Counter[str] = Counter()
+        occurrences: Counter[str] = Counter()
         while True:
             empty = True
             async for row in self.rows:
@@ -564,14 +564,14 @@ class Run:
                         return
                     continue
                 empty, set_aside = False, 0
-                at = epoch if self.plan.repeat else seen[row.key]
-                group = group_name(row.key, at, repeat=self.plan.repeat) + self.plan.mark
+                occurrence = epoch if self.plan.repeat else occurrences[row.key]
+                group = group_name(row.key, occurrence, repeat=self.plan.repeat) + self.plan.id_marker
                 if not self.plan.repeat:
-                    seen[row.key] += 1
+                    occurrences[row.key] += 1
                 if self.store is not None:
                     self.store.require_same(row, group)
-                if not skip(row, group, at) and self.curriculum.wants(row.key, at):
-                    yield row, group, at
+                if not skip(row, group, occurrence) and self.curriculum.wants(row.key, occurrence):
+                    yield row, group, occurrence
             if empty or not self.plan.repeat:
                 return
             epoch += 1
@@ -582,7 +582,7 @@ class Run:
         self, row: Row, group: str, epoch: int, prepare: Callable[[Group], Awaitable[None]]
     ) -> asyncio.Task[Group]:
         size, environment = self.plan.size, self.environment
-        self.begun += 1
+        self.started_groups += 1
         if not isinstance(environment, GroupRunner):
             with self.budget.meter.counting():  # the group's tasks inherit it
                 return self.runner.start(
@@ -590,7 +590,7 @@ class Run:
                     group,
                     size,
                     epoch=epoch,
-                    whole=self.plan.whole,
+                    require_complete=self.plan.require_complete,
                     keep_lost=self.plan.keep_lost,
                     on_change=self._changed.set,
                     prepare=prepare,
@@ -611,14 +611,16 @@ class Run:
         task.add_done_callback(leave)
         return task
 
-    def _prepare(self, further: Callable[[Group], Awaitable[None]] | None) -> Callable[[Group], Awaitable[None]]:
+    def _prepare(
+        self, extra_preparation: Callable[[Group], Awaitable[None]] | None
+    ) -> Callable[[Group], Awaitable[None]]:
         async def prepare(group: Group) -> None:
             if group.id not in self._recorded:
                 self.curriculum.count(group.row.key, None if None in group.baseline else group.uniform)
             if self.encoder is not None and group.parts is None and not self.excluded(group):
                 await self.encoder.encode_group(group)
-            if further is not None:
-                await further(group)
+            if extra_preparation is not None:
+                await extra_preparation(group)
 
         return prepare
 
@@ -629,15 +631,17 @@ class Run:
             self.progress.note(word)
         seat = min(rollout.seats, key=lambda seat: seat.stop_reason.finished_naturally)
         errors = seat.result.tool_errors if seat.result is not None else []
-        why = seat.error or (errors[-1].error if errors else None)
-        self.stop_reasons.setdefault(str(seat.stop_reason), {"count": 0, "first": why and why[:DETAIL]})["count"] += 1
+        detail = seat.error or (errors[-1].error if errors else None)
+        self.stop_reasons.setdefault(str(seat.stop_reason), {"count": 0, "first": detail and detail[:DETAIL]})[
+            "count"
+        ] += 1
         for listen in self.on_played:
             listen(rollout)
 
     def _account(self, group: Group) -> None:
         """Count an ended group, and notify the user if something went wrong."""
         self.failure_rates.end(group)
-        if group.dropped is not None and self.plan.whole:
+        if group.dropped is not None and self.plan.require_complete:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
         if self.quarantine.count(group):
             self.progress.note(f"quarantined row {group.row.key}: it failed repeatedly ({group.detail})")

@@ -64,7 +64,7 @@ class RunOptions:
     progress: Progress = field(default_factory=Progress)
     ray: str | RayConnection | None = None
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
-    beside: list[Run] | None = None
+    sibling_runs: list[Run] | None = None
     """Runs that share this process, to which this one is added; None: it is the only one."""
     pick: Callable[[Rows], Rows] | None = None
 
@@ -94,20 +94,20 @@ class Retried:
     """Rollouts that were run again because of it."""
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Description of the retries; empty if there were none."""
         calls = ", ".join(f"{role} {count}" for role, count in self.calls.items())
-        why = f" ({self.last_failure:.120})" if self.last_failure else ""
+        failure_note = f" ({self.last_failure:.120})" if self.last_failure else ""
         parts = [f"rollouts retried: {self.rollouts}"] if self.rollouts else []
-        parts += [f"calls sent again: {calls}{why}"] if calls else []
+        parts += [f"calls sent again: {calls}{failure_note}"] if calls else []
         if self.died:
             parts.append(f"workers that died: {self.died} (rollouts retried because of it: {self.replayed})")
         return "; ".join(parts)
 
     def record(self) -> dict[str, Any]:
         """Return the entry for `run.json`."""
-        lost = {"workers": {"died": self.died, "rollouts": self.replayed}} if self.died else {}
-        return {"rollouts": self.rollouts, "calls": dict(self.calls), **lost}
+        worker_deaths = {"workers": {"died": self.died, "rollouts": self.replayed}} if self.died else {}
+        return {"rollouts": self.rollouts, "calls": dict(self.calls), **worker_deaths}
 
 
 @dataclass
@@ -154,7 +154,7 @@ class SpecRun:
             tokens=run.budget.tokens,
             cost=run.budget.meter.known_cost,
             failures=run.failure_rates.all.causes,
-            again=self.retried.words,
+            retry_summary=self.retried.summary,
             paused=run.paused,
         )
 
@@ -232,16 +232,16 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None], trainin
 
 
 @asynccontextmanager
-async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = None) -> AsyncIterator[SpecRun]:
+async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = None) -> AsyncIterator[SpecRun]:
     """Open the run; its findings are in `run.json` when it closes.
 
     Raises `UserError` if the spec cannot run here, its rows are not available, or the directory contains another run.
     """
-    compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
+    compiled = require_runnable(spec, launch, hooks.compiled if hooks is not None else None)
     split = split_of(launch.mode)
     count = workers_of(spec, launch.mode, launch.ray)
     if count != 1 or launch.ray is not None:
-        _require_plain(own)
+        _require_plain(hooks)
         require_shares(spec, count or 1)
     async with compiled:
         await require_reachable("policy", compiled.policy.configs)
@@ -261,7 +261,7 @@ async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = Non
             launch.progress.note(f"WARNING: the groups will have messages and no tokens. {encoder.missing}")
         source = RowSource(rows)
         await compiled.open(await source.require_first(split))
-        plan, environment = plan_of(spec, launch.mode), own.environment if own is not None else compiled
+        plan, environment = plan_of(spec, launch.mode), hooks.environment if hooks is not None else compiled
         with (
             RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory,
             run_log(directory.path, launch.progress, launch.environ),
@@ -274,7 +274,7 @@ async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = Non
             compiled.keep = partial(keep_artifacts, directory.artifacts)
             if not directory.has_rollouts and launch.out is None and (new := changed_sections(directory, spec, launch)):
                 launch.progress.note(f"{new}: starting a new run; the earlier run remains")
-            budget = budget_of(spec, launch.mode, meter_of(directory.described()))
+            budget = budget_of(spec, launch.mode, meter_of(directory.read_run_info()))
             async with (
                 open_records(
                     directory, compiled, rows, launch.mode, plan.size, launch.progress, budget.meter
@@ -298,14 +298,14 @@ async def open_run(spec: Spec, launch: RunOptions, own: CustomHooks | None = Non
                 with logging as log:
                     run = Run(
                         environment,
-                        source if own is None or own.rows is None else own.rows,
-                        plan if own is None or own.rows is None else replace(plan, repeat=False),
+                        source if hooks is None or hooks.rows is None else hooks.rows,
+                        plan if hooks is None or hooks.rows is None else replace(plan, repeat=False),
                         store=None if isinstance(environment, GroupRunner) else records.store,
                         encoder=encoder if split == "train" else None,
                         budget=budget,
                         progress=launch.progress,
                         workers=workers,
-                        beside=launch.beside,
+                        sibling_runs=launch.sibling_runs,
                     )
                     opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress, workers)
                     try:
@@ -343,7 +343,7 @@ async def open_records(
     `RunError` if a judge could not be called; nothing was changed.
     """
     spec = compiled.spec
-    grading = Grading.of(spec, compiled.grader, size)
+    grading = Grading.from_spec(spec, compiled.grader, size)
     with ExitStack() as stack:
         groups_file = None
         if mode != "evaluate":
@@ -372,7 +372,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
         fingerprint=fingerprint(spec, mode),
     )
     if mode == "evaluate":
-        return replace(plan, split="eval", repeat=False, whole=False)
+        return replace(plan, split="eval", repeat=False, require_complete=False)
     return replace(
         plan,
         keep_lost=spec.on_stop.get(RETRIES_EXHAUSTED) == "worst",
@@ -381,11 +381,11 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
     )
 
 
-def meter_of(described: Mapping[str, Any]) -> Meter:
+def meter_of(run_info: Mapping[str, Any]) -> Meter:
     """Return a meter that has counted the calls of earlier starts of a run, from its `run.json`."""
     meter = Meter()
-    for role, counts in (described.get("usage") or {}).items():
-        meter.add(role, Usage.of(counts))
+    for role, counts in (run_info.get("usage") or {}).items():
+        meter.add(role, Usage.from_record(counts))
     return meter
 
 
@@ -444,9 +444,9 @@ def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -
     return section.workers
 
 
-def _require_plain(own: CustomHooks | None) -> None:
+def _require_plain(hooks: CustomHooks | None) -> None:
     """Raise UserError for workers of a class with user code: they run only the spec."""
-    if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
+    if hooks is not None and (hooks.environment is not hooks.compiled or hooks.rows is not None or hooks.servers):
         raise UserError(
             "workers: this environment has its own Python code besides the spec, which runs in a single process; "
             "remove `workers`, or set it to 1"
@@ -491,12 +491,12 @@ _AS_IF_ABSENT = {("worker_timeout", "-1"), ("include_messages", "true")}
 
 def require_effect(flags: Sequence[str], mode: Mode) -> None:
     """Raise UserError for a flag that has no effect in this mode, with a fix."""
-    for place, word in enumerate(flags):
+    for index, word in enumerate(flags):
         option, equals, value = word.partition("=")
         name = option.removeprefix("--env.")
         modes, instead = _WITHOUT_EFFECT.get(name, ((), ""))
         if not equals:
-            value = flags[place + 1] if place + 1 < len(flags) else ""
+            value = flags[index + 1] if index + 1 < len(flags) else ""
         if option != name and mode in modes and (name, value) not in _AS_IF_ABSENT:
             raise UserError(f"{option} has no effect in {mode}: {instead}")
 
@@ -513,5 +513,5 @@ def changed_sections(directory: RunDirectory, spec: Spec, launch: RunOptions) ->
     earlier = None if launch.fresh else directory.sibling()
     if earlier is None:
         return ""
-    changed = ", ".join(changed_parts(earlier.described(), spec, launch.mode)) or "the spec"
+    changed = ", ".join(changed_parts(earlier.read_run_info(), spec, launch.mode)) or "the spec"
     return f"{changed} changed since {earlier.path}"

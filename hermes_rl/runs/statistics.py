@@ -235,8 +235,8 @@ def paired(
         )
         error, degrees = math.sqrt((count - 1) / count * math.fsum(change**2 for change in without)), count - 1
         half = t_quantile(0.5 + confidence / 2, degrees) * error
-        least, most = _by_chance([(a[row], b[row]) for row in common], confidence)
-        low, high = min(centre - half, centre - most), max(centre + half, centre - least)
+        chance_low, chance_high = _by_chance([(a[row], b[row]) for row in common], confidence)
+        low, high = min(centre - half, centre - chance_high), max(centre + half, centre - chance_low)
         if span == UNIT:
             low, high = max(low, -1.0), min(high, 1.0)
         detectable = half + t_quantile(POWER, degrees) * error
@@ -285,9 +285,9 @@ def _by_chance(rows: Sequence[tuple[Sequence[float], Sequence[float]]], confiden
         differences += sums / second - (count * math.fsum(values) - sums) / first
     differences += generator.normal(0.0, math.sqrt(spread), DEALT)
     decimals = 12 - math.ceil(math.log10(largest or 1.0))  # beyond that sums differ by the order of their parts
-    found, times = numpy.unique(numpy.round(differences / len(rows), decimals), return_counts=True)
+    unique_differences, times = numpy.unique(numpy.round(differences / len(rows), decimals), return_counts=True)
     below, rare = (numpy.cumsum(times) - times / 2) / DEALT, (1.0 - confidence) / 2
-    usual = found[(below > rare) & (below < 1.0 - rare)]
+    usual = unique_differences[(below > rare) & (below < 1.0 - rare)]
     return float(usual.min()), float(usual.max())
 
 

@@ -98,8 +98,15 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
         # For each call the server's report: count, digest, length and check of the prompt, weights' versions.
         "sampled": [
-            [own.count, own.digest.hex(), own.prompt, own.prompt_check, own.weights.before, own.weights.after]
-            for own in rollout.ledger
+            [
+                entry.count,
+                entry.digest.hex(),
+                entry.prompt,
+                entry.prompt_check,
+                entry.weights.before,
+                entry.weights.after,
+            ]
+            for entry in rollout.ledger
         ],
         **({"model_calls": calls} if result and (calls := _model_calls(result)) else {}),
         **({"sandbox_start": _rounded(rollout.sandbox_start)} if rollout.sandbox_start else {}),
@@ -233,7 +240,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         tool_errors=[ToolError(**error) for error in line.get("tool_errors") or ()],
         stop_reason=stop_reason,
         tool_calls=list(_recorded_calls(line, written)),
-        usage=Usage.of(line.get("usage") or {}),
+        usage=Usage.from_record(line.get("usage") or {}),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
         replies=list(_replies(line, spoken)) if policy else [],
         model_calls=[
@@ -270,9 +277,9 @@ def _replies(line: Mapping[str, Any], spoken: list[dict[str, Any]]) -> Iterator[
 
 def _recorded_calls(line: Mapping[str, Any], written: Mapping[tuple[int, str], WrittenCall]) -> Iterator[ToolCall]:
     for record in line.get("tool_calls") or ():
-        known = written.get((record["turn"], record["id"]), WrittenCall(None))
-        arguments = json.loads(record["arguments"]) if "arguments" in record else known.arguments
-        yield ToolCall(**{"result": known.result, **record, "arguments": arguments})
+        written_call = written.get((record["turn"], record["id"]), WrittenCall(None))
+        arguments = json.loads(record["arguments"]) if "arguments" in record else written_call.arguments
+        yield ToolCall(**{"result": written_call.result, **record, "arguments": arguments})
 
 
 _TIMINGS = ("generation", "tools", "queue")
@@ -324,9 +331,9 @@ class RolloutStore:
             for journal in self._journals:
                 journal.keep(line for line in journal.read() if _episode(line) not in self._orphans)
             self._index()
-        again = self._to_compare_again()
-        if again:
-            self._rollouts.keep(line for line in self._rollouts.read() if _episode(line) not in again)
+        episodes_to_compare = self._to_compare_again()
+        if episodes_to_compare:
+            self._rollouts.keep(line for line in self._rollouts.read() if _episode(line) not in episodes_to_compare)
             self._index()
 
     def clear(self) -> None:
@@ -364,15 +371,15 @@ class RolloutStore:
         """
         self._orphans: set[Place] = set()
         """Episodes of which a killed run has written only some seats: the first seat's record is the last."""
-        for begin, line, others in self._episodes(self._rollouts):
-            self._enter_ended(line, begin, others)
-        for begin, line, others in self._episodes(self._waiting) if self._waiting is not None else ():
-            self._enter_waiting(line, begin, others)
+        for start, line, others in self._episodes(self._rollouts):
+            self._enter_ended(line, start, others)
+        for start, line, others in self._episodes(self._waiting) if self._waiting is not None else ():
+            self._enter_waiting(line, start, others)
 
     def _episodes(self, journal: Journal) -> Iterator[tuple[int, Line, list[tuple[int, Line]]]]:
         """Yield the offset and the record of each rollout, with the same pairs for the other seats of its episode."""
         others: list[tuple[int, Line]] = []
-        for begin, line in journal.scan(*ROLLOUT_KEYS):
+        for start, line in journal.scan(*ROLLOUT_KEYS):
             problem = problem_of(line)
             if problem is None and line["state"] not in _STATES:
                 problem = f"has the state {line['state']!r}, which this version does not know"
@@ -381,34 +388,34 @@ class RolloutStore:
                     f"{journal.path}: the line of rollout {line['id']!r} {problem}; take it out, or use --fresh"
                 )
             if other_seat(line):
-                others.append((begin, line))
+                others.append((start, line))
                 continue
-            yield begin, line, [other for other in others if _episode(other[1]) == _place(line)]
-            self._orphans |= {_episode(other) for _, other in others} - {_place(line)}
+            yield start, line, [other for other in others if _episode(other[1]) == _attempt_key(line)]
+            self._orphans |= {_episode(other) for _, other in others} - {_attempt_key(line)}
             others = []
         self._orphans |= {_episode(other) for _, other in others}
 
-    def _enter_ended(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
-        group, entry = self._entered(line), _entry(line, begin, others)
-        known = group.ended.get(line["index"])
-        if known is None or not known.state.final:
+    def _enter_ended(self, line: Line, start: int, others: Sequence[tuple[int, Line]]) -> None:
+        group, entry = self._entered(line), _entry(line, start, others)
+        previous_entry = group.ended.get(line["index"])
+        if previous_entry is None or not previous_entry.state.final:
             group.ended[line["index"]] = entry
             for role in {other["seat"]["role"] for _, other in others}:
                 if entry.score is not None:
                     self.won[role] = update_win_rate(self.won.get(role), entry.score)
         self._put(line["group"], group)
 
-    def _enter_waiting(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
+    def _enter_waiting(self, line: Line, start: int, others: Sequence[tuple[int, Line]]) -> None:
         group = self._entered(line)
-        group.waiting[line["index"]] = _entry(line, begin, others)
+        group.waiting[line["index"]] = _entry(line, start, others)
         self._put(line["group"], group)
 
     def _entered(self, line: Line) -> GroupEntry:
-        known = self._groups.get(line["group"])
-        return known or GroupEntry(line["row_key"], line["epoch"], line.get("row_digest", ""))
+        group_entry = self._groups.get(line["group"])
+        return group_entry or GroupEntry(line["row_key"], line["epoch"], line.get("row_digest", ""))
 
-    def _put(self, group: str, known: GroupEntry) -> None:
-        self._groups.put(group, known, settled=self._settled(known))
+    def _put(self, group: str, group_entry: GroupEntry) -> None:
+        self._groups.put(group, group_entry, settled=self._settled(group_entry))
 
     def _to_compare_again(self) -> set[tuple[str, int, int]]:
         """Return the records to remove from the rollouts, since their group must be compared again as a whole.
@@ -419,7 +426,7 @@ class RolloutStore:
         if not self.compared:
             return set()
         assert self._waiting is not None
-        places = set()
+        episodes = set()
         for _, line, others in self._episodes(self._rollouts):
             group = self._groups[line["group"]]
             waits = group.waiting.get(line["index"])
@@ -428,11 +435,11 @@ class RolloutStore:
                 line["group"]
             )
             if announced or unfinished:
-                places.add(_place(line))
+                episodes.add(_attempt_key(line))
                 if waits is None:
                     lines = [*(other for _, other in others), line]
                     self._waiting.append_all({**each, "state": RolloutState.WAITING, "score": None} for each in lines)
-        return places
+        return episodes
 
     # ------------------------------------------------------------------ what is known about a group
 
@@ -443,31 +450,31 @@ class RolloutStore:
 
     def complete(self, group: str) -> bool:
         """Return True if no rollout of the group is left to run or score."""
-        known = self._groups.get(group)
-        return known is not None and self._settled(known)
+        group_entry = self._groups.get(group)
+        return group_entry is not None and self._settled(group_entry)
 
-    def _settled(self, known: GroupEntry) -> bool:
-        states = {index: entry.state for index, entry in known.ended.items()}
+    def _settled(self, group_entry: GroupEntry) -> bool:
+        states = {index: entry.state for index, entry in group_entry.ended.items()}
         return not left_to_play(states, self.size, compared=self.compared)
 
     def played(self, group: str) -> bool:
         """Return True if every member was run to completion, perhaps to a failure."""
-        known = self._groups.get(group)
-        return known is not None and all(index in known.ended for index in range(self.size))
+        group_entry = self._groups.get(group)
+        return group_entry is not None and all(index in group_entry.ended for index in range(self.size))
 
     @property
     def graded(self) -> list[float]:
         """Scores of the graded members of complete groups."""
-        complete = [known for known in self._groups.values() if self._settled(known)]
-        members = [entry for known in complete for index, entry in known.ended.items() if index < self.size]
+        complete = [group_entry for group_entry in self._groups.values() if self._settled(group_entry)]
+        members = [entry for group_entry in complete for index, entry in group_entry.ended.items() if index < self.size]
         return [entry.score for entry in members if entry.score is not None]
 
     def scores(self, group: str) -> list[float | None]:
         """Return the score with which each member counts, in order, see `baseline`; None for a member without a
         score.
         """
-        known = self._groups.get(group)
-        ended = known.ended if known is not None else {}
+        group_entry = self._groups.get(group)
+        ended = group_entry.ended if group_entry is not None else {}
         return baseline(
             [
                 (ended[index].score, ended[index].state) if index in ended else (None, RolloutState.FAILED)
@@ -495,19 +502,22 @@ class RolloutStore:
             for _, score, part in ((0, entry.score, entry.part), *entry.others):
                 if part is not None:
                     parts.setdefault(part, []).append((score, entry.state))
-        known = [[score for score in baseline(members) if score is not None] for members in parts.values()]
-        return are_uniform(known or [scores])
+        scores_by_part = [[score for score in baseline(members) if score is not None] for members in parts.values()]
+        return are_uniform(scores_by_part or [scores])
 
     def rollouts_of_unfinished_groups(self) -> int:
         """Return how many rollouts of incomplete groups are recorded."""
         members = set(range(self.size))
         # Final and waiting rollouts are not run again.
-        return sum(len(members & (_final(known) | set(known.waiting))) for known in self._groups.open.values())
+        return sum(
+            len(members & (_final(group_entry) | set(group_entry.waiting)))
+            for group_entry in self._groups.open.values()
+        )
 
     def require_same(self, row: Row, group: str) -> None:
         """Raise UserError if the content of a row differs from the content that its recorded rollouts had."""
-        known = self._groups.get(group)
-        if known is not None and known.digest and known.digest != row.digest[:DIGITS]:
+        group_entry = self._groups.get(group)
+        if group_entry is not None and group_entry.digest and group_entry.digest != row.digest[:DIGITS]:
             raise UserError(
                 f"row {row.key} has changed since its rollouts ran; nothing was changed: use --fresh to start a new "
                 "run next to this one, or restore the row"
@@ -527,16 +537,18 @@ class RolloutStore:
 
     def attempts(self, key: RolloutKey) -> int:
         """Return how many attempts at this place are recorded, so that no id is given twice."""
-        known = self._groups.get(key.group)
-        entries = (known.ended.get(key.index), known.waiting.get(key.index)) if known is not None else ()
+        group_entry = self._groups.get(key.group)
+        entries = (
+            (group_entry.ended.get(key.index), group_entry.waiting.get(key.index)) if group_entry is not None else ()
+        )
         return max((entry.attempt + 1 for entry in entries if entry is not None), default=0)
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
         """Return the rollout of this place if it need not run again: it is final, or waits for its group."""
-        known = self._groups.get(key.group)
-        if known is None:
+        group_entry = self._groups.get(key.group)
+        if group_entry is None:
             return None
-        ended, waiting = known.ended.get(key.index), known.waiting.get(key.index)
+        ended, waiting = group_entry.ended.get(key.index), group_entry.waiting.get(key.index)
         if ended is not None and ended.state.final:
             line = await asyncio.to_thread(_read, self._rollouts, ended)
         elif waiting is not None and self._waiting is not None:
@@ -547,14 +559,14 @@ class RolloutStore:
 
     async def group(self, group: str, environment: Environment) -> Group:
         """Return a complete group, with the recorded tokens of its rollouts."""
-        known = self._groups[group]
+        group_entry = self._groups[group]
         # Every member is recorded, so only the key of the row is needed.
-        row = Row(key=known.row_key, columns={}, index=0, digest=known.digest)
+        row = Row(key=group_entry.row_key, columns={}, index=0, digest=group_entry.digest)
         keys = [RolloutKey(row, group, index, self.size) for index in range(self.size)]
         rollouts = [rollout for key in keys if (rollout := await self.recall(key)) is not None]
         for rollout in rollouts:
             restore_derived_fields(environment, rollout)
-        return Group(group, row, rollouts, known.epoch)
+        return Group(group, row, rollouts, group_entry.epoch)
 
     def record(self, *rollouts: Rollout) -> None:
         """Write the records of rollouts that belong together, in one piece; raises RunError if that fails."""
@@ -569,28 +581,28 @@ class RolloutStore:
             # The first seat's record is the last of its episode: if it exists, the others exist too.
             lines = [line for episode in episodes for line in (*episode.pop("others", ()), episode)]
             others: list[tuple[int, Line]] = []
-            for line, begin in zip(lines, journal.append_all(lines), strict=True):
+            for line, start in zip(lines, journal.append_all(lines), strict=True):
                 if other_seat(line):
-                    others.append((begin, line))
+                    others.append((start, line))
                     continue
-                (self._enter_waiting if waits else self._enter_ended)(line, begin, others)
+                (self._enter_waiting if waits else self._enter_ended)(line, start, others)
                 others = []
 
     def close(self) -> None:
         """Close the files; the file of waiting rollouts is removed if none waits."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            if not any(set(known.waiting) - _final(known) for known in self._groups.values()):
+            if not any(set(group_entry.waiting) - _final(group_entry) for group_entry in self._groups.values()):
                 with suppress(OSError):
                     waiting.path.unlink()
             waiting.close()
         self._rollouts.close()
 
 
-def _entry(line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> PlayedEntry:
-    seats = tuple((place, other["score"], _part(other)) for place, other in others)
+def _entry(line: Line, start: int, others: Sequence[tuple[int, Line]]) -> PlayedEntry:
+    seats = tuple((seat_start, other["score"], _part(other)) for seat_start, other in others)
     part = _part(line) if any(part is not None for _, _, part in seats) else None
-    return PlayedEntry(begin, line["attempt"], RolloutState(line["state"]), line["score"], part, seats)
+    return PlayedEntry(start, line["attempt"], RolloutState(line["state"]), line["score"], part, seats)
 
 
 def _part(line: Line) -> str | None:
@@ -603,15 +615,15 @@ def _seat_of(record: Mapping[str, Any]) -> Seat:
 
 def _read(journal: Journal, entry: PlayedEntry) -> Line:
     """Return the record of a rollout with the records of the other seats of its episode."""
-    line = journal.at(entry.begin)
-    return {**line, "others": [journal.at(begin) for begin, *_ in entry.others]} if entry.others else line
+    line = journal.read_at(entry.start)
+    return {**line, "others": [journal.read_at(start) for start, *_ in entry.others]} if entry.others else line
 
 
 Place = tuple[str, int, int]
 """Group, index in the group, and attempt."""
 
 
-def _place(line: Line) -> Place:
+def _attempt_key(line: Line) -> Place:
     return line["group"], line["index"], line["attempt"]
 
 
@@ -631,5 +643,5 @@ def _episode(line: Line) -> Place:
     return group_of_episode(line), line["index"], line["attempt"]
 
 
-def _final(known: GroupEntry) -> set[int]:
-    return {index for index, entry in known.ended.items() if entry.state.final}
+def _final(group_entry: GroupEntry) -> set[int]:
+    return {index for index, entry in group_entry.ended.items() if entry.state.final}

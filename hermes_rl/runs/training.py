@@ -77,8 +77,8 @@ class TrainingMetrics:
             metrics["train/tool_error_details"] = "\n".join(lines[:DETAILS])
         for cause, count in self.dropped.items():
             metrics[f"train/groups_dropped/{cause}"] = count
-        for what, count in self.sequences.items():
-            metrics[f"train/sequences_{what}"] = count
+        for outcome, count in self.sequences.items():
+            metrics[f"train/sequences_{outcome}"] = count
         if self._ages:
             metrics["train/staleness_mean"] = sum(self._ages) / len(self._ages)
             metrics["train/staleness_max"] = max(self._ages)

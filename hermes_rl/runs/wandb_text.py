@@ -29,8 +29,8 @@ def _lines(message: Mapping[str, Any]) -> list[str]:
         lines += ["[ASSISTANT]", text]
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
-        shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        lines.append(f"[TOOL CALL] {call['function']['name']}({cut(shown, ARGUMENTS)})")
+        arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        lines.append(f"[TOOL CALL] {call['function']['name']}({cut(arguments_text, ARGUMENTS)})")
     return lines
 
 

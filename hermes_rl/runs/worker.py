@@ -85,7 +85,7 @@ class _Worker:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._answers: set[asyncio.Task[None]] = set()
-        self._gone = False
+        self._is_disconnected = False
 
     async def work(self, opening: WorkerSetup, artifacts: Path | None, silent: float) -> None:
         """Run rollouts until the run closes its end; the run takes a worker without messages for `silent` seconds as
@@ -100,9 +100,9 @@ class _Worker:
         telling = asyncio.create_task(self._tell_how_it_does(player, silent))
         try:
             while (message := await received(self._reader)) is not None:
-                number, kind, *args = pickle.loads(message)
-                if number:
-                    answer = asyncio.create_task(self._answer(number, player.answer(number, kind, *args)))
+                request_id, kind, *args = pickle.loads(message)
+                if request_id:
+                    answer = asyncio.create_task(self._answer(request_id, player.answer(request_id, kind, *args)))
                     self._answers.add(answer)
                     answer.add_done_callback(self._answers.discard)
                 else:
@@ -112,17 +112,17 @@ class _Worker:
             await player.close()
             await asyncio.gather(telling, *self._answers, return_exceptions=True)
 
-    async def _answer(self, number: int, answer: Coroutine[Any, Any, bytes]) -> None:
+    async def _answer(self, request_id: int, answer: Coroutine[Any, Any, bytes]) -> None:
         try:
             await self._send(await answer)
         except FrameTooLargeError as error:
-            await self._send(write_json({"id": number, "retries": {}, "raised": raised_of(error)}))
+            await self._send(write_json({"id": request_id, "retries": {}, "raised": raised_of(error)}))
 
     async def _tell_how_it_does(self, player: RolloutWorker, silent: float) -> None:
         """Report at intervals the values that the run's admission uses; they also show the run that this worker
         lives.
         """
-        while not self._gone:
+        while not self._is_disconnected:
             # The kernel ends a process that does not get here any more: code that never releases the interpreter would
             # outlive a killed run.
             signal.setitimer(signal.ITIMER_REAL, silent)
@@ -130,13 +130,13 @@ class _Worker:
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _send(self, data: bytes) -> None:
-        if not self._gone:
+        if not self._is_disconnected:
             self._writer.write(framed(data))
             try:
                 await self._writer.drain()
             except ConnectionError:
-                self._gone = True  # the reader notices the end of the socket
+                self._is_disconnected = True  # the reader notices the end of the socket
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        if not self._gone:
+        if not self._is_disconnected:
             self._writer.write(framed(write_json(message)))

@@ -76,10 +76,10 @@ TAKEN = 5.0
 class WorkerSource(Protocol):
     """Source of workers."""
 
-    number: int
+    worker_count: int
     """Requested number of workers."""
 
-    def handle(self, number: int, heard: Heard) -> WorkerHandle:
+    def handle(self, worker_index: int, on_message: Heard) -> WorkerHandle:
         """Return another worker, which has not been started."""
 
     async def look(self) -> None:
@@ -100,11 +100,13 @@ class LocalWorkers:
     """Workers that are processes of this machine, started with the run, in the requested number."""
 
     opening: WorkerSetup
-    number: int
+    worker_count: int
     artifacts: Path | None
 
-    def handle(self, number: int, heard: Heard) -> WorkerHandle:
-        return ProcessHandle(self.opening, self.artifacts, f"worker {number + 1} of {self.number}", heard)
+    def handle(self, worker_index: int, on_message: Heard) -> WorkerHandle:
+        return ProcessHandle(
+            self.opening, self.artifacts, f"worker {worker_index + 1} of {self.worker_count}", on_message
+        )
 
     async def look(self) -> None:
         """Keep the number: it never changes."""
@@ -113,7 +115,7 @@ class LocalWorkers:
         return ()
 
     def exclude(self, handle: WorkerHandle) -> bool:
-        self.number -= 1
+        self.worker_count -= 1
         return False
 
     def explain(self) -> str:
@@ -123,7 +125,7 @@ class LocalWorkers:
 @asynccontextmanager
 async def open_workers(
     opening: WorkerSetup,
-    number: int | None,
+    worker_count: int | None,
     compiled: CompiledSpec,
     artifacts: Path | None,
     note: Callable[[str], None],
@@ -135,7 +137,7 @@ async def open_workers(
 
     Args:
         opening: setup of each worker.
-        number: number of workers; None: as many as the Ray cluster has room for.
+        worker_count: number of workers; None: as many as the Ray cluster has room for.
         compiled: the environment of this process.
         artifacts: directory for artifacts of sandboxes; None: they are not stored.
         ray: the Ray cluster that runs the rollouts: its address, or a shared connection; None: this machine.
@@ -144,31 +146,32 @@ async def open_workers(
     Raises:
         UserError, RunError: an error that a worker found in the spec, or they cannot be started.
     """
-    if number == 1 and ray is None:
+    if worker_count == 1 and ray is None:
         yield None
         return
     async with AsyncExitStack() as stack:
         source: WorkerSource
         if ray is None:
-            assert number is not None
-            source = LocalWorkers(opening, number, artifacts)
+            assert worker_count is not None
+            source = LocalWorkers(opening, worker_count, artifacts)
         else:
-            source = await stack.enter_async_context(open_cluster(opening, ray, number, note))
+            source = await stack.enter_async_context(open_cluster(opening, ray, worker_count, note))
         workers = Workers(source, compiled, note, meter or Meter())
         stack.push_async_callback(workers.close)
         await workers.start()
         yield workers
 
 
-def require_shares(spec: Spec, number: int) -> None:
+def require_shares(spec: Spec, worker_count: int) -> None:
     """Raise UserError for a server that accepts fewer concurrent calls than there are workers: each gets a share of
     them.
     """
     for role, servers in spec.servers.items():
         for server in servers:
-            if server.max_concurrency < number:
+            if server.max_concurrency < worker_count:
                 raise UserError(
-                    f"servers.{role}.max_concurrency is {server.max_concurrency}, and each of {number} workers needs a "
+                    f"servers.{role}.max_concurrency is {server.max_concurrency}, and each of {worker_count} "
+                    "workers needs a "
                     "part of it: use fewer workers"
                 )
 
@@ -224,8 +227,8 @@ class Workers:
     async def close(self) -> None:
         """End the workers with their rollouts, and wait until their resources are released."""
         self._closing = True
-        beside = [task for task in (self._looking, self._announcing) if task is not None]
-        await end_tasks(beside)
+        background_tasks = [task for task in (self._looking, self._announcing) if task is not None]
+        await end_tasks(background_tasks)
         for handle in self._handles.values():
             handle.close()
         lives = list(self._lives.values())
@@ -277,7 +280,9 @@ class Workers:
             raise asyncio.CancelledError
         for rollout, values in zip(rollouts, answer["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
-        rollouts[0].add_usage({role: Usage.of(counts) for role, counts in answer["asked"].items()}, played=False)
+        rollouts[0].add_usage(
+            {role: Usage.from_record(counts) for role, counts in answer["asked"].items()}, played=False
+        )
         if "failed" in answer:
             stop_reason, detail = answer["failed"]
             raise Failure(detail, stop_reason=StopReason(stop_reason))
@@ -301,7 +306,9 @@ class Workers:
     def acting(self, policy: Policy) -> Iterator[None]:
         """Keep workers informed of the policy's weights while a rollout runs with it."""
         if policy not in self._acting:
-            self._announced[policy.number] = policy.told().order  # a request to run a rollout contains the same
+            self._announced[policy.policy_id] = (
+                policy.get_weight_update().order
+            )  # a request to run a rollout contains the same
         self._acting[policy] += 1
         if self._announcing is None:
             self._announcing = asyncio.create_task(self._announce_again_and_again())
@@ -311,13 +318,13 @@ class Workers:
             self._acting[policy] -= 1
             if not self._acting[policy]:
                 del self._acting[policy]
-                self._announced.pop(policy.number, None)
+                self._announced.pop(policy.policy_id, None)
 
     async def announce(self) -> None:
         """Wait until workers know the current announcements of trainers: they apply to every call that starts
         afterwards.
         """
-        news = {policy.number: policy.told() for policy in self._acting}
+        news = {policy.policy_id: policy.get_weight_update() for policy in self._acting}
         asking = [asyncio.create_task(handle.ask("told", news)) for handle in self._ready if news]
         if not asking:
             return  # a rollout that starts brings the announcement with it
@@ -329,15 +336,19 @@ class Workers:
         while True:
             await asyncio.sleep(NEWS)
             try:
-                current = {policy.number: policy.told() for policy in self._acting}
+                current = {policy.policy_id: policy.get_weight_update() for policy in self._acting}
             except Exception:
                 # A trainer's function returns the version; the rollouts that start raise its error.
                 log.exception("sending the version of the weights or the model's name failed")
                 await asyncio.sleep(SAME)
                 continue
-            news = {number: told for number, told in current.items() if self._announced.get(number) != told.order}
+            news = {
+                policy_id: weight_update
+                for policy_id, weight_update in current.items()
+                if self._announced.get(policy_id) != weight_update.order
+            }
             if news:
-                self._announced |= {number: announced.order for number, announced in news.items()}
+                self._announced |= {policy_id: announced.order for policy_id, announced in news.items()}
                 for handle in self._ready:
                     handle.send(0, "told", news)
 
@@ -361,12 +372,12 @@ class Workers:
             descriptors=_Shared(self),
         )
 
-    def fix(self, number: int = OWN) -> None:
+    def fix(self, policy_id: int = OWN) -> None:
         """Give a policy's servers their maximum of concurrent calls, whatever they report."""
-        if number not in self._fixed:
-            self._fixed.add(number)
+        if policy_id not in self._fixed:
+            self._fixed.add(policy_id)
             for handle in self._ready:
-                handle.send(0, "fix", number)
+                handle.send(0, "fix", policy_id)
 
     @property
     def waiting(self) -> int:
@@ -375,9 +386,9 @@ class Workers:
         """
         return self.waiting_for(OWN)
 
-    def waiting_for(self, number: int) -> int:
+    def waiting_for(self, policy_id: int) -> int:
         """Return how many calls wait for a slot at the servers of the policy of this number."""
-        return sum(handle.waiting[str(number)] for handle in self._ready)
+        return sum(handle.waiting[str(policy_id)] for handle in self._ready)
 
     @property
     def descriptors(self) -> int:
@@ -411,7 +422,7 @@ class Workers:
         """Number of workers that can run now."""
         return len(self._ready)
 
-    def _heard(self, handle: WorkerHandle, news: Mapping[str, Any]) -> None:
+    def _handle_message(self, handle: WorkerHandle, news: Mapping[str, Any]) -> None:
         if "log" in news:
             name, level, text = news["log"]
             logging.getLogger(name).log(level, "%s: %s", handle.name, text)
@@ -422,8 +433,8 @@ class Workers:
         elif "ready" in news:
             self._share()
             self._announced.clear()
-            for number in self._fixed:
-                handle.send(0, "fix", number)
+            for policy_id in self._fixed:
+                handle.send(0, "fix", policy_id)
             if self._refusing:
                 handle.send(0, "refuse")
             self._changed.set()
@@ -431,34 +442,36 @@ class Workers:
     def _count(self, handle: WorkerHandle, reported: Mapping[str, Mapping[str, float]]) -> None:
         """Add what a worker has used since it was counted last; reports may arrive in another order."""
         for role, counts in reported.items():
-            usage, known = Usage.of(counts), handle.usage.get(role, Usage())
-            if (usage.sent, usage.calls) > (known.sent, known.calls):
+            usage, previous_usage = Usage.from_record(counts), handle.usage.get(role, Usage())
+            if (usage.sent, usage.calls) > (previous_usage.sent, previous_usage.calls):
                 handle.usage[role] = usage
-                self._meter.add(role, usage - known)
+                self._meter.add(role, usage - previous_usage)
 
     def _share(self) -> None:
         """Give each running worker an equal share of the calls that servers accept at a time."""
         ready = self._ready
-        for number, handle in enumerate(ready):
-            handle.send(0, "share", number, len(ready))
+        for index, handle in enumerate(ready):
+            handle.send(0, "share", index, len(ready))
 
     def _pass_on(self, text: str) -> None:
         """Show the user a worker's message; all workers notice if a server is down."""
         now = time.monotonic()
         if now - self._passed_on.get(text, -SAME) >= SAME:
             self._note(text)
-        self._passed_on = {words: when for words, when in self._passed_on.items() if now - when < SAME} | {text: now}
+        self._passed_on = {message: when for message, when in self._passed_on.items() if now - when < SAME} | {
+            text: now
+        }
 
     # ------------------------------------------------------------------ asking them, and keeping them alive
 
-    async def _answered(self, what: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
+    async def _answered(self, request_label: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
         """Return a response and its size; if the worker dies, ask another one, until `deaths` workers have died."""
         handle = None
         died_on = Counter[str]()
         for _ in range(deaths):
             while not (ready := self._ready):
                 await self._change()
-            handle = min(ready, key=lambda handle: (died_on[handle.machine], len(handle.asked)))
+            handle = min(ready, key=lambda handle: (died_on[handle.machine], len(handle.pending_requests)))
             died_on[handle.machine] += 1  # looked at only if it dies there
             if self._error is not None:
                 raise self._error
@@ -480,7 +493,7 @@ class Workers:
         several = f"{deaths} workers died one after the other while they had"
         died = "a worker died while it had" if deaths == 1 else several
         raise WorkersDied(
-            f"{died} {what} ({handle.ended}). This rollout, or another one of theirs, may kill its worker; "
+            f"{died} {request_label} ({handle.ended}). This rollout, or another one of theirs, may kill its worker; "
             "complete results are saved"
         )
 
@@ -499,10 +512,10 @@ class Workers:
 
     def _fill(self) -> None:
         """Start workers up to the requested number."""
-        while len(self._handles) < self._source.number:
-            number = next(number for number in count() if number not in self._handles)
-            self._handles[number] = self._source.handle(number, self._heard)
-            self._lives[number] = asyncio.create_task(self._keep(number))
+        while len(self._handles) < self._source.worker_count:
+            worker_index = next(worker_index for worker_index in count() if worker_index not in self._handles)
+            self._handles[worker_index] = self._source.handle(worker_index, self._handle_message)
+            self._lives[worker_index] = asyncio.create_task(self._keep(worker_index))
 
     async def _look(self) -> None:
         """Follow the number of workers that there is room for; end the run if there has been no room for long."""
@@ -523,51 +536,53 @@ class Workers:
                 self._give_up(RunError(f"no worker was available for {ROOM:.0f} s: {self._source.explain()}"))
                 return
 
-    async def _keep(self, number: int) -> None:
+    async def _keep(self, worker_index: int) -> None:
         """Keep a worker of this number alive; any error ends the run, which would otherwise wait forever."""
         try:
-            await self._replace(number)
+            await self._replace(worker_index)
         except Exception as error:  # noqa: BLE001 - carried to those who wait
             self._give_up(error)
 
-    async def _replace(self, number: int) -> None:
+    async def _replace(self, worker_index: int) -> None:
         """Run a worker under this number, and a new one whenever it dies, while there is room for it."""
         while True:
-            handle = self._handles[number]
+            handle = self._handles[worker_index]
             await handle.live()
             if self._closing or self._error is not None:
                 return
             self._seconds_of_dead += handle.seconds
             self._retries_of_dead.update(handle.retries)
             if handle.closed:  # there is no room for this worker any more
-                del self._handles[number], self._lives[number]
+                del self._handles[worker_index], self._lives[worker_index]
                 self._share()
                 return
-            if self._is_broken(handle, number) and not self._exclude(handle):
-                del self._handles[number], self._lives[number]
+            if self._is_broken(handle, worker_index) and not self._exclude(handle):
+                del self._handles[worker_index], self._lives[worker_index]
                 self._share()
                 self._changed.set()
                 return
             if handle.placed and handle.error is None:  # else it has not even started
                 self.died += 1
-                self.replayed += handle.lost
-                again = f", retrying its {handle.lost} rollouts" if handle.lost else ""
-                self._note(f"replacing {handle.name}, which died ({handle.ended}){again}")
-            self._handles[number] = self._source.handle(number, self._heard)
+                self.replayed += handle.unanswered_rollouts
+                retry_note = (
+                    f", retrying its {handle.unanswered_rollouts} rollouts" if handle.unanswered_rollouts else ""
+                )
+                self._note(f"replacing {handle.name}, which died ({handle.ended}){retry_note}")
+            self._handles[worker_index] = self._source.handle(worker_index, self._handle_message)
             self._share()
 
-    def _is_broken(self, handle: WorkerHandle, number: int) -> bool:
+    def _is_broken(self, handle: WorkerHandle, worker_index: int) -> bool:
         """Count a death; return True if no worker should start there again.
 
         A rollout may kill the worker that runs it, so workers that died at work count against their machine only while
         workers of other machines run rollouts.
         """
-        place = handle.machine or number
-        self._in_vain[place] = 0 if handle.finished else self._in_vain[place] + 1
+        machine_key = handle.machine or worker_index
+        self._in_vain[machine_key] = 0 if handle.finished else self._in_vain[machine_key] + 1
         if handle.error is not None:
             return True
         others_play = any(other.finished and other.machine != handle.machine for other in self._others(handle))
-        return self._in_vain[place] >= DEATHS and (others_play or not handle.lost)
+        return self._in_vain[machine_key] >= DEATHS and (others_play or not handle.unanswered_rollouts)
 
     def _exclude(self, handle: WorkerHandle) -> bool:
         """Exclude the location where a worker could not run; return True if another may replace it elsewhere.
@@ -614,7 +629,7 @@ class PolicyWorkers:
 
     def __init__(self, workers: Workers, policy: Policy | None, options: LoopOptions) -> None:
         self._workers, self._policy = workers, policy
-        self._settings = PlaySettings(options, None if policy is None else policy.described())
+        self._settings = PlaySettings(options, None if policy is None else policy.describe())
 
     async def run(self, key: RolloutKey, split: str) -> Rollout:
         """Run one attempt; see `Workers.run`."""
@@ -623,7 +638,9 @@ class PolicyWorkers:
             if policy is None or policy.captured:  # no trainer announces their weights
                 return await self._workers.run(key, split, self._settings, deaths=1)
             with self._workers.acting(policy):
-                return await self._workers.run(key, split, replace(self._settings, told=policy.told()), deaths=1)
+                return await self._workers.run(
+                    key, split, replace(self._settings, weight_update=policy.get_weight_update()), deaths=1
+                )
         except WorkersDied as died:
             rollout = Rollout(key, 0)
             rollout.fail(Failure(str(died), stop_reason=StopReason.SANDBOX_FAILURE))
@@ -646,16 +663,16 @@ class PolicyWorkers:
 
     def fix(self) -> None:
         """Give the policy's servers their maximum of concurrent calls, whatever they report."""
-        self._workers.fix(self._number)
+        self._workers.fix(self._policy_id)
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a slot at the policy's servers."""
-        return self._workers.waiting_for(self._number)
+        return self._workers.waiting_for(self._policy_id)
 
     @property
-    def _number(self) -> int:
-        return OWN if self._policy is None else self._policy.number
+    def _policy_id(self) -> int:
+        return OWN if self._policy is None else self._policy.policy_id
 
 
 class _Shared:

@@ -43,8 +43,9 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
 def _of_a_package(name: str) -> Callable[[SandboxConfig], Sandbox]:
     points = published(SANDBOXES, "sandbox backend", BACKENDS)
     if name not in points:
-        known = [*BACKENDS, *points]
+        known_names = [*BACKENDS, *points]
         raise UserError(
-            f"no sandbox backend is named {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
+            f"no sandbox backend is named {name!r}{did_you_mean(name, known_names)} (there are "
+            f"{', '.join(known_names)})"
         )
     return cast(Callable[[SandboxConfig], Sandbox], load_published(points[name], "sandbox backend"))

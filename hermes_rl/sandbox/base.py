@@ -62,12 +62,12 @@ class ResourceLimits:
         names = (f.name for f in fields(self) if f.name != "best_effort")
         return tuple(name for name in names if getattr(self, name) is not None)
 
-    def require_at_most(self, enforceable: Container[str], where: str) -> None:
+    def require_at_most(self, enforceable: Container[str], context: str) -> None:
         """Raise `UserError` for a limit that is set and cannot be enforced; not with `best_effort`."""
         for name in self.requested():
             if name not in enforceable and not self.best_effort:
                 raise UserError(
-                    f"sandbox.limits.{name} cannot be enforced {where}; leave it out, or set limits.best_effort: true"
+                    f"sandbox.limits.{name} cannot be enforced {context}; leave it out, or set limits.best_effort: true"
                 )
 
 
@@ -310,11 +310,11 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def kill_all(self, *, over: bool = True) -> None:
+    async def kill_all(self, *, agent_done: bool = True) -> None:
         """Kill every process of the agent, daemons too; the sandbox and its files stay. See `converse` for other
         processes.
 
-        `over`: the agent has ended, and the commands of rewards have their limits instead of the lifetime.
+        `agent_done`: the agent has ended, and the commands of rewards have their limits instead of the lifetime.
         """
 
     @abstractmethod
@@ -463,13 +463,13 @@ class Sandbox(ABC):
         """
         pending = [""]
         while pending:
-            inner = pending.pop()
-            folder = f"{path}/{inner}" if inner else path
+            subfolder = pending.pop()
+            folder = f"{path}/{subfolder}" if subfolder else path
             for info in await self.list_dir(folder, limit=limit):
                 if info.name in ("", ".", "..") or "/" in info.name or "\0" in info.name:
                     # Only if a backend lists files by programs of the image, which the agent may have replaced.
                     raise OSError(errno.EINVAL, f"no file can be named {info.name!r}", folder)
-                below = f"{inner}/{info.name}" if inner else info.name
+                below = f"{subfolder}/{info.name}" if subfolder else info.name
                 yield below, info
                 if info.kind == "directory":
                     pending.append(below)

@@ -121,13 +121,15 @@ def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
 def find_bwrap(*, overlay: bool = False) -> Bwrap:
     """Return a usable bubblewrap, with `overlay` also for images; raises `UserError` if there is none."""
     path = shutil.which("bwrap")
-    least = OVERLAY if overlay else MINIMUM
-    if path is not None and _version(path) >= least:
+    minimum_version = OVERLAY if overlay else MINIMUM
+    if path is not None and _version(path) >= minimum_version:
         return Bwrap(path)
     bundled = _bundled()
     if bundled is not None:
         return bundled
-    obstacle = f"{path} is older than {least[0]}.{least[1]}" if path else "there is no program bwrap"
+    obstacle = (
+        f"{path} is older than {minimum_version[0]}.{minimum_version[1]}" if path else "there is no program bwrap"
+    )
     raise UserError(f"the bubblewrap sandbox cannot be used: {obstacle}; {REMEDY}")
 
 
@@ -218,7 +220,7 @@ class SystemRoot(Root):
 
     def __init__(self, workdir: str | None, packages: tuple[str, ...] = (), npm: tuple[str, ...] = ()) -> None:
         self.packages = Layers(packages, npm)
-        self.workdir = _workdir(workdir, (*READ_ONLY, *self.packages.places))
+        self.workdir = _workdir(workdir, (*READ_ONLY, *self.packages.mount_paths))
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
@@ -230,7 +232,7 @@ class SystemRoot(Root):
     def prepare(self) -> None:
         super().prepare()
         self.bwrap = find_bwrap(overlay=has_overlays())
-        self._layers = self.packages.made()
+        self._layers = self.packages.ensure_folders()
         self._etc_folder = etc_folder(others=os.geteuid() == 0 or bool(subordinate_users()))
 
     def user(self) -> int | None:
@@ -244,16 +246,16 @@ class SystemRoot(Root):
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(disk), "--tmpfs", "/")
-        for source, place in _existing(SYSTEM):
-            yield from _read_only(source, place)
+        for source, destination in _existing(SYSTEM):
+            yield from _read_only(source, destination)
         yield from _devices()
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp")
         yield from ("/var/tmp", "--dir", HOME, "--dir", self.workdir)
         yield from self._etc(descriptors, network=network)
         if self.python_prefix is not None:
             yield from _read_only(self.python_prefix, self.python_prefix)
-        for place, folder in self._layers.items():
-            yield from _read_only(str(folder), place)
+        for destination, folder in self._layers.items():
+            yield from _read_only(str(folder), destination)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(isolated(self.python), descriptors.control, descriptors.code)
@@ -266,7 +268,7 @@ class SystemRoot(Root):
                 yield from ("--perms", "0444", "--ro-bind-data", _text(descriptors, text), f"/etc/{name}")
             return
         yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
-        yield from _shown(ETC, etc.SOURCE, "/etc")
+        yield from _bind_paths(ETC, etc.SOURCE, "/etc")
         for name, text in (ACCOUNTS | HOSTS | resolver).items():
             yield from ("--perms", "0444", "--file", _text(descriptors, text), f"/etc/{name}")
         yield from ("--remount-ro", "/etc")
@@ -282,25 +284,25 @@ class ImageRoot(Root):
         self.packages = Layers(packages, npm, image=True)
         self.path = self.packages.path(self.path)
         self._user = OUTER_UID if os.geteuid() == 0 else None
-        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER, *self.packages.places))
+        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER, *self.packages.mount_paths))
         self.bwrap = find_bwrap(overlay=True)
         self.python = system_python() or own_python()
 
     def prepare(self) -> None:
         super().prepare()
         image = ready_image(self.image)
-        self._folder = self._shown = image.folder
+        self._folder = self._mounted_folder = image.folder
         self.digest = image.digest
         self._runtime = runtime_folder(self.python)
         self.inside = runtime_python(self._runtime)
-        self._layers = self.packages.made()
+        self._layers = self.packages.ensure_folders()
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--overlay-src", "/image", "--overlay", "/scratch/upper", "/scratch/work", "/")
         yield from _devices()
         yield from ("--ro-bind", "/runtime", RUNTIME_FOLDER)
-        for place in self._layers:
-            yield from ("--ro-bind", f"/packages{place}", place)
+        for destination in self._layers:
+            yield from ("--ro-bind", f"/packages{destination}", destination)
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", HOME, "--dir", self.workdir)
         for name, text in (HOSTS | ({RESOLVER: _resolver()} if network else {})).items():
             yield from ("--perms", "0644", "--file", _text(descriptors, text), f"/etc/{name}")
@@ -328,12 +330,12 @@ class ImageRoot(Root):
     def _lay_for(self, user: int) -> None:
         folder = _lay(self._folder, user)
         if folder is not None:
-            self._user, self._shown = user, folder
+            self._user, self._mounted_folder = user, folder
 
     def started(self) -> None:
-        if self._shown != self._folder:
-            shown, self._shown = self._shown, self._folder
-            launcher().call(lambda: _image_mounts(os.getpid()).remove(shown))
+        if self._mounted_folder != self._folder:
+            mounted_folder, self._mounted_folder = self._mounted_folder, self._folder
+            launcher().call(lambda: _image_mounts(os.getpid()).remove(mounted_folder))
 
     def release(self) -> None:
         self.started()
@@ -343,9 +345,19 @@ class ImageRoot(Root):
 
     def command_prefix(self, executable: str, disk: int) -> list[str]:
         argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
-        argv += [*_shown(SYSTEM), "--ro-bind", str(self._shown), "/image", "--ro-bind", str(self._runtime), "/runtime"]
         argv += [
-            word for place, folder in self._layers.items() for word in ("--ro-bind", str(folder), f"/packages{place}")
+            *_bind_paths(SYSTEM),
+            "--ro-bind",
+            str(self._mounted_folder),
+            "/image",
+            "--ro-bind",
+            str(self._runtime),
+            "/runtime",
+        ]
+        argv += [
+            word
+            for destination, folder in self._layers.items()
+            for word in ("--ro-bind", str(folder), f"/packages{destination}")
         ]
         argv += ["--dir", "/tmp", "--size", str(disk), "--tmpfs", "/scratch", "--dir", "/scratch/upper"]
         return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
@@ -364,10 +376,10 @@ def _lays_images() -> bool:
     """Return True if the files of an image can be shown as files of a sandbox's user."""
 
     def tried() -> bool:
-        shown = _lay(cache_folder(), FIRST_UID)
-        if shown is not None:
-            _image_mounts(os.getpid()).remove(shown)
-        return shown is not None
+        mounted_folder = _lay(cache_folder(), FIRST_UID)
+        if mounted_folder is not None:
+            _image_mounts(os.getpid()).remove(mounted_folder)
+        return mounted_folder is not None
 
     try:
         return recent_kernel() and launcher().call(tried).result()
@@ -407,16 +419,16 @@ def _existing(paths: Sequence[str], source: Path = Path("/"), target: str = "/")
     return tuple((str((source / path).resolve()), str(Path(target, path))) for path in existing)
 
 
-def _shown(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> Iterator[str]:
+def _bind_paths(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> Iterator[str]:
     """Yield the arguments that show these files and directories.
 
     Files that an update of the machine removes during a run are missing in new sandboxes, which still start.
     """
-    for file, place in _existing(paths, source, target):
-        yield from ("--ro-bind-try", file, place)
+    for file, destination in _existing(paths, source, target):
+        yield from ("--ro-bind-try", file, destination)
 
 
-def _read_only(folder: str, place: str) -> tuple[str, ...]:
+def _read_only(folder: str, destination: str) -> tuple[str, ...]:
     """Return the arguments that show a directory to a sandbox.
 
     Locks, watches and leases apply to a file, whatever its permissions. For the kernel, files of an overlay belong to
@@ -426,8 +438,8 @@ def _read_only(folder: str, place: str) -> tuple[str, ...]:
     if not os.path.isdir(folder):  # noqa: PTH112 - for each start; an update of the machine may take it away
         return ()
     if has_overlays() and not _has_mounts_below(folder):
-        return "--overlay-src", folder, "--tmp-overlay", place, "--remount-ro", place
-    return "--ro-bind", folder, place
+        return "--overlay-src", folder, "--tmp-overlay", destination, "--remount-ro", destination
+    return "--ro-bind", folder, destination
 
 
 @functools.cache
@@ -690,10 +702,10 @@ class Bubblewrap(LocalIsolation):
                 os.close(self._info)
                 self._info = None
 
-    async def diagnose(self, why: ConnectionLoss) -> Diagnosis:
-        if why is ConnectionLoss.SILENT:
+    async def diagnose(self, loss: ConnectionLoss) -> Diagnosis:
+        if loss is ConnectionLoss.SILENT:
             # From within, process 1 of a namespace cannot be stopped, by a signal or a debugger.
-            return Diagnosis(ours=process_state(self.first) in (b"T", b"t"))
+            return Diagnosis(is_infrastructure_failure=process_state(self.first) in (b"T", b"t"))
         try:
             code = await self.process.wait()
         except SandboxFailure:
@@ -701,7 +713,8 @@ class Bubblewrap(LocalIsolation):
         # bubblewrap runs outside, where no command of the agent reaches it. From within, only a lack of memory gets
         # process 1 killed: every other kill comes from outside.
         return Diagnosis(
-            ours=code is not None and (code < 0 or (code == KILLED_EXIT_CODE and not self._used_up_memory))
+            is_infrastructure_failure=code is not None
+            and (code < 0 or (code == KILLED_EXIT_CODE and not self._used_up_memory))
         )
 
     def killed_by_others(self) -> bool:
@@ -797,7 +810,7 @@ def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
             f"true, or {DELEGATE}"
         )
     limits = {name: getattr(requested, name) or default for name, default in DEFAULTS.items()}
-    for name, least in SMALLEST.items():
-        if limits[name] < least:
-            raise UserError(f"sandbox.limits.{name} is {limits[name]}; a sandbox needs at least {least}")
+    for name, minimum in SMALLEST.items():
+        if limits[name] < minimum:
+            raise UserError(f"sandbox.limits.{name} is {limits[name]}; a sandbox needs at least {minimum}")
     return limits

@@ -111,7 +111,7 @@ class Layout:
 
     def top(self, controller: str) -> Path:
         """Return the directory of this runner's groups."""
-        return self.shared(controller) / f"hermes-rl-{_mark(os.getpid())}"
+        return self.shared(controller) / f"hermes-rl-{_make_runner_id(os.getpid())}"
 
     def tops(self) -> set[Path]:
         return {self.top(controller) for controller in self.parents}
@@ -124,7 +124,7 @@ class ControlGroup:
         self.layout = layout
         self._folders = {controller: layout.top(controller) / name for controller in layout.parents}
         self._lock = threading.Lock()
-        self._over = False
+        self._is_removed = False
 
     def enter(self, pid: int, memory: int, processes: int, cpu: float | None) -> None:
         """Make it with these limits (bytes, processes and threads, cores) and add a process.
@@ -132,7 +132,7 @@ class ControlGroup:
         Processes that it starts from now on are in it too. Does nothing once the group has been removed.
         """
         with self._lock:
-            if not self._over:
+            if not self._is_removed:
                 self._make(memory, processes, cpu)
                 for folder in self._each():
                     (folder / "cgroup.procs").write_text(str(pid))
@@ -180,8 +180,8 @@ class ControlGroup:
         else:
             # Not by its count of refusals: Linux 6.18 has that file and no longer counts.
             folder = self._folders["memory"]
-            most, limit = (_number(folder / f"memory.{name}_in_bytes") or 0 for name in ("max_usage", "limit"))
-            others = most < limit - CLOSE
+            peak, limit = (_read_number(folder / f"memory.{name}_in_bytes") or 0 for name in ("max_usage", "limit"))
+            others = peak < limit - CLOSE
         if others:
             _short_at = time.monotonic()
         return others
@@ -211,7 +211,7 @@ class ControlGroup:
     def remove(self) -> None:
         """Remove it; its processes are gone, or about to be."""
         with self._lock:
-            self._over = True
+            self._is_removed = True
         end = time.monotonic() + REMOVE_SECONDS
         for folder in self._each():
             while not _removed(folder) and time.monotonic() < end:
@@ -282,18 +282,18 @@ def own_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def total_memory(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int:
+def total_memory(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> int:
     """Return the maximum bytes of memory for this process: the machine's, or the smallest limit of the groups around
     it.
     """
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = (_bound(folder) for folder in _around(root, own))
+    limits = (_bound(folder) for folder in _around(root, cgroup_file))
     return min((pages, *(limit for limit in limits if limit is not None)))
 
 
-def _around(root: Path, own: Path) -> list[Path]:
+def _around(root: Path, cgroup_file: Path) -> list[Path]:
     """Return the directories of the memory group of this process, and of its parents."""
-    paths = _own_paths(own)
+    paths = _own_paths(cgroup_file)
     groups = []
     for top, path in ((root / "memory", paths.get("memory")), (root, paths.get(""))):
         if path is not None:
@@ -304,11 +304,11 @@ def _around(root: Path, own: Path) -> list[Path]:
 
 def _bound(folder: Path) -> int | None:
     """Return the memory limit of a group, or None if it has none."""
-    limits = (_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
+    limits = (_read_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < UNLIMITED), None)
 
 
-def _number(file: Path) -> int | None:
+def _read_number(file: Path) -> int | None:
     """Return the number in a file, or None if the file does not exist, or contains "max"."""
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
@@ -339,27 +339,27 @@ class SandboxMemory(NamedTuple):
         return 0.0 if self.short else max(0.0, 1.0 - self.used / self.limit) if self.limit else 1.0
 
 
-def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> SandboxMemory | None:
+def together(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> SandboxMemory | None:
     """Return the memory of all sandboxes together, or None if it is unlimited, or no sandbox has started.
 
     This only reads, so a process without sandboxes may call it.
     """
-    for limit, used in _bounded(folder for folder in _of_sandboxes(root, own) if folder.is_dir()):
+    for limit, used in _bounded(folder for folder in _of_sandboxes(root, cgroup_file) if folder.is_dir()):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
 
 
 @functools.cache  # admission calls it repeatedly
-def _of_sandboxes(root: Path, own: Path) -> list[Path]:
+def _of_sandboxes(root: Path, cgroup_file: Path) -> list[Path]:
     """Return the directories that may be the group of all sandboxes."""
-    return [folder / SHARED for folder in _around(root, own)]
+    return [folder / SHARED for folder in _around(root, cgroup_file)]
 
 
-def free_share(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> float:
+def free_share(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> float:
     """Return the fraction of free memory in the groups around this process, and in the group of all sandboxes."""
-    sandboxes = together(root, own)
+    sandboxes = together(root, cgroup_file)
     shares = [1.0 if sandboxes is None else sandboxes.free]
-    shares += [max(0.0, 1.0 - used / limit) if limit else 1.0 for limit, used in _bounded(_around(root, own))]
+    shares += [max(0.0, 1.0 - used / limit) if limit else 1.0 for limit, used in _bounded(_around(root, cgroup_file))]
     return min(shares)
 
 
@@ -374,7 +374,7 @@ def _bounded(groups: Iterable[Path]) -> Iterator[tuple[int, int]]:
 def _used(folder: Path) -> int | None:
     """Return the used memory of a group, without the files that the kernel would drop first; None: unknown."""
     for usage, forgotten in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
-        if (used := _number(folder / usage)) is not None:
+        if (used := _read_number(folder / usage)) is not None:
             return max(0, used - _counts(folder / "memory.stat").get(forgotten, 0))
     return None
 
@@ -386,20 +386,20 @@ def _removed(folder: Path) -> bool:
 
 
 @functools.cache
-def _mark(pid: int) -> str:
+def _make_runner_id(pid: int) -> str:
     """Return a name that two runners do not share, even if each is the first of a separate PID namespace."""
     return f"{pid}-{os.urandom(4).hex()}"
 
 
 def runner_mark() -> dict[str, str]:
     """Return an environment variable for processes that must not outlive this process."""
-    return {"HERMES_RL_RUNNER": _mark(os.getpid())}
+    return {"HERMES_RL_RUNNER": _make_runner_id(os.getpid())}
 
 
 @functools.cache
-def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Layout | None:
+def find_layout(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> Layout | None:
     """Return a location for groups with all or some of the controllers, or None if this user may not make any."""
-    paths = _own_paths(own)
+    paths = _own_paths(cgroup_file)
     if not paths:
         return None
     if (layout := _version_2(root, paths.get("", ""))) is not None:
@@ -409,10 +409,10 @@ def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Lay
     return Layout(1, usable) if usable else None
 
 
-def _own_paths(own: Path) -> dict[str, str]:
+def _own_paths(cgroup_file: Path) -> dict[str, str]:
     """Return the group of this process, by controller; the group of version 2 has an empty name."""
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in cgroup_file.read_text().splitlines()]
     except OSError:
         return {}
     return {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
@@ -449,9 +449,9 @@ def _watch(layout: Layout) -> None:
     """Ensure that this runner's groups are removed when it ends, for any reason."""
     with _lock:
         if os.getpid() not in _watchmen:
-            mark = "=".join(*runner_mark().items())
+            marker = "=".join(*runner_mark().items())
             _watchmen[os.getpid()] = subprocess.Popen(
-                [system_python() or own_python(), "-I", "-S", "-c", WATCHMAN, mark, *map(str, layout.tops())],
+                [system_python() or own_python(), "-I", "-S", "-c", WATCHMAN, marker, *map(str, layout.tops())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

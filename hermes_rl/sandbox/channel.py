@@ -23,7 +23,7 @@ from enum import Enum
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import sandbox_gone
 from hermes_rl.sandbox.launcher import copy_of, memory_file
-from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, number, pack, unpack
+from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, encode_number, pack, unpack
 
 Frame = tuple[bytes, list[int]]
 
@@ -60,7 +60,7 @@ class ConnectionLoss(Enum):
 class Diagnosis:
     """Findings of a backend about the unexpected end of a helper."""
 
-    ours: bool = False
+    is_infrastructure_failure: bool = False
     """True if it is proven that commands of the agent did not cause it."""
     detail: str = ""
     """Description of the event, if more is known than that the helper is gone."""
@@ -88,11 +88,11 @@ class Connection:
         self._watch: asyncio.TimerHandle | None = None
         self._unsent: deque[Frame] = deque()
         self._crowded_until: float | None = None
-        self._pieces = bytearray()
+        self._partial_frame = bytearray()
         self._last = 0
         self._diagnosing: asyncio.Task[None] | None = None
         self._ended = False
-        self._why = "the sandbox is not started"
+        self._end_reason = "the sandbox is not started"
         self.exposed = False
         """True once commands of the agent, or commands that grade them, may have run: before that, they cause no
         loss.
@@ -109,7 +109,7 @@ class Connection:
         """Start the connection over this socket, which it then owns."""
         try:
             if self._ended:
-                raise sandbox_gone(self._why, by_agent=False)
+                raise sandbox_gone(self._end_reason, by_agent=False)
             control.setblocking(False)
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(control, self._receive)
@@ -135,7 +135,7 @@ class Connection:
             raise await self.failure()
         request = request if request is not None else self.next_number()
         future: asyncio.Future[Answer | None] = self._loop.create_future()
-        self._send(pack([number(request), operation.encode(), *fields], payload), fds)
+        self._send(pack([encode_number(request), operation.encode(), *fields], payload), fds)
         if not self.alive:
             raise await self.failure()
         self._waiting[request] = future, self._loop.time() + ANSWER_SECONDS
@@ -161,40 +161,40 @@ class Connection:
     def tell(self, operation: str, *fields: bytes) -> None:
         """Send a request whose response is ignored; does nothing once the sandbox is gone."""
         if self.alive:
-            self._send(pack([number(self.next_number()), operation.encode(), *fields]), ())
+            self._send(pack([encode_number(self.next_number()), operation.encode(), *fields]), ())
 
     # ------------------------------------------------------------------ the end
 
     async def failure(self) -> SandboxFailure:
         """Return the failure with the reason why the sandbox is gone; waits until the cause is known."""
         await self.diagnosed()
-        return sandbox_gone(self._why, by_agent=self.killed_by_agent)
+        return sandbox_gone(self._end_reason, by_agent=self.killed_by_agent)
 
     async def diagnosed(self) -> None:
         """Wait while the cause of a loss is being determined."""
         if self._diagnosing is not None:
             await asyncio.shield(self._diagnosing)
 
-    def mark_lost(self, why: ConnectionLoss, what: str = "") -> None:
+    def mark_lost(self, loss: ConnectionLoss, description: str = "") -> None:
         """Give the helper up, and start to look for the cause."""
         if not self._ended:
-            self._diagnosing = asyncio.create_task(self._find_cause(why))
-            self.end(what or why.value)
+            self._diagnosing = asyncio.create_task(self._find_cause(loss))
+            self.end(description or loss.value)
 
-    async def _find_cause(self, why: ConnectionLoss) -> None:
-        if not self.exposed or why is ConnectionLoss.DESCRIPTORS:
+    async def _find_cause(self, loss: ConnectionLoss) -> None:
+        if not self.exposed or loss is ConnectionLoss.DESCRIPTORS:
             return
-        cause = await self._diagnose(why)
-        self.killed_by_agent = not cause.ours
-        self._why = cause.detail or self._why
+        cause = await self._diagnose(loss)
+        self.killed_by_agent = not cause.is_infrastructure_failure
+        self._end_reason = cause.detail or self._end_reason
         if self.killed_by_agent:
-            self._why += ", by the doing of the agent's commands"
+            self._end_reason += ", by the doing of the agent's commands"
 
-    def end(self, why: str, *, by_agent: bool = False) -> None:
+    def end(self, reason: str, *, by_agent: bool = False) -> None:
         """End the connection without waiting: with its socket the helper ends, and all processes with it."""
         if self._ended:
             return
-        self._ended, self._why, self.killed_by_agent = True, why, by_agent
+        self._ended, self._end_reason, self.killed_by_agent = True, reason, by_agent
         if self._socket is not None:
             control, self._socket = self._socket, None
             with contextlib.suppress(RuntimeError):  # a loop that was closed first has forgotten its readers already
@@ -282,13 +282,13 @@ class Connection:
                 return
             self.heard_at = time.time()
             if frame[:4] in (PIECE, LAST_PIECE) and not fds:
-                self._pieces += memoryview(frame)[4:]
-                if len(self._pieces) > PIECES_LIMIT:
+                self._partial_frame += memoryview(frame)[4:]
+                if len(self._partial_frame) > PIECES_LIMIT:
                     self.mark_lost(ConnectionLoss.ENDED)
                     return
                 if frame[:4] == PIECE:
                     continue
-                frame, self._pieces = bytes(self._pieces), bytearray()
+                frame, self._partial_frame = bytes(self._partial_frame), bytearray()
             try:
                 self._dispatch(*_unfold(frame, fds))
             except (ValueError, IndexError, OSError):

@@ -153,23 +153,23 @@ class Container:
         For an unreadable limit the engine's report is trusted.
         """
         cpu = self.config.limits.cpu
-        wanted = {"memory": self.limits["memory"], "processes": self.limits["processes"] + 1}
-        wanted |= {} if cpu is None else {"cpu": max(1, int(cpu * CPU_PERIOD))}
-        for name, most in wanted.items():
+        expected_limits = {"memory": self.limits["memory"], "processes": self.limits["processes"] + 1}
+        expected_limits |= {} if cpu is None else {"cpu": max(1, int(cpu * CPU_PERIOD))}
+        for name, limit in expected_limits.items():
             for file in IN_FORCE[name]:
                 try:
                     text = await sandbox.control_group(file)
                 except OSError:
                     continue
                 first = text.partition(" ")[0]
-                if not first.isdigit() or int(first) > most:
+                if not first.isdigit() or int(first) > limit:
                     self._note_unenforced(name, f"the container's {file} is {text!r}")
                 break
 
-    def _note_unenforced(self, name: str, why: str) -> None:
+    def _note_unenforced(self, name: str, evidence: str) -> None:
         self._unenforced.add(name)
         enforceable = {*self.config.limits.requested()} - {name}
-        self.config.limits.require_at_most(enforceable, f"by this Docker engine ({why})")
+        self.config.limits.require_at_most(enforceable, f"by this Docker engine ({evidence})")
 
     def names(self) -> list[str]:
         """Return the names of its containers, its services first."""
@@ -182,15 +182,24 @@ class Container:
         """Create and start a service of this container, which runs; raises `EngineError`."""
         name = self._name_of(service)
         image = self.built.get(service.image, service.image)
-        own: dict[str, Any] = {"Image": image, "Env": [f"{key}={value}" for key, value in service.env.items()]}
+        service_config: dict[str, Any] = {
+            "Image": image,
+            "Env": [f"{key}={value}" for key, value in service.env.items()],
+        }
         if service.command:
-            own["Cmd"] = list(service.command)
+            service_config["Cmd"] = list(service.command)
         if service.healthy is not None:
             seconds = HEALTH_SECONDS * 1_000_000_000
-            own["Healthcheck"] = {"Test": ["CMD-SHELL", service.healthy], "Interval": seconds, "Retries": 1_000_000}
+            service_config["Healthcheck"] = {
+                "Test": ["CMD-SHELL", service.healthy],
+                "Interval": seconds,
+                "Retries": 1_000_000,
+            }
         # In the network of the sandbox, and so without a separate bridge and addresses, of which an engine has few.
         host = {**self._host(f"container:{self.name}", OF_SERVICES), "Mounts": list(self.etc)}
-        await self.engine.create(name, {**own, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host})
+        await self.engine.create(
+            name, {**service_config, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host}
+        )
         if service.files:
             await self.engine.lay(name, _archive(service.files))
         await self.engine.start(name)
@@ -267,7 +276,7 @@ def build_context(folder: Path) -> bytes:
     Links stay links, so that they only lead to files of the image. Raises `SandboxFailure` if it cannot be read.
     """
 
-    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    def strip_metadata(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
         entry.mtime = MADE
@@ -290,9 +299,9 @@ def build_context(folder: Path) -> bytes:
                 name = str(path.relative_to(folder))
                 if stat.S_ISREG(mode):
                     with open_file(path, folder) as file:
-                        archive.addfile(plain(archive.gettarinfo(arcname=name, fileobj=file)), file)
+                        archive.addfile(strip_metadata(archive.gettarinfo(arcname=name, fileobj=file)), file)
                 else:
-                    archive.add(path, name, recursive=False, filter=plain)
+                    archive.add(path, name, recursive=False, filter=strip_metadata)
     except (OSError, RefusedFileError) as error:
         raise SandboxFailure(f"the folder {folder} cannot be built: {error}") from error
     return data.getvalue()
@@ -320,9 +329,9 @@ def etc_files(names: Sequence[str], resolver: str | None) -> list[dict[str, Any]
     return [shared_folder(folder / name, f"/etc/{name}") for name in texts]
 
 
-def shared_folder(folder: Path, place: str) -> dict[str, Any]:
+def shared_folder(folder: Path, target: str) -> dict[str, Any]:
     """Return the mount of a directory of this machine that the container sees, read-only."""
-    return {"Type": "bind", "Source": str(folder), "Target": place, "ReadOnly": True}
+    return {"Type": "bind", "Source": str(folder), "Target": target, "ReadOnly": True}
 
 
 # -------------------------------------------------------------------------------- rendezvous
@@ -406,35 +415,35 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def _mark(pid: int) -> str:
-    return f"{_boot()}:{_namespace()}:{pid}:{_began(pid)}"
+def _format_marker(pid: int) -> str:
+    return f"{_boot()}:{_namespace()}:{pid}:{_read_start_time(pid)}"
 
 
 def own_mark() -> str:
     """Return a name for this process that no other process of this machine has, had or will have."""
-    return _mark(os.getpid())
+    return _format_marker(os.getpid())
 
 
-def is_dead(mark: str) -> bool:
-    """Return True if `mark` belongs to a dead runner of this machine, boot and PID namespace."""
-    words = mark.split(":")
-    if len(words) != 4 or words[:2] != [_boot(), _namespace()]:
+def is_dead(marker: str) -> bool:
+    """Return True if `marker` belongs to a dead runner of this machine, boot and PID namespace."""
+    fields = marker.split(":")
+    if len(fields) != 4 or fields[:2] != [_boot(), _namespace()]:
         return False
-    return words[2].isdigit() and _began(int(words[2])) != words[3]
+    return fields[2].isdigit() and _read_start_time(int(fields[2])) != fields[3]
 
 
 async def leftovers(engine: Engine) -> list[str]:
     """Return the containers that dead runners have left; remove the directories for their helpers."""
     await asyncio.to_thread(_remove_folders)
-    found = []
+    leftover_names = []
     for container in await engine.containers(LABEL):
-        mark, _, name = container["Labels"][LABEL].rpartition(":")
+        marker, _, name = container["Labels"][LABEL].rpartition(":")
         if f"/{name}" not in container["Names"]:
             continue
         aside = container["State"] not in RUNNING and time.time() - container["Created"] > CONTAINER_SECONDS
-        if aside or is_dead(mark):
-            found.append(name)
-    return found
+        if aside or is_dead(marker):
+            leftover_names.append(name)
+    return leftover_names
 
 
 def _remove_folders() -> None:
@@ -453,7 +462,7 @@ def _namespace() -> str:
     return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 
-def _began(pid: int) -> str:
+def _read_start_time(pid: int) -> str:
     """Return the start time of a process, in ticks since the machine's start; empty if there is no such process."""
     try:
         return process_status(pid)[19].decode()
@@ -520,7 +529,7 @@ class _StartupState:
     """Shared data of the sandboxes of one event loop while they start."""
 
     def __init__(self) -> None:
-        self.places = asyncio.Semaphore(AT_ONCE)
+        self.slots = asyncio.Semaphore(AT_ONCE)
         self.first = asyncio.Lock()
         self.images: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Held while an image is pulled or built, by its name."""
@@ -536,7 +545,7 @@ class _StartupState:
         """The latest image that each registry has provided."""
         self.unremoved: dict[str, Engine] = {}
         """Containers that could not be removed yet, each with its engine."""
-        self._told: set[str] = set()
+        self._reported_containers: set[str] = set()
         """Containers for which a removal failure was reported to the user."""
         self._removing: asyncio.Task[None] | None = None
         self.away: dict[str, float] = {}
@@ -565,24 +574,24 @@ class _StartupState:
         except EngineAway as error:
             log.info("the container %s is not removed yet: %s", name, error)
         except EngineError as error:
-            if name not in self._told:
+            if name not in self._reported_containers:
                 log.warning(
                     "the container %s cannot be removed, which is tried again in the background: %s", name, error
                 )
-            self._told.add(name)
+            self._reported_containers.add(name)
         else:
             self.unremoved.pop(name, None)
 
-    def say_away(self, what: str, why: str, waiting: str) -> None:
+    def say_away(self, component: str, reason: str, waiting: str) -> None:
         """Warn that the engine or a registry is away, once for all starts that wait for it."""
-        if what not in self.away:
-            self.away[what] = asyncio.get_running_loop().time()
-            log.warning("%s; %s wait for it for up to %.0f minutes", why, waiting, OUTAGE_SECONDS / 60)
+        if component not in self.away:
+            self.away[component] = asyncio.get_running_loop().time()
+            log.warning("%s; %s wait for it for up to %.0f minutes", reason, waiting, OUTAGE_SECONDS / 60)
 
-    def say_back(self, what: str) -> None:
-        if what in self.away:
-            seconds = asyncio.get_running_loop().time() - self.away.pop(what)
-            log.warning("%s is back after %.0f s; the run goes on", what, seconds)
+    def say_back(self, component: str) -> None:
+        if component in self.away:
+            seconds = asyncio.get_running_loop().time() - self.away.pop(component)
+            log.warning("%s is back after %.0f s; the run goes on", component, seconds)
 
 
 class Docker(Isolation):
@@ -597,13 +606,13 @@ class Docker(Isolation):
         self.home = "/root"
         self.workdir = config.workdir or "/"
         self.container = Container(self.engine, f"hermes-rl-{self.id}", self.image, config)
-        self._described: Mapping[str, Any] = {}
+        self._image_config: Mapping[str, Any] = {}
         """User, working directory and variables of the image."""
         self._packages = Layers(config.packages, config.npm, image=True)
         self._starts = _StartupState()
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
-        self._shown: list[dict[str, Any]] = []
+        self._package_mounts: list[dict[str, Any]] = []
         """Directories of its packages, in the form for the engine."""
         self._heard_at: Callable[[], float] = lambda: 0.0
         """Returns the time of the helper's last message, in seconds since 1970."""
@@ -622,11 +631,15 @@ class Docker(Isolation):
         return self._pid
 
     def environment(self) -> dict[str, str]:
-        own = {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb"}
-        return {**own, "PATH": self._packages.path(own.get("PATH", COMMANDS))} if self._packages.places else own
+        variables = {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb"}
+        return (
+            {**variables, "PATH": self._packages.path(variables.get("PATH", COMMANDS))}
+            if self._packages.mount_paths
+            else variables
+        )
 
     def _image_variables(self) -> dict[str, str]:
-        return dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
+        return dict(entry.partition("=")[::2] for entry in self._image_config.get("Env") or ())
 
     # ------------------------------------------------------------------ starting
 
@@ -638,8 +651,9 @@ class Docker(Isolation):
         code = await asyncio.to_thread(helper_bundle, python)
         runtime = await asyncio.to_thread(runtime_folder, python)
         registry = registry_of(self.image)
-        self._shown = [
-            shared_folder(folder, place) for place, folder in (await asyncio.to_thread(self._packages.made)).items()
+        self._package_mounts = [
+            shared_folder(folder, target)
+            for target, folder in (await asyncio.to_thread(self._packages.ensure_folders)).items()
         ]
         until: float | None = None
         while True:
@@ -673,8 +687,8 @@ class Docker(Isolation):
 
     async def _is_away(self, registry: str) -> bool:
         """Return True if a registry that has given an image does not answer now: else the failed image is to blame."""
-        given = self._starts.registries.get(registry)
-        return given is not None and not await self.engine.registry_answers(given)
+        known_image = self._starts.registries.get(registry)
+        return known_image is not None and not await self.engine.registry_answers(known_image)
 
     async def _try_and_watch(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
         """Start, and report if the engine does not respond meanwhile: a frozen engine breaks no connection."""
@@ -700,7 +714,7 @@ class Docker(Isolation):
 
     async def _try_to_start(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
         await self._find_image()
-        async with self._starts.places, self.in_time():
+        async with self._starts.slots, self.in_time():
             control = await self._start_container(code, runtime)
             # This filter is added to the engine's filter, which lets the agent's processes change process 1's use of
             # the processor.
@@ -723,16 +737,16 @@ class Docker(Isolation):
                 await self.engine.check()
                 starts.remove_later(self.engine, *await leftovers(self.engine))
                 starts.checked.add(self.engine.socket)
-        image = await self._known(self.image)
+        image = await self._inspect_image(self.image)
         starts.say_back(self.engine.name)
         for service in self.config.services:
-            if await self._known(service.image) is None:
+            if await self._inspect_image(service.image) is None:
                 await self._pull(service.image)
         if image is None:
             image = await self._pull(self.image)
         if image is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
-        self._described = image.get("Config") or {}
+        self._image_config = image.get("Config") or {}
         await self._find_network()
         self.container.loading = [name for name in self._image_variables() if name.startswith(("LD_", "GLIBC_"))]
         # An image that was built here has an id and no digest of a registry.
@@ -748,7 +762,7 @@ class Docker(Isolation):
         names = [service.name for service in self.config.services]
         self.container.etc = await asyncio.to_thread(etc_files, names, resolver)
 
-    async def _known(self, name: str) -> dict[str, Any] | None:
+    async def _inspect_image(self, name: str) -> dict[str, Any] | None:
         """Return the engine's data of an image, or None if it must be pulled, or built from a directory."""
         built = self.container.built = self._starts.built
         if name.startswith("/") and name not in built:
@@ -761,12 +775,12 @@ class Docker(Isolation):
         source = BUILT if name in starts.built else registry_of(name)
         lock = starts.images.setdefault(starts.built.get(name, name), asyncio.Lock())
         async with lock, starts.sources[source]:
-            image = await self._known(name)
+            image = await self._inspect_image(name)
             if image is not None:
                 return image
-            when, why = starts.unpulled.get(name, (self._started_at, None))
-            if why is not None and when > self._started_at:
-                raise type(why)(why.detail)
+            when, failure = starts.unpulled.get(name, (self._started_at, None))
+            if failure is not None and when > self._started_at:
+                raise type(failure)(failure.detail)
             try:
                 async with asyncio.timeout(IMAGE_SECONDS):
                     await (self._build(name) if source == BUILT else self.engine.pull(name))
@@ -786,7 +800,7 @@ class Docker(Isolation):
             if source != BUILT:
                 starts.say_back(f"the registry {source}")
                 starts.registries[source] = name
-            return await self._known(name)
+            return await self._inspect_image(name)
 
     async def _build(self, folder: str) -> None:
         log.warning("an image is built of %s, which may take minutes", folder)
@@ -807,7 +821,7 @@ class Docker(Isolation):
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container, wait for its helper, and return the helper's socket."""
         rendezvous = await acquire_in_thread(Rendezvous, Rendezvous.close)
-        shown = (
+        mounts = (
             shared_folder(runtime, RUNTIME_FOLDER),
             shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER),
             shared_folder(rendezvous.empty, "/etc/ld.so.preload"),
@@ -815,7 +829,7 @@ class Docker(Isolation):
         try:
             self.python = runtime_python(runtime)  # an image may have none
             command = [*self.python, "-c", CONNECT + BOOT]
-            self._creating = asyncio.create_task(self.container.start(command, *shown, *self._shown))
+            self._creating = asyncio.create_task(self.container.start(command, *mounts, *self._package_mounts))
             await asyncio.shield(self._creating)
             return await self._meet(rendezvous, code)
         finally:
@@ -845,8 +859,8 @@ class Docker(Isolation):
     async def _make_folders(self, sandbox: HelperSandbox) -> None:
         """Make home and working directory of the image if they do not exist."""
         self.home = await self._own_home(sandbox)
-        own = self._described.get("WorkingDir") or "/"
-        start = self.home if own == "/" else own
+        image_workdir = self._image_config.get("WorkingDir") or "/"
+        start = self.home if image_workdir == "/" else image_workdir
         self.workdir = posixpath.normpath(posixpath.join(start, self.config.workdir or ""))
         for folder in (self.home, self.workdir):
             try:
@@ -858,7 +872,7 @@ class Docker(Isolation):
         home = self._image_variables().get("HOME", "")
         if home.startswith("/"):
             return home
-        user = str(self._described.get("User") or "root").partition(":")[0]
+        user = str(self._image_config.get("User") or "root").partition(":")[0]
         with contextlib.suppress(OSError):
             lines = (await sandbox.read_file("/etc/passwd")).decode("utf-8", "replace").splitlines()
             for fields in (line.split(":") for line in lines):
@@ -875,28 +889,28 @@ class Docker(Isolation):
             # Continues if the waiting caller is cancelled.
             await asyncio.shield(self._removing)
 
-    async def diagnose(self, why: ConnectionLoss) -> Diagnosis:
+    async def diagnose(self, loss: ConnectionLoss) -> Diagnosis:
         """Report an infrastructure failure if the engine is lost, or a container was paused or killed with memory
         left.
         """
         try:
-            if why is not ConnectionLoss.SILENT:
+            if loss is not ConnectionLoss.SILENT:
                 await self._ended()  # the engine learns of it later than this process
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
                 state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
                 times = await self._events()
         except (SandboxFailure, EngineError, TimeoutError):
-            return Diagnosis(ours=True)
+            return Diagnosis(is_infrastructure_failure=True)
         # The time that a container takes to end proves nothing: an agent that wants no grade could delay it. A helper
         # that still responded after a memory shortage was not killed by it. The engine forgets events after a while.
         recent = times["oom"] >= self._heard_at() - OOM_SECONDS if "oom" in times else bool(state.get("OOMKilled"))
         if recent and "kill" not in times:
             return Diagnosis(detail="the container's memory was used up")
-        if why is ConnectionLoss.SILENT:
-            return Diagnosis(ours=not state or bool(state.get("Paused")))
+        if loss is ConnectionLoss.SILENT:
+            return Diagnosis(is_infrastructure_failure=not state or bool(state.get("Paused")))
         detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
         killed = "kill" in times or state.get("ExitCode") == KILLED_EXIT_CODE
-        return Diagnosis(ours=not state or killed, detail=detail)
+        return Diagnosis(is_infrastructure_failure=not state or killed, detail=detail)
 
     async def _ended(self) -> None:
         """Wait for the end of the container, for a limited time."""

@@ -216,8 +216,8 @@ class Engine:
             UserError: the engine cannot create it, or the name belongs to another network.
         """
         query = {"filters": json.dumps({"label": [name]})}
-        found: list[dict[str, Any]] = json.loads(await self._call("GET", "/networks", query))
-        if not found:
+        networks: list[dict[str, Any]] = json.loads(await self._call("GET", "/networks", query))
+        if not networks:
             shape = {"Name": name, "CheckDuplicate": True, "Driver": "bridge", "Options": options, "Labels": {name: ""}}
             try:
                 await self._json("POST", "/networks/create", body=shape)
@@ -227,8 +227,8 @@ class Engine:
                         f"sandbox.network: this engine cannot make a network that keeps containers apart ({error}); "
                         "list the hosts that the agent may reach instead"
                     ) from error
-            found = json.loads(await self._call("GET", "/networks", query))
-        fitting = [each for each in found if (each.get("Options") or {}).items() >= options.items()]
+            networks = json.loads(await self._call("GET", "/networks", query))
+        fitting = [each for each in networks if (each.get("Options") or {}).items() >= options.items()]
         if not fitting:
             raise UserError(
                 f"sandbox.network: the engine has another network of the name {name}: `docker network rm {name}`"
@@ -249,21 +249,22 @@ class Engine:
     async def _pull(self, name: str) -> None:
         # Without a tag the engine would get every tag of the repository.
         query = {"fromImage": name if _tagged(name) else f"{name}:latest"}
-        loop, seen = asyncio.get_running_loop(), dict[tuple[Any, Any], int]()
+        loop, bytes_by_layer = asyncio.get_running_loop(), dict[tuple[Any, Any], int]()
         try:
             async with (
                 asyncio.timeout(PULL_SECONDS) as bound,
                 self._request("POST", "/images/create", query, None, None) as answer,
             ):
                 async for step in _progress(answer):
-                    place, bytes_so_far = (step.get("id"), step.get("status")), _bytes_of(step)
-                    if bytes_so_far is None or bytes_so_far - seen.get(place, -PULL_BYTES) >= PULL_BYTES:
-                        seen[place] = bytes_so_far or 0
+                    layer, bytes_so_far = (step.get("id"), step.get("status")), _bytes_of(step)
+                    if bytes_so_far is None or bytes_so_far - bytes_by_layer.get(layer, -PULL_BYTES) >= PULL_BYTES:
+                        bytes_by_layer[layer] = bytes_so_far or 0
                         bound.reschedule(loop.time() + PULL_SECONDS)
         except TimeoutError:
-            least = f"{PULL_BYTES >> 20} MiB in {PULL_SECONDS:.0f} s"
+            minimum_rate = f"{PULL_BYTES >> 20} MiB in {PULL_SECONDS:.0f} s"
             raise PullStalled(
-                f"the image {name} cannot be pulled: its registry sends less than {least}. Pull it beforehand (`docker "
+                f"the image {name} cannot be pulled: its registry sends less than {minimum_rate}. Pull it "
+                "beforehand (`docker "
                 "pull`)"
             ) from None
 
@@ -309,8 +310,8 @@ class Engine:
                     raise EngineError(answer.status, _message(await answer.read()))
                 yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError includes timeouts
-            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise EngineAway(f"{self.name} does not answer: {words}") from error
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise EngineAway(f"{self.name} does not answer: {reason}") from error
 
 
 async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
@@ -338,11 +339,11 @@ def _bytes_of(step: Mapping[str, Any]) -> int | None:
 
 def joined(stream: bytes) -> bytes:
     """Return the output of both streams of a container, in order, without the headers in between."""
-    text, at = bytearray(), 0
-    while at + HEADER <= len(stream):
-        size = int.from_bytes(stream[at + 4 : at + HEADER], "big")
-        text += stream[at + HEADER : at + HEADER + size]
-        at += HEADER + size
+    text, offset = bytearray(), 0
+    while offset + HEADER <= len(stream):
+        size = int.from_bytes(stream[offset + 4 : offset + HEADER], "big")
+        text += stream[offset + HEADER : offset + HEADER + size]
+        offset += HEADER + size
     return bytes(text)
 
 
@@ -353,11 +354,11 @@ NOT_GIVEN = ("unauthorized", "no basic auth credentials", "authentication requir
 def _is_refusal(error: EngineError) -> bool:
     """Return True if a pull would be refused again. Engines report that by a status, or by a line of a response."""
     message = error.message.lower()
-    return error.status in (400, 401, 403, 404) or any(words in message for words in NOT_HAD + NOT_GIVEN)
+    return error.status in (400, 401, 403, 404) or any(phrase in message for phrase in NOT_HAD + NOT_GIVEN)
 
 
 def _advice(error: EngineError) -> str:
-    if error.status != 401 and not any(words in error.message.lower() for words in NOT_GIVEN):
+    if error.status != 401 and not any(phrase in error.message.lower() for phrase in NOT_GIVEN):
         return ""
     return (
         "; the registry asks for a password, which the sandbox does not have: `docker login` and `docker pull` it first"

@@ -174,23 +174,23 @@ async def _still_there(pids: list[int]) -> list[int]:
 @contextmanager
 def _bait() -> Iterator[dict[str, object]]:
     """Yield objects of this machine that an agent must not reach: a file, a process, a service, an abstract socket."""
-    mark = f"hermes-rl-{secrets.token_hex(8)}"
-    known = MACHINES.get(platform.machine())
+    marker = f"hermes-rl-{secrets.token_hex(8)}"
+    architecture = MACHINES.get(platform.machine())
     with (
         tempfile.NamedTemporaryFile(prefix="hermes-rl-trial-") as secret,
         socket.create_server(("127.0.0.1", 0)) as service,
         socket.socket(socket.AF_UNIX) as abstract,
-        subprocess.Popen([mark, "120"], executable=shutil.which("sleep") or "/bin/sleep") as process,
+        subprocess.Popen([marker, "120"], executable=shutil.which("sleep") or "/bin/sleep") as process,
     ):
-        abstract.bind(f"\0{mark}")
+        abstract.bind(f"\0{marker}")
         abstract.listen()
         try:
             yield {
                 "secret": secret.name,
-                "mark": mark,
+                "mark": marker,
                 "port": service.getsockname()[1],
                 "names": sorted(set(os.environ) - USUAL),
-                "io_setup": known.numbers["io_setup"] if known is not None else -1,
+                "io_setup": architecture.numbers["io_setup"] if architecture is not None else -1,
             }
         finally:
             process.kill()

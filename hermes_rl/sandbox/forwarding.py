@@ -22,24 +22,27 @@ async def connect_programs(
     one: Sandbox, command: Sequence[str], other: Sandbox, other_command: Sequence[str]
 ) -> AsyncIterator[None]:
     """Connect a program in each sandbox with the one in the other, for the block; the end of one ends both."""
-    here = await one.converse(command)
+    conversation = await one.converse(command)
     try:
-        there = await _begun(other, other_command)
-        if there is None:
-            await here.close()  # the other program sees a closed connection
+        other_conversation = await _start_or_none(other, other_command)
+        if other_conversation is None:
+            await conversation.close()  # the other program sees a closed connection
             yield
             return
-        copies = [asyncio.create_task(_copied(a, b)) for a, b in ((here, there), (there, here))]
+        copies = [
+            asyncio.create_task(_copied(a, b))
+            for a, b in ((conversation, other_conversation), (other_conversation, conversation))
+        ]
         try:
             yield
         finally:
             await end_tasks(copies)
-            await there.close()
+            await other_conversation.close()
     finally:
-        await here.close()
+        await conversation.close()
 
 
-async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | None:
+async def _start_or_none(sandbox: Sandbox, command: Sequence[str]) -> Conversation | None:
     """Start a program in the sandbox of an agent; None if it cannot start, which is then caused by the agent."""
     try:
         return await sandbox.converse(command)

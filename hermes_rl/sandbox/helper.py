@@ -31,7 +31,7 @@ from hermes_rl.sandbox.helper_system import (
     filter_calls,
     prctl,
 )
-from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, number, pack, unpack
+from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, encode_number, pack, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class Helper:
                 answer = self.operations[fields[1]](fields[2:], payload, fds)
             self.send([fields[0], b"ok", *answer[0]], answer[1], answer[2])
         except OSError as error:
-            self.send([fields[0], b"error", number(error.errno or errno.EIO), str(error.strerror).encode()])
+            self.send([fields[0], b"error", encode_number(error.errno or errno.EIO), str(error.strerror).encode()])
         except Exception as error:  # noqa: BLE001
             # One failed request must not end the sandbox.
-            self.send([fields[0], b"error", number(errno.EIO), repr(error).encode("utf-8", "replace")])
+            self.send([fields[0], b"error", encode_number(errno.EIO), repr(error).encode("utf-8", "replace")])
         finally:
             for fd in fds:
                 posix.close(fd)
@@ -203,7 +203,7 @@ class Helper:
         finally:
             posix.chdir("/")
         self.jobs[pid] = job
-        return [number(pid)], b"", []
+        return [encode_number(pid)], b"", []
 
     def kill(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
         """Send a signal to a process: a spawn's number and the signal; a process that has ended already is not an
@@ -239,18 +239,18 @@ class Helper:
 
     # ------------------------------------------------------------------ processes
 
-    def kill_round(self, kept: list[int]) -> bool:
-        """Kill the running processes, but stop the processes `kept`; return True while there is something left to wait
-        for.
+    def kill_round(self, kept_pids: list[int]) -> bool:
+        """Kill the running processes, but stop the processes `kept_pids`; return True while there is something left to
+        wait for.
         """
         if self.is_init:
             try:
-                posix.kill(-1, _signal.SIGSTOP if kept else _signal.SIGKILL)  # all at once, so that none is missed
+                posix.kill(-1, _signal.SIGSTOP if kept_pids else _signal.SIGKILL)  # all at once, so that none is missed
             except ProcessLookupError:
                 return False
-            if not kept:
+            if not kept_pids:
                 return True
-        spared = {*kept, *(each for pid in kept for each in descendants(pid))}
+        spared = {*kept_pids, *(each for pid in kept_pids for each in descendants(pid))}
         pids = descendants(posix.getpid())
         for pid in pids:
             try:
@@ -272,7 +272,7 @@ class Helper:
             if job is not None:
                 signalled = posix.WIFSIGNALED(status)
                 code = 128 + posix.WTERMSIG(status) if signalled else posix.WEXITSTATUS(status)
-                self.send([b"exit", job, number(code)])
+                self.send([b"exit", job, encode_number(code)])
 
     def prepare(self) -> None:
         """Make the process untraceable for its children, and free the low descriptors.
@@ -290,10 +290,10 @@ class Helper:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         posix.umask(0o022)
         posix.chdir("/")
-        own = self.socket.fileno()
-        posix.set_inheritable(own, False)
-        posix.closerange(3, own)
-        posix.closerange(own + 1, 1024)
+        socket_fd = self.socket.fileno()
+        posix.set_inheritable(socket_fd, False)
+        posix.closerange(3, socket_fd)
+        posix.closerange(socket_fd + 1, 1024)
         self.null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
         while self.null < FIRST_FD:
             self.null = posix.dup(self.null)

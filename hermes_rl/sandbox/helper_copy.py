@@ -17,7 +17,7 @@ import stat
 import time
 
 from hermes_rl.sandbox.helper_files import OPEN_FLAGS, remove, write_all
-from hermes_rl.sandbox.wire import number, pack, unpack
+from hermes_rl.sandbox.wire import encode_number, pack, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,12 +96,14 @@ def _walk(top: bytes, opened: list[tuple[bytes, int]]) -> Iterator[tuple[bytes, 
     Directories without permissions for their owner are opened, and added to `opened` with their permissions.
     """
     top, points, count = top.rstrip(b"/"), _mounts(), 0
-    inner = (point for point, own in points.items() if own and point.startswith(top + b"/") and point != b"/")
-    pending = [top, *filter(_is_real_folder, inner)]
+    inner_mounts = (
+        point for point, is_own in points.items() if is_own and point.startswith(top + b"/") and point != b"/"
+    )
+    pending = [top, *filter(_is_real_folder, inner_mounts)]
     while pending:
         folder = pending.pop()
         try:
-            names = _listed(folder or b"/", opened)
+            names = _list_names(folder or b"/", opened)
         except PermissionError:
             continue
         for name in names:
@@ -124,7 +126,7 @@ def _is_real_folder(path: bytes) -> bool:
         return False
 
 
-def _listed(folder: bytes, opened: list[tuple[bytes, int]]) -> list[bytes]:
+def _list_names(folder: bytes, opened: list[tuple[bytes, int]]) -> list[bytes]:
     if not posix.access(folder, posix.R_OK | posix.X_OK):
         mode = stat.S_IMODE(posix.lstat(folder).st_mode)
         posix.chmod(folder, mode | 0o700)
@@ -137,8 +139,8 @@ def _close(opened: list[tuple[bytes, int]]) -> None:
         posix.chmod(folder, mode)
 
 
-def _mark(info: posix.stat_result) -> tuple[bytes, bytes, bytes]:
-    return number(info.st_mode), number(info.st_size), number(info.st_ctime_ns)
+def _fingerprint(info: posix.stat_result) -> tuple[bytes, bytes, bytes]:
+    return encode_number(info.st_mode), encode_number(info.st_size), encode_number(info.st_ctime_ns)
 
 
 def inventory(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
@@ -146,7 +148,7 @@ def inventory(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     pipe, opened = Pipe(fds[0]), []  # type: tuple[Pipe, list[tuple[bytes, int]]]
     try:
         for path, info in _walk(fields[0], opened):
-            pipe.put(path, *_mark(info))
+            pipe.put(path, *_fingerprint(info))
     finally:
         _close(opened)
     pipe.put(END)
@@ -159,19 +161,19 @@ def inventory(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 def send(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """Send the differences: top; a pipe with the inventory of the target, and one that gets the changes."""
-    top, listed, pipe = fields[0].rstrip(b"/"), Pipe(fds[0]), Pipe(fds[1])
-    known = {}
-    while len(record := listed.get()) > 1:
-        known[record[0]] = tuple(record[1:])
+    top, inventory, pipe = fields[0].rstrip(b"/"), Pipe(fds[0]), Pipe(fds[1])
+    target_fingerprints = {}
+    while len(record := inventory.get()) > 1:
+        target_fingerprints[record[0]] = tuple(record[1:])
     opened: list[tuple[bytes, int]] = []
     try:
-        own = list(_walk(fields[0], opened))
-        for path in sorted(known.keys() - {path for path, _ in own}):
+        source_files = list(_walk(fields[0], opened))
+        for path in sorted(target_fingerprints.keys() - {path for path, _ in source_files}):
             pipe.put(GONE, path)
         twins: dict[tuple[int, int], bytes] = {}
-        for path, info in own:
+        for path, info in source_files:
             first = twins.setdefault((info.st_dev, info.st_ino), path) if info.st_nlink > 1 else path
-            if info.st_ctime_ns > BEFORE or known.get(path) != _mark(info):
+            if info.st_ctime_ns > BEFORE or target_fingerprints.get(path) != _fingerprint(info):
                 _send(pipe, top, path, info, b"" if stat.S_ISDIR(info.st_mode) or first == path else first)
     finally:
         _close(opened)
@@ -182,7 +184,12 @@ def send(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: bytes) -> None:
     mode, full = info.st_mode, top + b"/" + path
-    status = [number(stat.S_IMODE(mode)), number(info.st_uid), number(info.st_gid), number(info.st_mtime_ns)]
+    status = [
+        encode_number(stat.S_IMODE(mode)),
+        encode_number(info.st_uid),
+        encode_number(info.st_gid),
+        encode_number(info.st_mtime_ns),
+    ]
     if twin:
         pipe.put(TWIN, path, twin)
     elif stat.S_ISREG(mode):
@@ -191,7 +198,7 @@ def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: by
         except PermissionError:
             return  # a file that the user of the sandbox may not read is unchanged
         try:
-            pipe.put(FILE, path, *status, number(info.st_size))
+            pipe.put(FILE, path, *status, encode_number(info.st_size))
             pipe.flush()
             _send_content(pipe.fd, fd, info.st_size)
         finally:
@@ -254,7 +261,7 @@ class Target:
 
     def change(self, kind: bytes, path: bytes, *status: bytes) -> None:
         """Apply one change, unless the user of the sandbox may not make it."""
-        full, fd, made = self.top + b"/" + path, -1, True
+        full, fd, is_applied = self.top + b"/" + path, -1, True
         try:
             if kind != FOLDER or not _is_real_folder(full):
                 self.clear(full)
@@ -269,10 +276,10 @@ class Target:
             elif kind == FIFO:
                 posix.mkfifo(full, 0o600)
         except PermissionError:
-            made = False
+            is_applied = False
         if kind == FILE:
             self.fill(fd, int(status[4]))
-        if made and kind in (FILE, FIFO):
+        if is_applied and kind in (FILE, FIFO):
             _set_status(full, list(status))
 
     def make_folder(self, path: bytes, status: list[bytes]) -> None:
@@ -311,7 +318,7 @@ class Target:
         if not posix.access(folder, posix.W_OK | posix.X_OK):
             info = posix.lstat(folder)
             status = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns
-            self.folders.append((folder, [number(each) for each in status]))
+            self.folders.append((folder, [encode_number(each) for each in status]))
             posix.chmod(folder, stat.S_IMODE(info.st_mode) | 0o700)
         try:
             remove([path], b"", [])

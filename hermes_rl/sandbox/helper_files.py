@@ -12,7 +12,7 @@ import errno
 import posix
 import stat
 
-from hermes_rl.sandbox.wire import FRAME_LIMIT, number
+from hermes_rl.sandbox.wire import FRAME_LIMIT, encode_number
 
 OPEN_FLAGS = posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
 
@@ -29,8 +29,8 @@ REFUSED = "Files of the kernel are not for this tool; look at /proc and /sys wit
 def _refuse_kernel(path: bytes) -> None:
     # An object without a path, such as a pipe or a file in memory, is reached by a link in /proc alone, and called
     # "pipe:[12]".
-    named = path.startswith(b"/") and not path.startswith(b"/memfd:")
-    if not named or any(path == top or path.startswith(top + b"/") for top in KERNEL):
+    has_path = path.startswith(b"/") and not path.startswith(b"/memfd:")
+    if not has_path or any(path == top or path.startswith(top + b"/") for top in KERNEL):
         raise OSError(errno.EACCES, REFUSED)
 
 
@@ -128,7 +128,7 @@ def _entry(name: bytes, info: posix.stat_result) -> list[bytes]:
     kinds = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"directory"), (stat.S_ISLNK, b"symlink"))
     kind = next((word for test, word in kinds if test(info.st_mode)), b"other")
     mtime = repr(info.st_mtime).encode()
-    return [name, kind, number(info.st_size), number(stat.S_IMODE(info.st_mode)), mtime]
+    return [name, kind, encode_number(info.st_size), encode_number(stat.S_IMODE(info.st_mode)), mtime]
 
 
 def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
@@ -142,19 +142,19 @@ def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """List a directory: path, limit → its entries, five fields each."""
-    listed: list[bytes] = []
-    most = 5 * int(fields[1])
+    entry_fields: list[bytes] = []
+    max_fields = 5 * int(fields[1])
     fd = _open(fields[0], posix.O_RDONLY | posix.O_DIRECTORY)
     try:
         with posix.scandir(b"/proc/self/fd/%d" % fd) as entries:
             for entry in entries:
-                if len(listed) >= most:
-                    raise OSError(errno.E2BIG, f"More than {most // 5} entries")
+                if len(entry_fields) >= max_fields:
+                    raise OSError(errno.E2BIG, f"More than {max_fields // 5} entries")
                 try:
-                    listed += _entry(entry.name, entry.stat(follow_symlinks=False))
+                    entry_fields += _entry(entry.name, entry.stat(follow_symlinks=False))
                 except FileNotFoundError:
                     continue  # another process removed it meanwhile
-        return listed, b"", []
+        return entry_fields, b"", []
     finally:
         posix.close(fd)
 
@@ -216,11 +216,11 @@ def _empty(folder: bytes) -> list[bytes]:
     if not posix.access(folder, posix.R_OK | posix.W_OK | posix.X_OK):
         posix.chmod(folder, 0o700)
     with posix.scandir(folder) as entries:
-        inner = list(entries)
-    for entry in inner:
+        children = list(entries)
+    for entry in children:
         if not entry.is_dir(follow_symlinks=False):
             posix.unlink(entry.path)
-    return [entry.path for entry in inner if entry.is_dir(follow_symlinks=False)]
+    return [entry.path for entry in children if entry.is_dir(follow_symlinks=False)]
 
 
 def control_group(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:

@@ -122,7 +122,7 @@ class Isolation(ABC):
     async def close(self) -> None:
         """End everything and wait until it is gone; raises `SandboxFailure` if something cannot be ended."""
 
-    async def diagnose(self, why: ConnectionLoss) -> Diagnosis:
+    async def diagnose(self, loss: ConnectionLoss) -> Diagnosis:
         """Find out why the helper is gone, or silent, although it was not ended by the host.
 
         Called only if commands of the agent have run: without them it is an infrastructure failure. Without a proof the
@@ -251,15 +251,15 @@ class HelperSandbox(Sandbox):
         if tried.exit_code:
             raise self.unusable_image(f"has a {self.shell} that cannot run ({tried.output.strip()[:200]})")
 
-    def unusable_image(self, why: str) -> SandboxFailure:
-        return SandboxFailure(f"the image {self.config.image} {why}, which runs commands; choose another image")
+    def unusable_image(self, problem: str) -> SandboxFailure:
+        return SandboxFailure(f"the image {self.config.image} {problem}, which runs commands; choose another image")
 
     def blame_agent(self) -> None:
         self.connection.killed_by_agent = True
 
-    async def kill_all(self, *, over: bool = True) -> None:
+    async def kill_all(self, *, agent_done: bool = True) -> None:
         await self._check_memory()
-        if over and self._expiry is not None:
+        if agent_done and self._expiry is not None:
             self._expiry.cancel()
         await self.end_shells()
         if (await self.connection.ask("killall", *self._processes.stopped())).fields == [b"left"]:
@@ -283,9 +283,9 @@ class HelperSandbox(Sandbox):
         if self.waiting_shell is not None:
             self.waiting_shell.end()
 
-    def _on_exit(self, number: int, code: int) -> None:
-        if self.waiting_shell is None or not self.waiting_shell.on_exit(number, code):
-            self._processes.on_exit(number, code)
+    def _on_exit(self, request_id: int, code: int) -> None:
+        if self.waiting_shell is None or not self.waiting_shell.on_exit(request_id, code):
+            self._processes.on_exit(request_id, code)
 
     def _expire(self) -> None:
         # The agent causes a command that runs past the end; the reason for which an idle sandbox waited is unknown
@@ -307,20 +307,20 @@ class HelperSandbox(Sandbox):
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = True,
     ) -> CommandResult:
-        wanted = self._command(command, cwd, env)
+        helper_command = self._command(command, cwd, env)
         seconds = self.config.timeout if timeout is None else timeout
-        result = await self._processes.run(wanted, stdin, seconds, output_limit, merge_stderr=merge_stderr)
+        result = await self._processes.run(helper_command, stdin, seconds, output_limit, merge_stderr=merge_stderr)
         await self._check_memory(result)
         return result
 
     async def run_heard(self, command: str, *, timeout: float) -> tuple[CommandResult, list[Message] | None]:
-        wanted = self._command(command)
+        helper_command = self._command(command)
         with ReportListener() as listener:
             result = await self._processes.run(
-                wanted, None, timeout, OUTPUT_LIMIT, merge_stderr=True, report=listener.theirs
+                helper_command, None, timeout, OUTPUT_LIMIT, merge_stderr=True, report=listener.theirs
             )
-            heard = listener.heard()
-            return result, None if listener.overflow else heard
+            messages = listener.collect_messages()
+            return result, None if listener.overflow else messages
 
     async def run_reporting(
         self, script: str, state: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT
@@ -370,15 +370,15 @@ class HelperSandbox(Sandbox):
         self, command: str | Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None
     ) -> Command:
         """Return the command for the helper; a script that is too long for an argument is passed as a file."""
-        place, variables = self.resolve(cwd or "."), {**self._variables, **(env or {})}
+        workdir, variables = self.resolve(cwd or "."), {**self._variables, **(env or {})}
         if not isinstance(command, str):
-            return Command(command, place, variables)
+            return Command(command, workdir, variables)
         if not self.has_shell:
             raise self.unusable_image(f"has no {self.shell}")
         script = system_bytes(command)
         if len(script) <= SCRIPT_LIMIT:
-            return Command([self.shell, "-c", command], place, variables)
-        return Command([self.shell, f"/dev/fd/{SCRIPT_FD}"], place, variables, script)
+            return Command([self.shell, "-c", command], workdir, variables)
+        return Command([self.shell, f"/dev/fd/{SCRIPT_FD}"], workdir, variables, script)
 
     # ------------------------------------------------------------------ files
 
@@ -387,8 +387,8 @@ class HelperSandbox(Sandbox):
     ) -> Answer:
         """Make a request about the file at `path`; as in a local call, an `OSError` has its name."""
         try:
-            at = system_bytes(self.resolve(path))
-            return await self.connection.ask(operation, at, *fields, payload=payload, fds=fds)
+            encoded_path = system_bytes(self.resolve(path))
+            return await self.connection.ask(operation, encoded_path, *fields, payload=payload, fds=fds)
         except OSError as error:
             error.filename = path
             raise
@@ -440,19 +440,21 @@ class HelperSandbox(Sandbox):
     async def copy_files(self, target: Sandbox) -> None:
         assert isinstance(target, HelperSandbox), "both are made by the same backend"
         with contextlib.ExitStack() as ends:
-            (listed, listing), (sent, sending) = pipe(), pipe()
-            for end in (listed, listing, sent, sending):
+            (inventory_fd, listing), (sent, sending) = pipe(), pipe()
+            for end in (inventory_fd, listing, sent, sending):
                 ends.callback(os.close, end)
-            asked = [
+            requests = [
                 asyncio.ensure_future(each)
                 for each in (
                     target._ask("inventory", target.isolation.top, fds=[listing]),
-                    self._ask("send", self.isolation.top, fds=[listed, sending]),
+                    self._ask("send", self.isolation.top, fds=[inventory_fd, sending]),
                     target._ask("take", target.isolation.top, fds=[sent]),
                 )
             ]
             await asyncio.sleep(0)  # each request was sent with copies, and the originals would keep the pipes open
-        failed = [each for each in await asyncio.gather(*asked, return_exceptions=True) if isinstance(each, Exception)]
+        failed = [
+            each for each in await asyncio.gather(*requests, return_exceptions=True) if isinstance(each, Exception)
+        ]
         for error in sorted(failed, key=lambda error: isinstance(error, OSError) and error.errno in CUT_OFF):
             raise error
 

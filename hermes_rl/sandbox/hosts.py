@@ -49,11 +49,13 @@ class HostList:
     def require(self, host: str, port: int) -> None:
         """Raise `RefusedError` unless the list contains this port of this name."""
         name = host.lower().rstrip(".")
-        listed = {own for pattern, ports in self._hosts if _matches(name, pattern) for own in ports}
-        if port in listed:
+        allowed_ports = {
+            allowed_port for pattern, ports in self._hosts if _matches(name, pattern) for allowed_port in ports
+        }
+        if port in allowed_ports:
             return
-        what, others = (f"port {port} of {host}", ", other ports are") if listed else (host, "")
-        raise RefusedError(f"{what} is not among the hosts of sandbox.network{others}")
+        subject, others = (f"port {port} of {host}", ", other ports are") if allowed_ports else (host, "")
+        raise RefusedError(f"{subject} is not among the hosts of sandbox.network{others}")
 
 
 def _entry(text: str) -> tuple[str, tuple[int, ...]]:

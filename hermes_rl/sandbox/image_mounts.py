@@ -45,33 +45,33 @@ class ImageMounts:
         OSError: this user, or the kernel, makes no such mounts.
     """
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._number = 0
-        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._mount_count = 0
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
         libc_call("unshare", CLONE_NEWNS)
         # Later mounts of the machine are seen here, and mounts made here are not seen there.
         libc_call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)
-        libc_call("mount", b"hermes-rl", os.fsencode(place), b"tmpfs", 0, b"mode=755,size=1m")
+        libc_call("mount", b"hermes-rl", os.fsencode(root), b"tmpfs", 0, b"mode=755,size=1m")
 
     def lay(self, folder: Path, uid: int) -> Path:
         """Return a directory with the same files, in which files of the images' user belong to `uid`."""
-        self._number += 1
-        shown = self._place / str(self._number)
+        self._mount_count += 1
+        mount_point = self._root / str(self._mount_count)
         tree = libc_call("syscall", OPEN_TREE, AT_FDCWD, os.fsencode(folder), OPEN_TREE_CLONE | os.O_CLOEXEC)
         try:
             attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, _namespace_of(uid))
             libc_call("syscall", MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, ctypes.sizeof(attributes))
-            shown.mkdir()
-            libc_call("syscall", MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(shown), MOVE_MOUNT_F_EMPTY_PATH)
+            mount_point.mkdir()
+            libc_call("syscall", MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(mount_point), MOVE_MOUNT_F_EMPTY_PATH)
         finally:
             os.close(tree)
-        return shown
+        return mount_point
 
-    def remove(self, shown: Path) -> None:
+    def remove(self, mount_point: Path) -> None:
         """Remove it. A sandbox that was started meanwhile has a separate mount."""
-        libc_call("umount2", os.fsencode(shown), UMOUNT_DETACH)
-        shown.rmdir()
+        libc_call("umount2", os.fsencode(mount_point), UMOUNT_DETACH)
+        mount_point.rmdir()
 
 
 @functools.cache
@@ -82,8 +82,8 @@ def _namespace_of(uid: int) -> int:
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
     )  # fmt: skip
     try:
-        own, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + PATIENCE
-        while Path(f"/proc/{child.pid}/ns/user").readlink() == own:
+        own_namespace, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + PATIENCE
+        while Path(f"/proc/{child.pid}/ns/user").readlink() == own_namespace:
             if child.poll() is not None or time.monotonic() > deadline:
                 raise OSError(f"{UNSHARE} makes no user namespace")
             time.sleep(0.0005)

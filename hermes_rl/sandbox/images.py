@@ -73,9 +73,10 @@ def ready_image(source: str) -> Image:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         problem = error.strerror if isinstance(error, OSError) else str(error)
         file = error.filename if isinstance(error, OSError) else None
-        at = f" ({file})" if file is not None and str(file) != source else ""
+        location = f" ({file})" if file is not None and str(file) != source else ""
         raise UserError(
-            f"sandbox.image {source[:MOST_NAME]}: {problem}{at}; for bubblewrap it is a folder or an archive (tar, "
+            f"sandbox.image {source[:MOST_NAME]}: {problem}{location}; for bubblewrap it is a folder or an archive "
+            "(tar, "
             "tar.gz, tar.xz, tar.zst) with an unpacked root file system, all of which this user can read"
         ) from error
 
@@ -192,10 +193,10 @@ def _pack(folder: Path, pipe: IO[bytes]) -> None:
 def _digest_of_folder(folder: Path) -> str:
     """Hash the names, sizes, permissions and times of all files, by which `make` too would see a change."""
     digest = hashlib.sha256(str(folder).encode())
-    for here, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(folders + files):
-            path = Path(here, name)
+            path = Path(parent, name)
             info = path.lstat()
             digest.update(f"{path}\0{info.st_size}\0{info.st_mode}\0{info.st_mtime_ns}\n".encode("utf-8", "replace"))
     return digest.hexdigest()

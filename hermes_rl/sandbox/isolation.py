@@ -23,8 +23,8 @@ def isolation_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:
     if paths := spec.in_sandboxes:
         from hermes_rl.sandbox.user_code import problem  # which most specs do not need
 
-        if (why := problem()) is not None:
-            message = f"`isolate: sandbox` is not available on this machine: {why}; write `isolate: process`"
+        if (reason := problem()) is not None:
+            message = f"`isolate: sandbox` is not available on this machine: {reason}; write `isolate: process`"
             yield from ((path, message) for path in paths)
 
 

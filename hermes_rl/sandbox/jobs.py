@@ -68,9 +68,9 @@ class Job:
     """
 
     def __init__(
-        self, number: int, output_limit: int, *, merge_stderr: bool = False, stdout: int | None = None
+        self, request_id: int, output_limit: int, *, merge_stderr: bool = False, stdout: int | None = None
     ) -> None:
-        self.number = number
+        self.request_id = request_id
         self.pid = 0
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.stdout = OutputBuffer(output_limit)
@@ -120,7 +120,7 @@ class Job:
         for reader in self._readers:
             reader.close()
 
-    def left(self) -> list[PipeReader]:
+    def list_open_readers(self) -> list[PipeReader]:
         """Return the pipes whose writing end is still held."""
         return [reader for reader in self._readers if reader.open]
 
@@ -157,7 +157,7 @@ class HelperProcess(BackgroundProcess):
 
     async def kill(self, signal: int = 9) -> None:
         if self.poll() is None:
-            self._signal(self._job.number, signal)
+            self._signal(self._job.request_id, signal)
 
     def release(self) -> None:
         """Close the host's end of its standard input."""
@@ -195,7 +195,7 @@ class HelperConversation(Conversation):
             raise BrokenPipeError("the process has ended")
         if self._job.stopped:
             self._job.stopped = False
-            self._signal(self._job.number, SIGCONT)
+            self._signal(self._job.request_id, SIGCONT)
         self._writer.write(data)
         await self._writer.drain()
 
@@ -208,12 +208,12 @@ class HelperConversation(Conversation):
     async def close(self) -> None:
         self._writer.transport.abort()
         if self.poll() is None:
-            self._signal(self._job.number, SIGKILL)
+            self._signal(self._job.request_id, SIGKILL)
 
 
-def _shut(ours: socket.socket) -> None:
+def _shut(host_end: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        ours.shutdown(socket.SHUT_RDWR)
+        host_end.shutdown(socket.SHUT_RDWR)
 
 
 class Processes:
@@ -222,7 +222,7 @@ class Processes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._jobs: dict[int, Job] = {}
-        self._left: list[PipeReader] = []
+        self._leftover_readers: list[PipeReader] = []
         """Pipes of ended processes that their children still hold; further data is dropped."""
 
     @property
@@ -240,7 +240,7 @@ class Processes:
         report: socket.socket | None = None,
     ) -> CommandResult:
         """See `Sandbox.run`; `report`, which is closed here once it is handed over, becomes `REPORT_FD`."""
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         job = Job(self._connection.next_number(), output_limit, merge_stderr=merge_stderr)
         source: int | None = None
         try:
@@ -259,7 +259,7 @@ class Processes:
                 job.stderr.value(),
                 timed_out=code is None,
                 truncated=job.stdout.dropped > 0,
-                duration=time.perf_counter() - began,
+                duration=time.perf_counter() - started_at,
             )
         finally:
             if source is not None:
@@ -283,30 +283,30 @@ class Processes:
 
     async def converse(self, command: Command, *, keep: bool = False) -> Conversation:
         """See `Sandbox.converse`."""
-        number = self._connection.next_number()
-        ours, theirs = socket_pair()
+        request_id = self._connection.next_number()
+        host_end, theirs = socket_pair()
         with theirs, ExitStack() as unfinished:
-            unfinished.callback(ours.close)
-            job = Job(number, ERRORS_LIMIT, stdout=copy_of(theirs.fileno()))
+            unfinished.callback(host_end.close)
+            job = Job(request_id, ERRORS_LIMIT, stdout=copy_of(theirs.fileno()))
             unfinished.callback(self._forget, job)
             job.keep = keep
             await self._start(job, command, theirs.fileno())
             job.ended.add_done_callback(lambda _: self._forget(job))
-            reader, writer = await asyncio.open_connection(sock=ours)
+            reader, writer = await asyncio.open_connection(sock=host_end)
             job.hang_up = writer.transport.abort
             # A child that outlives it may hold its end of the socket: written data stays readable, no more comes.
-            job.ended.add_done_callback(lambda _: _shut(ours))
+            job.ended.add_done_callback(lambda _: _shut(host_end))
             unfinished.pop_all()
         return HelperConversation(job, reader, writer, self.signal)
 
     def stopped(self) -> list[bytes]:
         """Return the numbers of the processes to keep, which are stopped from now on."""
-        kept = [job for job in self._jobs.values() if job.keep]
-        for job in kept:
+        kept_jobs = [job for job in self._jobs.values() if job.keep]
+        for job in kept_jobs:
             job.stopped = True
-        return [str(job.number).encode() for job in kept]
+        return [str(job.request_id).encode() for job in kept_jobs]
 
-    async def execute(self, number: int, command: Command, targets: Mapping[int, int]) -> int:
+    async def execute(self, request_id: int, command: Command, targets: Mapping[int, int]) -> int:
         """Let the helper start a program with the host's descriptors at these targets; return its process id."""
         pairs = ",".join(f"{target}:{index}" for index, target in enumerate(targets))
         answer = await self._connection.ask(
@@ -317,17 +317,17 @@ class Processes:
             *map(system_bytes, command.argv),
             *(system_bytes(f"{name}={value}") for name, value in command.env.items()),
             fds=list(targets.values()),
-            request=number,
+            request=request_id,
         )
         return int(answer.fields[0])
 
-    def signal(self, number: int, signal: int) -> None:
+    def signal(self, request_id: int, signal: int) -> None:
         """Send a signal to the process group of the process that this request has started."""
-        self._connection.tell("kill", str(number).encode(), str(signal).encode())
+        self._connection.tell("kill", str(request_id).encode(), str(signal).encode())
 
-    def on_exit(self, number: int, code: int) -> None:
+    def on_exit(self, request_id: int, code: int) -> None:
         """Handle the helper's report that a process has ended."""
-        job = self._jobs.get(number)
+        job = self._jobs.get(request_id)
         if job is not None:
             job.end(code)
 
@@ -338,10 +338,10 @@ class Processes:
             job.close()
             if job.hang_up is not None:
                 job.hang_up()
-        for reader in self._left:
+        for reader in self._leftover_readers:
             reader.close()
         self._jobs.clear()
-        self._left.clear()
+        self._leftover_readers.clear()
 
     async def _start(self, job: Job, command: Command, stdin: int | None, report: socket.socket | None = None) -> None:
         targets = {1: job.writers[0], 2: job.writers[1]}
@@ -352,8 +352,8 @@ class Processes:
         try:
             if command.script is not None:
                 targets[SCRIPT_FD] = await in_memory(command.script)
-            self._jobs[job.number] = job
-            job.pid = await self.execute(job.number, command, targets)
+            self._jobs[job.request_id] = job
+            job.pid = await self.execute(job.request_id, command, targets)
         finally:
             job.close_writers()
             if report is not None:
@@ -366,20 +366,20 @@ class Processes:
         await asyncio.wait([job.ended], timeout=timeout)
         if job.ended.done():
             return job.ended.result()
-        self.signal(job.number, 9)
+        self.signal(job.request_id, 9)
         await asyncio.wait([job.ended], timeout=KILL_SECONDS)
         return None
 
     def _forget(self, job: Job) -> None:
         """Release a job without a caller. One that still runs was cancelled, so it is killed."""
-        self._jobs.pop(job.number, None)
+        self._jobs.pop(job.request_id, None)
         if job.ended.done() and self._connection.alive:
             # If they were closed, a signal would end processes that continue to write there.
-            readers = [reader for reader in self._left if reader.open] + job.left()
+            readers = [reader for reader in self._leftover_readers if reader.open] + job.list_open_readers()
             for reader in readers[:-LEFT_PIPES]:
                 reader.close()
-            self._left = readers[-LEFT_PIPES:]
+            self._leftover_readers = readers[-LEFT_PIPES:]
             return
         if not job.ended.done():
-            self.signal(job.number, 9)
+            self.signal(job.request_id, 9)
         job.close()

@@ -52,13 +52,15 @@ IN_THREAD = 1 << 20
 
 
 @contextmanager
-def as_sandbox_failure(what: str) -> Iterator[None]:
+def as_sandbox_failure(description: str) -> Iterator[None]:
     """Convert an `OSError` in the block to a failure of this machine."""
     try:
         yield
     except OSError as error:
         limit = f" (the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}: `ulimit -n`)"
-        raise SandboxFailure(f"{what}: {error.strerror or error}{limit * (error.errno == errno.EMFILE)}") from error
+        raise SandboxFailure(
+            f"{description}: {error.strerror or error}{limit * (error.errno == errno.EMFILE)}"
+        ) from error
 
 
 def memory_file(data: bytes, name: str = "data") -> int:
@@ -276,7 +278,7 @@ class _Ending:
 
     def _look(self) -> bool:
         code, now = self.child.poll(), time.monotonic()
-        if code is not None and not self._left():
+        if code is not None and not self._list_processes():
             self.reaped.set_result(code)
             return True
         if now > self.deadline + KILL_SECONDS:
@@ -287,7 +289,7 @@ class _Ending:
             self._kill(code)
         return False
 
-    def _left(self) -> list[int]:
+    def _list_processes(self) -> list[int]:
         return self.inside.processes() if self.inside is not None else []
 
     def _kill(self, code: int | None) -> None:
@@ -302,7 +304,9 @@ class _Ending:
             self.child.send_signal(signal.SIGKILL)
 
     def _give_up(self, code: int | None) -> None:
-        alive = sorted({*self._left(), *(descendants(self.child.pid) if code is None else [])}) or [self.child.pid]
+        alive = sorted({*self._list_processes(), *(descendants(self.child.pid) if code is None else [])}) or [
+            self.child.pid
+        ]
         if code is None:
             self.child.send_signal(signal.SIGKILL)
         some = ", ".join(map(str, alive[:5]))
@@ -366,11 +370,11 @@ class Launcher:
         while True:
             with contextlib.suppress(queue.Empty):
                 self._jobs.get(timeout=POLL_SECONDS if self._ending else None)()
-            began = time.monotonic()
-            if began >= look_at:
+            started_at = time.monotonic()
+            if started_at >= look_at:
                 self._ending = [process for process in self._ending if not process.poll_finished()]
                 now = time.monotonic()
-                look_at = now + max(POLL_SECONDS, now - began)  # starts get at least half of the time
+                look_at = now + max(POLL_SECONDS, now - started_at)  # starts get at least half of the time
 
 
 def launcher() -> Launcher:
@@ -431,9 +435,9 @@ class LocalProcess:
         the helper responded.
         """
         bundle = helper_bundle(python)
-        with ExitStack() as own:
+        with ExitStack() as cleanup:
             stderr = memory_file(b"", "stderr")
-            own.callback(os.close, stderr)
+            cleanup.callback(os.close, stderr)
             with ExitStack() as unclaimed:
                 parent_end, child_end = socket_pair(socket.SOCK_SEQPACKET)
                 unclaimed.callback(parent_end.close)
@@ -495,9 +499,9 @@ def as_user(uid: int) -> Iterator[None]:
     with ExitStack() as back:
         libc_call("syscall", setgroups, 0, None)
         back.callback(libc_call, "syscall", setgroups, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
-        for number, before in ((setresgid, os.getresgid()), (setresuid, os.getresuid())):
-            libc_call("syscall", number, uid, uid, before[2])  # the third allows the thread to come back
-            back.callback(libc_call, "syscall", number, *before)
+        for syscall_number, before in ((setresgid, os.getresgid()), (setresuid, os.getresuid())):
+            libc_call("syscall", syscall_number, uid, uid, before[2])  # the third allows the thread to come back
+            back.callback(libc_call, "syscall", syscall_number, *before)
         yield
 
 
@@ -505,8 +509,8 @@ def libc_call(name: str, *arguments: object) -> int:
     """Call a function of the C library; raises the `OSError` that it fails with."""
     result: int = getattr(_libc(), name)(*arguments)
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"{name}: {os.strerror(error_number)}")
     return result
 
 

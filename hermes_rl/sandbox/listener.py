@@ -35,11 +35,11 @@ class ReportListener:
         self.overflow = False
         """True if the messages exceeded a limit."""
         self._bytes_left = SIZE_LIMIT
-        self._ours, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
-        self._ours.setblocking(False)
-        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._host_end, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
+        self._host_end.setblocking(False)
+        self._host_end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._ours, self._take)
+        self._loop.add_reader(self._host_end, self._take)
 
     def __enter__(self) -> ReportListener:
         return self
@@ -48,7 +48,7 @@ class ReportListener:
         self.theirs.close()
         self._end()
 
-    def heard(self) -> list[Message]:
+    def collect_messages(self) -> list[Message]:
         """Return all messages received so far and stop listening."""
         while self._take():
             pass
@@ -56,17 +56,17 @@ class ReportListener:
         return self.messages
 
     def _end(self) -> None:
-        if self._ours.fileno() >= 0:
-            self._loop.remove_reader(self._ours)
-            self._ours.close()
+        if self._host_end.fileno() >= 0:
+            self._loop.remove_reader(self._host_end)
+            self._host_end.close()
 
     def _take(self) -> bool:
         """Receive some messages; return False if there are no more for now, or ever."""
         for _ in range(AT_ONCE):
-            if self._ours.fileno() < 0:
+            if self._host_end.fileno() < 0:
                 return False
             try:
-                data, rest, _, _ = self._ours.recvmsg(MESSAGE_LIMIT, socket.CMSG_SPACE(_SENDER.size))
+                data, rest, _, _ = self._host_end.recvmsg(MESSAGE_LIMIT, socket.CMSG_SPACE(_SENDER.size))
             except BlockingIOError:
                 return False
             except OSError:

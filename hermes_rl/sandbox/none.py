@@ -103,11 +103,11 @@ def _warn_once() -> None:
         log.warning(WARNING)
 
 
-def _clear(mark: str, folder: Path) -> None:
+def _clear(marker: str, folder: Path) -> None:
     """End the processes and remove the directory, which the helper did already unless the agent killed it."""
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdigit() and f"{MARK}={mark}\0".encode() in (process / "environ").read_bytes():
+            if process.name.isdigit() and f"{MARK}={marker}\0".encode() in (process / "environ").read_bytes():
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:
             continue  # ended meanwhile, or a process of another user

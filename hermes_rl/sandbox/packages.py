@@ -112,19 +112,19 @@ class Layers:
 
     def __init__(self, python: tuple[str, ...], npm: tuple[str, ...], *, image: bool = False) -> None:
         self._python, self._npm, self._image = python, npm, image
-        self.places = tuple(place for place, names in ((PACKAGES, python), (NPM, npm)) if names)
+        self.mount_paths = tuple(mount_path for mount_path, names in ((PACKAGES, python), (NPM, npm)) if names)
         """Paths in the sandbox."""
 
-    def made(self) -> dict[str, Path]:
+    def ensure_folders(self) -> dict[str, Path]:
         """Return the directory for each path, created if it does not exist; blocks. Raises `UserError`."""
         folders = {PACKAGES: package_folder(self._python, self._image)} if self._python else {}
         return folders | ({NPM: npm_folder(self._npm)} if self._npm else {})
 
-    def path(self, own: str) -> str:
+    def path(self, search_path: str) -> str:
         """Return the search path of commands, with the programs of the packages added to the sandbox's."""
         programs = {PACKAGES: f"{PACKAGES}/bin", NPM: f"{NPM}/node_modules/.bin"}
-        added = [programs[place] for place in self.places]
-        return ":".join([own, *added] if self._image else [*added, own])
+        added = [programs[mount_path] for mount_path in self.mount_paths]
+        return ":".join([search_path, *added] if self._image else [*added, search_path])
 
 
 @functools.cache
@@ -136,9 +136,9 @@ def package_folder(packages: tuple[str, ...], image: bool = False) -> Path:
     with the end of pip's output if it cannot be created.
     """
     interpreters = [_INTERPRETER.fullmatch(package.strip()) for package in packages]
-    least = max(((3, int(match[1] or 0)) for match in interpreters if match is not None), default=(3, 0))
+    min_version = max(((3, int(match[1] or 0)) for match in interpreters if match is not None), default=(3, 0))
     names = [package for package, match in zip(packages, interpreters, strict=True) if match is None]
-    python = _suitable(least)
+    python = _suitable(min_version)
     version = _run([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
     alone = image or python != (system_python() or own_python())
     code = [Path(__file__).read_text("utf-8")] if alone else []
@@ -186,22 +186,23 @@ exec $base/lib/LOADER --argv0 {PACKAGES}/bin/python --library-path $base/lib $ba
 """
 
 
-def _suitable(least: tuple[int, int]) -> str:
+def _suitable(min_version: tuple[int, int]) -> str:
     """Return an interpreter of this machine that is at least that new: the sandbox's if possible."""
-    own = system_python() or own_python()
-    if least == (3, 0):
-        return own
-    named = [shutil.which(f"python3.{minor}") for minor in range(least[1], least[1] + 6)]
+    sandbox_python = system_python() or own_python()
+    if min_version == (3, 0):
+        return sandbox_python
+    path_interpreters = [shutil.which(f"python3.{minor}") for minor in range(min_version[1], min_version[1] + 6)]
     managed = [str(path) for pattern in _MANAGED for path in sorted(Path.home().glob(pattern))]
-    for python in (own, own_python(), *filter(None, named), *managed):
+    for python in (sandbox_python, own_python(), *filter(None, path_interpreters), *managed):
         try:
             version = _run([python, "-I", "-c", "import sys, venv; print(*sys.version_info[:2])"]).split()
         except UserError:
             continue  # no Python at all, or one without its library
-        if tuple(map(int, version)) >= least:
+        if tuple(map(int, version)) >= min_version:
             return python
     raise UserError(
-        f"sandbox.python asks for Python {least[0]}.{least[1]} or later, and this machine has none: install one from "
+        f"sandbox.python asks for Python {min_version[0]}.{min_version[1]} or later, and this machine has none: "
+        "install one from "
         "its packages, with pyenv or with uv"
     )
 
@@ -225,9 +226,9 @@ def _bring_interpreter(folder: Path, python: str) -> None:
     system = next((Path(path).parent for path in needed if Path(path).name == "libc.so.6"), None)
     if loader is None or system is None:
         raise UserError(f"sandbox.python cannot be made for an image: {python} is no program of the GNU C library")
-    beside = [system / name for name in _OF_WHEELS]
-    beside += [Path("/usr") / path.relative_to("/") for path in beside]
-    for path in {*map(Path, needed), *(path for path in beside if path.exists())}:
+    extra_libraries = [system / name for name in _OF_WHEELS]
+    extra_libraries += [Path("/usr") / path.relative_to("/") for path in extra_libraries]
+    for path in {*map(Path, needed), *(path for path in extra_libraries if path.exists())}:
         if not (base / "lib" / path.name).exists():
             shutil.copy(path, base / "lib" / path.name)
     started = [str(base / "lib" / loader.name), "--argv0", str(base / "bin" / "python3"), "--library-path"]
@@ -255,7 +256,7 @@ def npm_folder(packages: tuple[str, ...]) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise UserError("sandbox.npm needs npm on this machine; install it (apt-get install npm), or name an image")
-    versions = [_run([program, "--version"], key="sandbox.npm", way=REGISTRY) for program in (npm, "node")]
+    versions = [_run([program, "--version"], key="sandbox.npm", hint=REGISTRY) for program in (npm, "node")]
     key = hashlib.sha256("\n".join([*versions, *sorted(packages)]).encode()).hexdigest()[:32]
 
     def make(folder: Path) -> None:
@@ -263,7 +264,7 @@ def npm_folder(packages: tuple[str, ...]) -> Path:
         _run(
             [npm, "install", *quiet, "--loglevel=error", "--prefix", str(folder), "--", *packages],
             key="sandbox.npm",
-            way=REGISTRY,
+            hint=REGISTRY,
         )
         _open(folder)
 
@@ -286,16 +287,19 @@ def find_pip() -> list[str]:
     programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]
     for command in ([sys.executable, "-m", "pip"], *programs, [system_python() or sys.executable, "-m", "pip"]):
         try:
-            words = _run([*command, "--version"]).split()
+            version_fields = _run([*command, "--version"]).split()
         except UserError:
             continue  # a module or a program other than pip
-        if len(words) > 1 and tuple(map(int, re.findall(r"\d+", words[1])[:2])) >= (22, 3):  # the first with --python
+        if len(version_fields) > 1 and tuple(map(int, re.findall(r"\d+", version_fields[1])[:2])) >= (
+            22,
+            3,
+        ):  # the first with --python
             return command
     raise UserError("sandbox.python needs pip 22.3 or later on this machine; install it (python3 -m ensurepip)")
 
 
 def _run(
-    command: Sequence[str], *, status: Sequence[int] = (0,), key: str = "sandbox.python", way: str = WHEELS
+    command: Sequence[str], *, status: Sequence[int] = (0,), key: str = "sandbox.python", hint: str = WHEELS
 ) -> str:
     try:
         done = subprocess.run(
@@ -305,5 +309,5 @@ def _run(
         raise UserError(f"{key} cannot be made: {error}") from error
     if done.returncode not in status:
         message = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
-        raise UserError(f"{key} cannot be made: {message}\n{way}")
+        raise UserError(f"{key} cannot be made: {message}\n{hint}")
     return done.stdout

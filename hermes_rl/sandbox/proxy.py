@@ -53,7 +53,7 @@ class Proxy:
     def __init__(self, hosts: Sequence[str], resolve: Resolve = public_address) -> None:
         self._hosts = HostList(hosts)
         self._resolve = resolve
-        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._slots = asyncio.Semaphore(CONNECTIONS)
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,15 +77,15 @@ class Proxy:
         """
         loop = asyncio.get_running_loop()
         while True:
-            await self._places.acquire()
+            await self._slots.acquire()
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError:
-                self._places.release()
+                self._slots.release()
                 await asyncio.sleep(ACCEPT_PAUSE)  # this machine has no descriptors left, or the client is gone
                 continue
             except BaseException:  # no connection has taken the slot
-                self._places.release()
+                self._slots.release()
                 raise
             task = asyncio.create_task(self.serve(connection))
             self._tasks.add(task)
@@ -93,7 +93,7 @@ class Proxy:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._places.release()
+        self._slots.release()
 
     async def serve(self, connection: socket.socket) -> None:
         """Serve the requests of one connection, until its end."""
@@ -148,8 +148,8 @@ async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, idl
         target.write_eof()
 
 
-async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
-    body = f"{why}\n".encode("utf-8", "replace")
+async def _say(writer: asyncio.StreamWriter, status: str, reason: str) -> None:
+    body = f"{reason}\n".encode("utf-8", "replace")
     writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
 
@@ -160,10 +160,10 @@ def read_request(head: bytes) -> ProxyRequest:
     Raises `RefusedError` if it is not such a request.
     """
     lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+    request_fields = lines[0].split(" ")
+    if len(request_fields) != 3 or not request_fields[2].startswith("HTTP/1."):
         raise RefusedError("this is not a request to a proxy")
-    method, target, version = words
+    method, target, version = request_fields
     try:
         parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
         host, port = parts.hostname, parts.port
@@ -175,6 +175,6 @@ def read_request(head: bytes) -> ProxyRequest:
         return ProxyRequest(host, port or 0, None)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = [line for line in lines[1:-2] if line.partition(":")[0].strip().lower() not in OWN_HEADERS]
-    own = [f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close"]
-    text = "\r\n".join([f"{method} {path} {version}", *own, *headers, "", ""])
+    proxy_headers = [f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close"]
+    text = "\r\n".join([f"{method} {path} {version}", *proxy_headers, *headers, "", ""])
     return ProxyRequest(host, port or 80, text.encode("latin-1"))

@@ -177,31 +177,31 @@ def quoted(value: str | bytes) -> bytes:
 
 def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]:
     """Return the command that runs a script with these variables, and the mark around its result."""
-    mark = secrets.token_hex(8)
-    lines = [f"mark={mark}".encode()]
+    marker = secrets.token_hex(8)
+    lines = [f"mark={marker}".encode()]
     for name, value in values.items():
         word = b"(" + b" ".join(map(quoted, value)) + b")" if isinstance(value, list) else quoted(value)
         lines.append(name.encode() + b"=" + word)
     text = base64.b64encode(b"\n".join([*lines, COMMON, script])).decode()
-    return f'bash -c "$(echo {text} | base64 -d)"', mark
+    return f'bash -c "$(echo {text} | base64 -d)"', marker
 
 
-def answer(output: str, mark: str) -> list[str]:
+def answer(output: str, marker: str) -> list[str]:
     """Return the words of an answer.
 
     Raises the `OSError` that it contains, `SandboxFailure` if there is none, and `ValueError` if it is invalid.
     """
-    begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
-    if begin < 0 or end < begin:
+    start, end = output.rfind(f"{marker}("), output.rfind(f"){marker}")
+    if start < 0 or end < start:
         raise SandboxFailure(f"the sandbox did not answer: {output[-500:]}")
-    words = output[begin + len(mark) + 1 : end].split()
-    if words and words[0].startswith("!"):
-        number = int(words[0][1:])
-        if not 0 < number < MOST_ERROR:
-            raise ValueError(f"error number {number}")
-        reason = REFUSED if words[1:] == ["kernel"] else os.strerror(number)
-        raise OSError(number, "Not a regular file" if number == 22 else reason)
-    return words
+    fields = output[start + len(marker) + 1 : end].split()
+    if fields and fields[0].startswith("!"):
+        error_number = int(fields[0][1:])
+        if not 0 < error_number < MOST_ERROR:
+            raise ValueError(f"error number {error_number}")
+        reason = REFUSED if fields[1:] == ["kernel"] else os.strerror(error_number)
+        raise OSError(error_number, "Not a regular file" if error_number == 22 else reason)
+    return fields
 
 
 # -------------------------------------------------------------------------------- background processes
@@ -247,21 +247,21 @@ class RemoteProcess(BackgroundProcess):
         # returns an invalid result, which its next command will report.
         with contextlib.suppress(SandboxFailure, OSError, ValueError):
             while True:
-                words = await self._ask(POLL, job=self.job)
-                self._output = parts(words[1:])[0]
-                if words[0] != "-":
-                    self.ended.set_result(int(words[0]))
+                fields = await self._ask(POLL, job=self.job)
+                self._output = parts(fields[1:])[0]
+                if fields[0] != "-":
+                    self.ended.set_result(int(fields[0]))
                     return
                 await asyncio.sleep(POLL_SECONDS)
         self.end()
 
 
-def parts(words: list[str]) -> tuple[bytes, bool]:
+def parts(fields: list[str]) -> tuple[bytes, bool]:
     """Return an output, and True if it was cut, from its size, head (`+` and base64) and tail (or `-`).
 
     Raises `ValueError` for other words.
     """
-    size, head, tail = words
+    size, head, tail = fields
     first, last = base64.b64decode(head[1:]), base64.b64decode(tail[1:])
     dropped = int(size) - len(first) - len(last)
     if tail == "-" or dropped <= 0:
@@ -336,16 +336,16 @@ class Link:
             raise SandboxFailure(f"the {backend} sandbox did not start: {ready['error']}")
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
-    async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
+    async def execute(self, command: str, stdin: str | None, timeout: float, max_characters: int = SMALL) -> str:
         """Return the output of a command.
 
-        Raises `SandboxFailure` for more than `most` characters, and for no response.
+        Raises `SandboxFailure` for more than `max_characters` characters, and for no response.
         """
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")
-        number, seconds = next(self._numbers), int(timeout + SPARE_SECONDS)
-        request = {"id": number, "command": command, "stdin": stdin, "timeout": seconds, "most": most}
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        request_id, seconds = next(self._numbers), int(timeout + SPARE_SECONDS)
+        request = {"id": request_id, "command": command, "stdin": stdin, "timeout": seconds, "most": max_characters}
+        future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             async with asyncio.timeout(seconds + SPARE_SECONDS):
@@ -356,7 +356,7 @@ class Link:
         except TimeoutError:
             raise SandboxFailure("the sandbox was lost: hermes-agent does not answer") from None
         finally:
-            self._waiting.pop(number, None)
+            self._waiting.pop(request_id, None)
         if "error" in answer:
             raise SandboxFailure(f"the sandbox was lost: {answer['error']}")
         return str(answer["output"])
@@ -432,7 +432,7 @@ class Machine:
     arguments: Mapping[str, Any]
     shared: bool = False
     """True if other rollouts use the same account, so that each has a directory as its home, and none can be blamed."""
-    piece: int = PIECE
+    chunk_size: int = PIECE
     """Bytes of a file that one command can take."""
 
 
@@ -481,7 +481,7 @@ def machine(config: SandboxConfig) -> Machine:
         "persistent_filesystem": False,
         **({"modal_sandbox_kwargs": sizes} if backend == "modal" else sizes),
     }
-    return Machine(arguments, piece=PIECE if backend == "singularity" else 48_000)
+    return Machine(arguments, chunk_size=PIECE if backend == "singularity" else 48_000)
 
 
 def _ssh(config: SandboxConfig) -> Machine:
@@ -525,7 +525,7 @@ class RemoteSandbox(Sandbox):
         self._box = f"/tmp/hermes-rl-{self.id}"
         self.home = self.workdir = f"{self._box}/home"
         self._link = Link()
-        self._over = ""
+        self._end_reason = ""
         """Reason why it is gone, if the runner ended it."""
         self._jobs = itertools.count(1)
         self._processes: list[RemoteProcess] = []
@@ -545,7 +545,7 @@ class RemoteSandbox(Sandbox):
 
     @property
     def alive(self) -> bool:
-        return self._link.open and not self._over
+        return self._link.open and not self._end_reason
 
     @property
     def killed_by_agent(self) -> bool:
@@ -557,9 +557,9 @@ class RemoteSandbox(Sandbox):
             await self._link.start(self.config.backend, self.machine.arguments, cleanup, self.config.environ)
             home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
             # One round trip for all: each takes a quarter of a second.
-            words = await self._ask(PLACE, home=home, workdir=workdir)
+            encoded_home = await self._ask(PLACE, home=home, workdir=workdir)
             with self._reading():
-                self.home = base64.b64decode("".join(words)).decode()
+                self.home = base64.b64decode("".join(encoded_home)).decode()
             self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
             await self.prepare()
         except BaseException:  # on cancellation too: a machine that is not closed costs money
@@ -573,14 +573,14 @@ class RemoteSandbox(Sandbox):
         # As in every sandbox, the agent causes a command that runs past the end.
         self._killed_by_agent = self._running > 0 or any(process.poll() is None for process in self._processes)
         self.expired = not self._killed_by_agent
-        self._over = f"the sandbox's lifetime of {self.config.lifetime} s is over"
+        self._end_reason = f"the sandbox's lifetime of {self.config.lifetime} s is over"
         self._later(self.close())
 
     def blame_agent(self) -> None:
         self._killed_by_agent = True
 
-    async def kill_all(self, *, over: bool = True) -> None:
-        if over and self._expiry is not None:
+    async def kill_all(self, *, agent_done: bool = True) -> None:
+        if agent_done and self._expiry is not None:
             self._expiry.cancel()
         await self._ask(KILL, named=f"{MARK}={self.id}", signal="9", folder="")
 
@@ -607,7 +607,7 @@ class RemoteSandbox(Sandbox):
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = True,
     ) -> CommandResult:
-        began, seconds = time.perf_counter(), self.config.timeout if timeout is None else timeout
+        started_at, seconds = time.perf_counter(), self.config.timeout if timeout is None else timeout
         job = str(next(self._jobs))
         stdin_path = "/dev/null"
         if stdin is not None:
@@ -615,7 +615,7 @@ class RemoteSandbox(Sandbox):
             await self.write_file(stdin_path, stdin)
         self._running += 1
         try:
-            words = await self._ask(
+            fields = await self._ask(
                 RUN,
                 None,
                 seconds,
@@ -634,8 +634,8 @@ class RemoteSandbox(Sandbox):
         finally:
             self._running -= 1
         with self._reading():
-            code, (stdout, truncated), (stderr, _) = int("".join(words[:1])), parts(words[1:4]), parts(words[4:])
-        duration = time.perf_counter() - began
+            code, (stdout, truncated), (stderr, _) = int("".join(fields[:1])), parts(fields[1:4]), parts(fields[4:])
+        duration = time.perf_counter() - started_at
         timed_out = code == KILLED_EXIT_CODE and duration >= seconds
         exit_code = TIMEOUT_EXIT_CODE if timed_out else code
         return CommandResult(exit_code, stdout, stderr, timed_out, truncated, duration)
@@ -649,9 +649,9 @@ class RemoteSandbox(Sandbox):
     ) -> BackgroundProcess:
         job = str(next(self._jobs))
         values = await self._values(job, command, None, env, output_limit)
-        words = await self._ask(SPAWN, **values)
+        fields = await self._ask(SPAWN, **values)
         with self._reading():
-            pid = int("".join(words))
+            pid = int("".join(fields))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
             shared = {name: values[name] for name in ("box", "limit", "head", "tail")}
@@ -673,12 +673,12 @@ class RemoteSandbox(Sandbox):
         if isinstance(command, str) and len(command) > INLINE:
             argv = ["bash", f"{self._box}/{job}.s"]
             await self.write_file(argv[1], os.fsencode(command))
-        own = {"HOME": self.home, "TERM": "dumb", MARK: self.id, JOB: f"{self.id}-{job}"}
-        variables = [f"{name}={value}" for name, value in {**own, **self.config.env, **(env or {})}.items()]
+        base_variables = {"HOME": self.home, "TERM": "dumb", MARK: self.id, JOB: f"{self.id}-{job}"}
+        variables = [f"{name}={value}" for name, value in {**base_variables, **self.config.env, **(env or {})}.items()]
         head = limit * 2 // 5
         limits = {"limit": str(limit), "head": str(head), "tail": str(limit - head)}
-        place = {"box": self._box, "job": job, "cwd": self.resolve(cwd or ".")}
-        return {**place, **limits, "argv": argv, "vars": variables}
+        job_location = {"box": self._box, "job": job, "cwd": self.resolve(cwd or ".")}
+        return {**job_location, **limits, "argv": argv, "vars": variables}
 
     async def _kill(self, job: str, signal: int) -> None:
         await self._ask(KILL, named=f"{JOB}={self.id}-{job}", signal=str(signal), folder="")
@@ -691,44 +691,44 @@ class RemoteSandbox(Sandbox):
     # ------------------------------------------------------------------ files
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        words = await self._at(path, READ, most=encoded(limit), limit=str(limit))
+        encoded_chunks = await self._ask_about_file(path, READ, max_characters=encoded(limit), limit=str(limit))
         with self._reading():
-            return await asyncio.to_thread(base64.b64decode, "".join(words))
+            return await asyncio.to_thread(base64.b64decode, "".join(encoded_chunks))
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         permissions = "" if mode is None else f"{mode:o}"
-        for at in range(0, max(len(data), 1), self.machine.piece):
-            piece = data[at : at + self.machine.piece]
-            await self._at(path, WRITE, piece, mode=permissions, more="1" if at else "")
+        for offset in range(0, max(len(data), 1), self.machine.chunk_size):
+            chunk = data[offset : offset + self.machine.chunk_size]
+            await self._ask_about_file(path, WRITE, chunk, mode=permissions, more="1" if offset else "")
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        words = await self._at(path, STAT, follow="1" if follow else "")
+        encoded_chunks = await self._ask_about_file(path, STAT, follow="1" if follow else "")
         with self._reading():
-            (info,) = _entries(words, 1, path)
+            (info,) = _entries(encoded_chunks, 1, path)
         return info
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
-        words = await self._at(path, LIST, most=LISTING)
+        encoded_chunks = await self._ask_about_file(path, LIST, max_characters=LISTING)
         with self._reading():
-            return sorted(_entries(words, limit, path), key=lambda info: info.name)
+            return sorted(_entries(encoded_chunks, limit, path), key=lambda info: info.name)
 
     async def set_mode(self, path: str, mode: int) -> None:
-        await self._at(path, CHMOD, mode=f"{mode:o}")
+        await self._ask_about_file(path, CHMOD, mode=f"{mode:o}")
 
     async def make_dir(self, path: str) -> None:
-        await self._at(path, MKDIR)
+        await self._ask_about_file(path, MKDIR)
 
     async def remove(self, path: str) -> None:
-        await self._at(path, REMOVE)
+        await self._ask_about_file(path, REMOVE)
 
     async def rename(self, source: str, target: str) -> None:
-        await self._at(source, RENAME, q=self.resolve(target))
+        await self._ask_about_file(source, RENAME, q=self.resolve(target))
 
-    async def _at(
-        self, path: str, script: bytes, data: bytes | None = None, *, most: int = SMALL, **values: str
+    async def _ask_about_file(
+        self, path: str, script: bytes, data: bytes | None = None, *, max_characters: int = SMALL, **values: str
     ) -> list[str]:
         try:
-            return await self._ask(script, data, FILE_SECONDS, most, p=self.resolve(path), **values)
+            return await self._ask(script, data, FILE_SECONDS, max_characters, p=self.resolve(path), **values)
         except OSError as error:
             error.filename = path
             raise
@@ -738,18 +738,20 @@ class RemoteSandbox(Sandbox):
         script: bytes,
         data: bytes | None = None,
         seconds_to_wait: float = 60.0,
-        most: int = SMALL,
+        max_characters: int = SMALL,
         /,
         **values: str | list[str],
     ) -> list[str]:
-        text, mark = command(script, **values)
+        text, marker = command(script, **values)
         stdin = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
         try:
-            output = await self._link.execute(text, stdin, seconds_to_wait, most)
+            output = await self._link.execute(text, stdin, seconds_to_wait, max_characters)
         except SandboxFailure as failure:
-            raise sandbox_gone(self._over, by_agent=self.killed_by_agent) if self._over else failure from None
+            raise (
+                sandbox_gone(self._end_reason, by_agent=self.killed_by_agent) if self._end_reason else failure
+            ) from None
         with self._reading():
-            return answer(output, mark)
+            return answer(output, marker)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -774,9 +776,9 @@ def encoded(limit: int) -> int:
 KINDS: Mapping[bytes, Kind] = {b"f": "file", b"d": "directory", b"l": "symlink"}
 
 
-def _entries(words: list[str], limit: int, path: str) -> list[FileInfo]:
+def _entries(encoded_chunks: list[str], limit: int, path: str) -> list[FileInfo]:
     """Return the output of `look`; raises `OSError` (E2BIG) if there are more than `limit` entries."""
-    fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
+    fields = base64.b64decode("".join(encoded_chunks)).split(b"\0")[:-1]
     if len(fields) > 5 * limit:
         raise OSError(errno.E2BIG, f"More than {limit} entries", path)
     return [

@@ -39,7 +39,7 @@ AT_ONCE = 8
 MEMORY = 4 << 30
 """Memory limit of this process in bytes: services' libraries collect the output of a command, however large it is."""
 BASE = "tools.environments.base"
-_asked = threading.local()
+_current_command = threading.local()
 """Output limit of the command of this thread, and its collector."""
 
 
@@ -53,8 +53,8 @@ def main(backend: str, arguments: str, cleanup: str) -> None:
     try:
         bound_outputs()
         module, name = CLASSES[backend]
-        found = getattr(importlib.import_module(module), name)
-        machine = (connected(found) if backend == "ssh" else found)(**json.loads(arguments))
+        environment_class = getattr(importlib.import_module(module), name)
+        machine = (connected(environment_class) if backend == "ssh" else environment_class)(**json.loads(arguments))
     except Exception as error:  # noqa: BLE001 (whatever the backend raises is reported to the runner)
         _say(out, {"error": f"{type(error).__name__}: {error}"})
         return
@@ -72,8 +72,8 @@ def bound_outputs() -> None:
 
     class Collector(base._BoundedOutputCollector):  # type: ignore[misc]
         def __init__(self, max_chars: int) -> None:
-            super().__init__(min(max_chars, getattr(_asked, "most", max_chars)))
-            _asked.collector = self
+            super().__init__(min(max_chars, getattr(_current_command, "most", max_chars)))
+            _current_command.collector = self
 
     base._BoundedOutputCollector = Collector
 
@@ -121,12 +121,15 @@ def serve(machine: Any, out: IO[str]) -> None:
 
 
 def _answer(machine: Any, request: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
-    _asked.most, _asked.collector = request["most"], None
+    _current_command.most, _current_command.collector = request["most"], None
     try:
         # Each command is independent: the final directory of one must not affect the next.
         done = machine.execute(request["command"], cwd="/", timeout=request["timeout"], stdin_data=request["stdin"])
         answer = {"output": done["output"], "code": done["returncode"]}
-        if max(len(done["output"]), _asked.collector.total_chars if _asked.collector else 0) > request["most"]:
+        if (
+            max(len(done["output"]), _current_command.collector.total_chars if _current_command.collector else 0)
+            > request["most"]
+        ):
             answer = {"error": f"it answered with more than the {request['most']} characters that were asked for"}
     except Exception as error:  # noqa: BLE001 (as above)
         answer = {"error": f"{type(error).__name__}: {error}"}

@@ -120,9 +120,9 @@ IN_APPEARANCE = ("sync", "syncfs")
 
 def filter_program(machine: str | None = None) -> bytes | None:
     """Return the filter for a processor (default: this one), as `bwrap --seccomp` reads it; None: unknown."""
-    known = MACHINES.get(machine or platform.machine())
+    processor = MACHINES.get(machine or platform.machine())
     # `struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value.
-    return None if known is None else b"".join(struct.pack("=HBBI", *rule) for rule in _rules(known))
+    return None if processor is None else b"".join(struct.pack("=HBBI", *rule) for rule in _rules(processor))
 
 
 Instruction = tuple[int, int, int, int]
@@ -140,9 +140,9 @@ def _rules(machine: Processor) -> list[Instruction]:
         (AT_LEAST, 0, 1, X32_BIT),
         _refuse(errno.ENOSYS),
     ]
-    for name, number in numbers.items():
+    for name, call_number in numbers.items():
         if name not in INSPECTED:
-            rules += [(EQUAL, 0, 1, number), _refuse(0 if name in IN_APPEARANCE else errno.EPERM)]
+            rules += [(EQUAL, 0, 1, call_number), _refuse(0 if name in IN_APPEARANCE else errno.EPERM)]
     # The arguments of clone3 are in memory, which a filter cannot read; C libraries then use clone.
     rules += [(EQUAL, 0, 1, numbers["clone3"]), _refuse(errno.ENOSYS)]
     rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM)])
@@ -167,18 +167,18 @@ def _rules(machine: Processor) -> list[Instruction]:
     return [*rules, (RETURN, 0, 0, ALLOW)]
 
 
-def _with_argument(number: int, index: int, body: Sequence[Instruction]) -> list[Instruction]:
+def _with_argument(call_number: int, index: int, body: Sequence[Instruction]) -> list[Instruction]:
     """Return rules that apply `body` to an argument of the call with this number: only its low half matters."""
-    whole = [(LOAD, 0, 0, ARGUMENTS + 8 * index), *body, (RETURN, 0, 0, ALLOW)]
-    return [(EQUAL, 0, len(whole), number), *whole]
+    argument_rules = [(LOAD, 0, 0, ARGUMENTS + 8 * index), *body, (RETURN, 0, 0, ALLOW)]
+    return [(EQUAL, 0, len(argument_rules), call_number), *argument_rules]
 
 
 def _only(values: Sequence[int], refusal: int) -> list[Instruction]:
     """Allow an argument that is one of `values`."""
-    checks = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    checks = [(EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [*checks, _refuse(refusal)]
 
 
-def _refuse(number: int) -> Instruction:
+def _refuse(error_number: int) -> Instruction:
     """Return the rule that fails a call with this error; with 0 the call seems to succeed."""
-    return RETURN, 0, 0, REFUSE | number
+    return RETURN, 0, 0, REFUSE | error_number

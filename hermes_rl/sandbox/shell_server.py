@@ -96,15 +96,15 @@ def room_for_one_more() -> bool:
 class ShellServer:
     """One shell, from before its start. `interrupt` ends its command, and leaves the shell itself."""
 
-    def __init__(self, number: int, interrupt: Callable[[], None]) -> None:
-        self.number = number
+    def __init__(self, request_id: int, interrupt: Callable[[], None]) -> None:
+        self.request_id = request_id
         """Number of the request that starts it."""
         self.idle = False
         """True while it accepts a command."""
         self.timed_out = False
         self.report = b""
         """Report of the last command; empty if there was none."""
-        self._own: frozenset[bytes] = frozenset()
+        self._initial_lines: frozenset[bytes] = frozenset()
         """Lines of a state that need no evaluation, since every command finds these variables anyway."""
         self._written = 0
         """Bytes of the file that the host wrote; the report follows them."""
@@ -123,7 +123,7 @@ class ShellServer:
         self._output = PipeReader(self._reading, OutputBuffer(0))
         self._control.setblocking(False)
         self._messages = b""
-        self._over: asyncio.Future[int | None] = self._loop.create_future()
+        self._completion: asyncio.Future[int | None] = self._loop.create_future()
         self._open = True
         self._loop.add_reader(self._control, self._listen)
         _live.add(self)
@@ -136,21 +136,21 @@ class ShellServer:
     async def ready(self) -> bool:
         """Wait, after the request to start it, until it accepts commands; return False if it never will."""
         self._close_theirs()
-        self.idle = await self._over == 0 and self._open  # it may have been declared lost in the same moment
+        self.idle = await self._completion == 0 and self._open  # it may have been declared lost in the same moment
         if self.idle:
-            self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, MESSAGE_LIMIT).split(b"\n")))
+            self._initial_lines = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, MESSAGE_LIMIT).split(b"\n")))
         return self.idle
 
     # ------------------------------------------------------------------ a command
 
-    def begin(self, script: bytes, state: bytes, output: OutputBuffer) -> bool:
+    def start_script(self, script: bytes, state: bytes, output: OutputBuffer) -> bool:
         """Start a script; return False if nothing was started, since the shell is gone."""
-        news = b"\n".join(line for line in state.split(b"\n") if line not in self._own)
+        news = b"\n".join(line for line in state.split(b"\n") if line not in self._initial_lines)
         data = news + b"\0" + script + b"\0"
         if len(data) >= FILE_SIZE:
             return False
         self.idle = self.timed_out = False
-        self.report, self._messages, self._over = b"", b"", self._loop.create_future()
+        self.report, self._messages, self._completion = b"", b"", self._loop.create_future()
         self._output.into(output)
         try:
             os.pwrite(self._file, data + b"\0", 0)  # so that there is no report yet
@@ -168,7 +168,7 @@ class ShellServer:
         """
         self._timer = self._loop.call_later(timeout, self._expire)
         try:
-            code = await self._over
+            code = await self._completion
             if self._open and code is not None:
                 self.report = self._file_from(self._written, report_limit)
                 self.idle = True
@@ -181,15 +181,17 @@ class ShellServer:
 
     def end(self, code: int | None) -> None:
         """Record the end of the start, or of the running command."""
-        if not self._over.done():
-            self._over.set_result(code)
+        if not self._completion.done():
+            self._completion.set_result(code)
 
     def _file_from(self, offset: int, limit: int) -> bytes:
-        data, most = b"", min(limit, FILE_SIZE - offset)
-        while len(data) < most:  # in chunks: a report is short, and the rest of the file is zeros
-            piece, mark, _ = os.pread(self._file, min(PIECE, most - len(data)), offset + len(data)).partition(b"\0")
-            data += piece
-            if mark or not piece:
+        data, max_size = b"", min(limit, FILE_SIZE - offset)
+        while len(data) < max_size:  # in chunks: a report is short, and the rest of the file is zeros
+            chunk, terminator, _ = os.pread(self._file, min(PIECE, max_size - len(data)), offset + len(data)).partition(
+                b"\0"
+            )
+            data += chunk
+            if terminator or not chunk:
                 break
         return data
 
@@ -213,14 +215,14 @@ class ShellServer:
         if self._writer >= 0:
             os.close(self._writer)
 
-    def gone(self) -> None:
+    def release(self) -> None:
         """Release it if its process has ended, or was never started."""
         self.retire()
         self._control.close()
 
     def close(self) -> None:
         """Release everything."""
-        self.gone()
+        self.release()
         self._output.close()
 
     @property
@@ -258,8 +260,8 @@ class ShellServer:
         except OSError:
             data = b""
         self._messages += data
-        _, mark, end = self._messages.rpartition(b"\0")
-        if mark and end.endswith(b"\n") and end[:-1].isdigit():
+        _, separator, end = self._messages.rpartition(b"\0")
+        if separator and end.endswith(b"\n") and end[:-1].isdigit():
             self.end(int(end))
         elif CANNOT_FORK in self._messages or len(self._messages) > MESSAGE_LIMIT:
             self.end(None)
@@ -296,8 +298,8 @@ class WaitingShell:
         server = self.server
         if server is None or not server.idle:
             return None
-        began, output = time.perf_counter(), OutputBuffer(output_limit)
-        if not server.begin(system_bytes(script), system_bytes(state), output):
+        started_at, output = time.perf_counter(), OutputBuffer(output_limit)
+        if not server.start_script(system_bytes(script), system_bytes(state), output):
             self._drop(server)
             return None
         try:
@@ -314,7 +316,7 @@ class WaitingShell:
             server.report,
             timed_out=server.timed_out,
             truncated=output.dropped > 0,
-            duration=time.perf_counter() - began,
+            duration=time.perf_counter() - started_at,
         )
 
     def retire(self) -> None:
@@ -323,12 +325,12 @@ class WaitingShell:
         if self.server is not None:
             self._drop(self.server)
 
-    def on_exit(self, number: int, code: int) -> bool:
+    def on_exit(self, request_id: int, code: int) -> bool:
         """Handle the helper's report that a process has ended; return False if it was none of these shells."""
         for server in (self.server, *self._retired):
-            if server is not None and server.number == number:
+            if server is not None and server.request_id == request_id:
                 server.end(code)
-                server.gone()
+                server.release()
                 self._drop(server)
                 return True
         return False
@@ -343,32 +345,32 @@ class WaitingShell:
         self._retired.clear()
 
     async def _start(self) -> None:
-        number, started = self._connection.next_number(), False
-        server = self.server = ShellServer(number, lambda: self._interrupt(number))
+        request_id, started = self._connection.next_number(), False
+        server = self.server = ShellServer(request_id, lambda: self._interrupt(request_id))
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._processes.execute(number, self._command, server.inherited())
+                await self._processes.execute(request_id, self._command, server.inherited())
                 started = True
                 self._usable = await server.ready()
         except OSError:
             self._usable = False  # a new shell will report the reason
         finally:
             if not started:
-                server.gone()
+                server.release()
             self._keep_if_idle(server)
 
     def _keep_if_idle(self, server: ShellServer) -> None:
         if not server.idle:
             self._drop(server)
 
-    def _interrupt(self, number: int) -> None:
-        self._connection.tell("interrupt", str(number).encode())
+    def _interrupt(self, request_id: int) -> None:
+        self._connection.tell("interrupt", str(request_id).encode())
 
     def _drop(self, server: ShellServer) -> None:
         """Give this one no more commands. Its running command is killed, background processes continue."""
         if self.server is server:
             self.server = None
-        self._interrupt(server.number)
-        self._processes.signal(server.number, 9)
+        self._interrupt(server.request_id)
+        self._processes.signal(server.request_id, 9)
         server.retire()
         self._retired = {retired for retired in (*self._retired, server) if not retired.released}

@@ -50,14 +50,14 @@ def container_engine(root: Path = Path("/"), environ: Mapping[str, str] | None =
     environ = os.environ if environ is None else environ
     group = _text(root / "proc/1/cgroup")
     by_group = next((engine for part, engine in GROUPS.items() if part in group), None)
-    named = environ.get("container", "")
+    container_variable = environ.get("container", "")
     if "KUBERNETES_SERVICE_HOST" in environ or by_group == "kubernetes":
         return "kubernetes"
-    if named == "podman" or by_group == "podman" or (root / "run/.containerenv").exists():
+    if container_variable == "podman" or by_group == "podman" or (root / "run/.containerenv").exists():
         return "podman"
-    if named == "docker" or by_group == "docker" or (root / ".dockerenv").exists():
+    if container_variable == "docker" or by_group == "docker" or (root / ".dockerenv").exists():
         return "docker"
-    return "container" if named or MASKED.search(_text(root / "proc/self/mountinfo")) else None
+    return "container" if container_variable or MASKED.search(_text(root / "proc/self/mountinfo")) else None
 
 
 def way_out(refusal: str, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str:
@@ -70,8 +70,8 @@ def way_out(refusal: str, root: Path = Path("/"), environ: Mapping[str, str] | N
         return "allow unprivileged user namespaces on this machine"
     # AppArmor's profiles for containers deny mounts; `unconfined` and no file at all are both none.
     confined = _text(root / "proc/self/attr/current").strip("\0\n ") not in ("", "unconfined")
-    ways = {name: way + (APPARMOR[name] if confined else "") for name, way in WAYS.items()}
-    options = ways.get(engine) or "; ".join(f"{name}: {way}" for name, way in ways.items())
+    ways = {name: option + (APPARMOR[name] if confined else "") for name, option in WAYS.items()}
+    options = ways.get(engine) or "; ".join(f"{name}: {option}" for name, option in ways.items())
     cause = "masks parts of /proc" if "mount proc" in refusal else "refuses system calls"
     return f"this is a container whose runtime {cause}: start it with {options}, where PROFILE.json is {PROFILE}"
 

@@ -52,10 +52,10 @@ def unpack(archive: tarfile.TarFile) -> None:
         if path == "." or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
             continue
         _parents(path)
-        _place(archive, entry, path)
+        _create_entry(archive, entry, path)
 
 
-def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
+def _create_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
     """Create one entry, replacing an earlier one of the archive."""
     folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     if entry.isdir():
@@ -100,10 +100,10 @@ def _discard(path: str) -> None:
 
 def _inside(name: str) -> str:
     parts = PurePosixPath(name).parts
-    inner = [part for part in parts if part not in ("/", "//", ".")]
-    if ".." in inner:
+    components = [part for part in parts if part not in ("/", "//", ".")]
+    if ".." in components:
         raise UnsafeArchiveError(f"{name!r} leads out of the archive")
-    return "/".join(inner) or "."
+    return "/".join(components) or "."
 
 
 def _parents(path: str) -> None:

@@ -57,20 +57,20 @@ class ConfinedTemplate(Warm):
         bwrap = find_bwrap()
         directories = sorted(_directories(self._codes))
         # A directory in memory would hide files below it, such as a virtual environment in /tmp.
-        own = "/tmp" if not any(_below(each, ["/tmp"]) for each in directories) else OTHER_TMP
+        tmp_directory = "/tmp" if not any(_below(each, ["/tmp"]) for each in directories) else OTHER_TMP
         self._path = [entry for entry in sys.path if _below(entry, (*directories, *SYSTEM))]
         script = (
             f"import sys; sys.path[:] = {self._path!r}\n"
-            f"from hermes_rl.sandbox.user_code_child import main; main({control}, {own!r})"
+            f"from hermes_rl.sandbox.user_code_child import main; main({control}, {tmp_directory!r})"
         )
         self._stderr = memory_file(b"", "stderr")
-        argv = ["bwrap", *_options(directories, own), "--", sys.executable, "-P", "-c", script]
+        argv = ["bwrap", *_options(directories, tmp_directory), "--", sys.executable, "-P", "-c", script]
         libraries = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
         program = Program(argv, bwrap.path, [control], self._stderr, env=libraries)
         self._sandbox = launcher().launch(program).result()
 
     def _start_request(self, changed: Mapping[str, str | None]) -> dict[str, Any]:
-        return {"path": self._path, "environ": dict(self.listed)}
+        return {"path": self._path, "environ": dict(self.variables)}
 
     @property
     def alive(self) -> bool:
@@ -157,29 +157,40 @@ def _directories(codes: Sequence[Code]) -> Iterator[str]:
 
 
 def _below(entry: str, directories: Sequence[str]) -> bool:
-    return bool(entry) and any(Path(entry).is_relative_to(place) for place in directories)
+    return bool(entry) and any(Path(entry).is_relative_to(directory) for directory in directories)
 
 
-def _options(directories: Sequence[str], own: str) -> Iterator[str]:
+def _options(directories: Sequence[str], tmp_directory: str) -> Iterator[str]:
     yield from ("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
     yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
     for name, value in VARIABLES.items():
         yield from ("--setenv", name, value)
-    yield from ("--setenv", "TMPDIR", own)
+    yield from ("--setenv", "TMPDIR", tmp_directory)
     for name in PATHS.intersection(os.environ):
         yield from ("--setenv", name, os.environ[name])
-    for place in SYSTEM:
-        if os.path.islink(place):  # noqa: PTH114 - a str
-            yield from ("--symlink", os.readlink(place), place)  # noqa: PTH115
+    for system_path in SYSTEM:
+        if os.path.islink(system_path):  # noqa: PTH114 - a str
+            yield from ("--symlink", os.readlink(system_path), system_path)  # noqa: PTH115
         else:
-            yield from ("--ro-bind-try", place, place)
+            yield from ("--ro-bind-try", system_path, system_path)
     yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--dev", "/dev")
     yield from ("--dev-bind", "/proc", "/proc", "--tmpfs", "/tmp")
     for directory in directories:
-        if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
+        if not directory.startswith(tuple(f"{system_path}/" for system_path in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
     # Modules may write while they are loaded; each fork mounts a separate directory on this one.
-    yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
+    yield from (
+        "--remount-ro",
+        "/tmp",
+        "--tmpfs",
+        tmp_directory,
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+    )
 
 
 CONFINED = ConfinedPool()

@@ -51,7 +51,7 @@ def fork(directory: str, connection: int, output: int) -> int:
 
     Raises `OSError` if the kernel provides none, or the fork could not be confined: then it has read nothing yet.
     """
-    told, tell = os.pipe()
+    status_fd, tell = os.pipe()
     wait, go = os.pipe()
     between = os.fork()
     if between == 0:
@@ -60,18 +60,18 @@ def fork(directory: str, connection: int, output: int) -> int:
     os.close(tell)
     os.close(wait)
     try:
-        answer = os.read(told, 4096).decode()
+        answer = os.read(status_fd, 4096).decode()
         os.waitpid(between, 0)
         if not answer.isdigit():
             raise OSError(answer or "the process between ended")
         os.write(go, b"g")  # from now on this process is its parent
-        confined = os.read(told, 4096)
+        confined = os.read(status_fd, 4096)
         if confined != CONFINED:
             os.waitpid(int(answer), 0)
             raise OSError(confined.decode() or "it ended while it was confined")
         return int(answer)
     finally:
-        os.close(told)
+        os.close(status_fd)
         os.close(go)
 
 
@@ -99,8 +99,8 @@ def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: i
 def _only(*descriptors: int) -> range:
     """Close all descriptors except the standard ones and these, which get the returned numbers."""
     copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 + len(descriptors)) for each in descriptors]
-    for number, copy in enumerate(copies, 3):
-        os.dup2(copy, number, inheritable=False)
+    for target_fd, copy in enumerate(copies, 3):
+        os.dup2(copy, target_fd, inheritable=False)
     os.closerange(3 + len(descriptors), DESCRIPTORS * 16)
     return range(3, 3 + len(descriptors))
 
@@ -127,15 +127,15 @@ def _drop_access(directory: str) -> None:
         libc_call("mount", b"tmpfs", b"/proc", b"tmpfs", NOSUID | NODEV, b"size=4096,mode=555")
     os.chdir(directory)
     process.limit()
-    for limit, most in (
+    for limit, maximum in (
         (resource.RLIMIT_CPU, PROCESSOR_SECONDS),
         (resource.RLIMIT_FSIZE, DISK),
         (resource.RLIMIT_NOFILE, DESCRIPTORS),
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(limit)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (most, most))
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(limit, (maximum, maximum))
     for capability in range(64):
         with suppress(OSError):  # the kernel has fewer
             libc_call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)

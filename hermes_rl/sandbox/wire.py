@@ -42,6 +42,6 @@ def unpack(frame: bytes) -> tuple[list[bytes], bytes]:
     return frame[4:end].split(b"\0"), frame[end:]
 
 
-def number(value: int) -> bytes:
+def encode_number(value: int) -> bytes:
     """Return an integer as a field."""
     return str(value).encode()

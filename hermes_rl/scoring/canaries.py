@@ -67,20 +67,20 @@ class Planted:
 
     def own_name(self, name: str) -> tuple[str, bool]:
         """Return the original name of a reported test, with its case if any, and True if it was a copy."""
-        plain, bracket, case = name.partition("[")
-        path, _, inner = plain.partition("::")
-        for planted, own in self._by_inner_name.get(inner, ()):
+        base_name, bracket, case = name.partition("[")
+        path, _, inner_name = base_name.partition("::")
+        for planted, original in self._by_inner_name.get(inner_name, ()):
             if f"/{path}".endswith(f"/{planted.partition('::')[0].lstrip('./~')}"):
-                if self.copies.get(planted) == own:
+                if self.copies.get(planted) == original:
                     return planted, True
-                return f"{path}::{own.partition('::')[2]}{bracket}{case}", False
+                return f"{path}::{original.partition('::')[2]}{bracket}{case}", False
         return name, False
 
     @functools.cached_property
     def _by_inner_name(self) -> dict[str, list[tuple[str, str]]]:
         names: dict[str, list[tuple[str, str]]] = {}
-        for planted, own in (*self.copies.items(), *self.originals.items()):
-            names.setdefault(planted.partition("::")[2], []).append((planted, own))
+        for planted, original in (*self.copies.items(), *self.originals.items()):
+            names.setdefault(planted.partition("::")[2], []).append((planted, original))
         return names
 
 
@@ -94,8 +94,13 @@ def add_canaries(sources: Mapping[str, str], tests: Iterable[str], seed: str) ->
     """
     draw = random.Random(seed)
     files = {path: _File(path, source) for path, source in sources.items() if path.endswith(".py")}
-    wanted = set(tests)
-    ways = [(file, test, way) for file in files.values() for test in file.tests(wanted) if (way := file.ways(test))]
+    test_names = set(tests)
+    ways = [
+        (file, test, change_options)
+        for file in files.values()
+        for test in file.tests(test_names)
+        if (change_options := file.ways(test))
+    ]
     draw.shuffle(ways)
     for file, test, (values, turned, helper) in (ways * MOST_OF_A_TEST)[:MOST]:
         chosen = values if values and (not turned or draw.random() < VALUES_FIRST) else turned
@@ -127,7 +132,7 @@ class _Change:
     text: str
     around: tuple[str, str] | None = None
     """Text before and after the node, instead of `text`."""
-    whole: bool = False
+    is_full_node: bool = False
     """If True, the text replaces all of ``a.b.name`` and not only its last name."""
 
 
@@ -148,12 +153,12 @@ class _File:
         self._counts = Counter(re.findall(r"\w+", source))
         """Number of occurrences of each name in the file."""
 
-    def tests(self, wanted: set[str]) -> Iterator[_Test]:
+    def tests(self, test_names: set[str]) -> Iterator[_Test]:
         for node in self._tree.body:
             inside = node.body if isinstance(node, ast.ClassDef) else [node]
             prefix = f"{self.path}::{node.name}::" if isinstance(node, ast.ClassDef) else f"{self.path}::"
             for each in inside:
-                if isinstance(each, Function) and prefix + each.name in wanted and self._is_apart(each):
+                if isinstance(each, Function) and prefix + each.name in test_names and self._is_apart(each):
                     yield _Test(prefix + each.name, each, prefix)
 
     def ways(self, test: _Test) -> tuple[list[_Change], list[_Change], Function | None] | None:
@@ -176,14 +181,14 @@ class _File:
         edits = [self._edit(change)] if helper is None else []
         if helper is not None:
             helper_name = self._other_name(helper.name, draw)
-            self._beside(helper, [self._edit(change), self._named(helper, helper_name)], draw)
+            self._insert_copy(helper, [self._edit(change), self._make_rename(helper, helper_name)], draw)
             for node in ast.walk(test.function):
                 if isinstance(node, ast.Name) and node.id == helper.name:
-                    edits.append((*self._place(node), helper_name.encode()))
-        own = self._named(test.function, other)
-        self._beside(test.function, edits if rename else [*edits, own], draw)
+                    edits.append((*self._locate(node), helper_name.encode()))
+        rename_edit = self._make_rename(test.function, other)
+        self._insert_copy(test.function, edits if rename else [*edits, rename_edit], draw)
         if rename:
-            self._edits.append(own)
+            self._edits.append(rename_edit)
             self.originals[test.prefix + other] = test.name
             self.copies[test.name] = test.name
         else:
@@ -199,13 +204,13 @@ class _File:
         self._counts[other] = 1
         return other
 
-    def _beside(self, function: Function, edits: Sequence[Edit], draw: random.Random) -> None:
+    def _insert_copy(self, function: Function, edits: Sequence[Edit], draw: random.Random) -> None:
         """Put a changed copy of a function before or after it."""
-        begin, end = self._span(function)
-        block = _edited(self._source[begin:end], begin, edits)
+        start, end = self._span(function)
+        block = _edited(self._source[start:end], start, edits)
         block = block if block.endswith(b"\n") else b"\n" + block + b"\n"
         apart = b"\n\n" if function.col_offset == 0 else b"\n"
-        self._edits.append((begin, begin, block + apart) if draw.random() < 0.5 else (end, end, apart + block))
+        self._edits.append((start, start, block + apart) if draw.random() < 0.5 else (end, end, apart + block))
 
     def _span(self, function: Function) -> tuple[int, int]:
         first = min([function.lineno, *(each.lineno for each in function.decorator_list)])
@@ -214,42 +219,42 @@ class _File:
 
     def _is_apart(self, function: Function) -> bool:
         """Return True if a function shares its lines with no other code."""
-        begin, end = self._span(function)
-        head, tail = self._source[begin:end].splitlines()[0], self._source[: self._place(function)[1]]
+        start, end = self._span(function)
+        head, tail = self._source[start:end].splitlines()[0], self._source[: self._locate(function)[1]]
         rest = self._source[len(tail) : end].split(b"#")[0]
         return head.lstrip()[:1] in (b"@", b"d", b"a") and not rest.strip()
 
-    def _named(self, function: Function, name: str) -> Edit:
+    def _make_rename(self, function: Function, name: str) -> Edit:
         """Return the edit that renames a function."""
-        begin = self._starts[function.lineno - 1] + function.col_offset
-        match = re.compile(rb"(?:async\s+)?def\s+([^\s(\[]+)").match(self._source, begin)
+        start = self._starts[function.lineno - 1] + function.col_offset
+        match = re.compile(rb"(?:async\s+)?def\s+([^\s(\[]+)").match(self._source, start)
         assert match is not None
         return match.start(1), match.end(1), name.encode()
 
     def _edit(self, change: _Change) -> Edit:
-        begin, end = self._place(change.node, whole=change.whole or change.around is not None)
+        start, end = self._locate(change.node, is_full_node=change.is_full_node or change.around is not None)
         if change.around is None:
-            return begin, end, change.text.encode("utf-8", "backslashreplace")
-        before, behind = change.around
-        return begin, end, before.encode() + self._source[begin:end] + behind.encode()
+            return start, end, change.text.encode("utf-8", "backslashreplace")
+        before, after = change.around
+        return start, end, before.encode() + self._source[start:end] + after.encode()
 
-    def _place(self, node: ast.expr | Function, *, whole: bool = False) -> tuple[int, int]:
+    def _locate(self, node: ast.expr | Function, *, is_full_node: bool = False) -> tuple[int, int]:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        begin = self._starts[node.lineno - 1] + node.col_offset
+        start = self._starts[node.lineno - 1] + node.col_offset
         end = self._starts[node.end_lineno - 1] + node.end_col_offset
-        if isinstance(node, ast.Attribute) and not whole:  # its last name
-            begin = end - len(node.attr.encode())
-        return begin, end
+        if isinstance(node, ast.Attribute) and not is_full_node:  # its last name
+            start = end - len(node.attr.encode())
+        return start, end
 
 
 def _edited(source: bytes, offset: int, edits: Iterable[Edit]) -> bytes:
     """Apply edits whose positions count from `offset` bytes before the start of the source."""
-    parts, at = [], 0
-    for begin, end, text in sorted(edits, key=lambda edit: edit[:2]):
-        parts += [source[at : begin - offset], text]
-        at = end - offset
-    return b"".join([*parts, source[at:]])
+    parts, position = [], 0
+    for start, end, text in sorted(edits, key=lambda edit: edit[:2]):
+        parts += [source[position : start - offset], text]
+        position = end - offset
+    return b"".join([*parts, source[position:]])
 
 
 def _names_in(function: Function) -> set[str]:
@@ -304,10 +309,10 @@ def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
             sides = [node.test.left, *node.test.comparators]
     elif isinstance(node.func, ast.Attribute) and node.func.attr in EQUAL:
         sides = [each for each in node.args[:2] if not isinstance(each, ast.Starred)]
-    plain = list(filter(_calls_nothing, sides))
-    valued = list(filter(_constants, plain))
+    candidates = list(filter(_calls_nothing, sides))
+    valued = list(filter(_constants, candidates))
     yield from valued if len(valued) == 1 else ()
-    yield from (side for side in plain if isinstance(_unwrapped(side), ast.Name))
+    yield from (side for side in candidates if isinstance(_unwrapped(side), ast.Name))
 
 
 def _calls_nothing(node: ast.expr) -> bool:
@@ -337,9 +342,9 @@ def _constants(node: ast.expr) -> list[ast.Constant]:
 
 def _of_tables(function: Function, names: set[str]) -> Iterator[ast.expr]:
     """Yield the values of these names in tables: cases of `parametrize`, and the items of a loop."""
-    for mark in function.decorator_list:
-        if isinstance(mark, ast.Call) and last_name(mark.func) == "parametrize" and len(mark.args) > 1:
-            yield from _column(_argument_names(mark.args[0]), mark.args[1], names)
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and last_name(decorator.func) == "parametrize" and len(decorator.args) > 1:
+            yield from _column(_argument_names(decorator.args[0]), decorator.args[1], names)
     for node in _certain(function.body):
         if isinstance(node, ast.For):
             targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
@@ -355,14 +360,14 @@ def _argument_names(node: ast.expr) -> list[str]:
 
 
 def _column(columns: list[str], table: ast.expr, names: set[str]) -> Iterator[ast.expr]:
-    places = [place for place, name in enumerate(columns) if name in names]
+    indices = [index for index, name in enumerate(columns) if name in names]
     if not isinstance(table, ast.List | ast.Tuple):
         return
     for case in table.elts:
         if len(columns) == 1:
-            yield from [case] * len(places)
+            yield from [case] * len(indices)
         elif isinstance(case, ast.List | ast.Tuple) and len(case.elts) == len(columns):
-            yield from (case.elts[place] for place in places)
+            yield from (case.elts[index] for index in indices)
 
 
 def _other_value(node: ast.Constant) -> _Change:
@@ -393,4 +398,4 @@ def _turned(function: Function) -> Iterator[_Change]:
             if node.func.attr in OPPOSITES:
                 yield _Change(node.func, OPPOSITES[node.func.attr])
             elif node.func.attr in RAISES and node.args and last_name(node.args[0]):
-                yield _Change(node.args[0], OTHER_ERROR, whole=True)
+                yield _Change(node.args[0], OTHER_ERROR, is_full_node=True)

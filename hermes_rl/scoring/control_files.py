@@ -84,8 +84,8 @@ class Steering:
         """
         self._around = {folder for path in tests for folder in parent_folders(path)}
         self._folders |= self._around - set(packages)
-        for named in _named(command, tests):
-            self._folders |= {named, *parent_folders(named)}
+        for directory in _extract_directories(command, tests):
+            self._folders |= {directory, *parent_folders(directory)}
         self._around |= self._folders
 
     def may_add(self, path: str) -> bool:
@@ -135,8 +135,8 @@ class Steering:
                 last = depth == len(parts) - 1
                 module = _module(posixpath.join(folder, part)) if last else posixpath.join(folder, part)
                 # tests.py takes precedence over a directory `tests`
-                beside = last and module != path and module in self._folders
-                if module in self._modules or beside or _modules.match(posixpath.basename(module)):
+                hides_directory = last and module != path and module in self._folders
+                if module in self._modules or hides_directory or _modules.match(posixpath.basename(module)):
                     return module
         return None
 
@@ -157,19 +157,23 @@ def parent_folders(path: str) -> list[str]:
     return folders
 
 
-def _named(command: str, tests: Collection[str]) -> set[str]:
+def _extract_directories(command: str, tests: Collection[str]) -> set[str]:
     """Return the directories that a command may name, also below directories that it changes to before.
 
     A test file is not one, unless Python runs it, which then searches its directory.
     """
-    words = [posixpath.normpath(word).removeprefix("~/") for word in PATHS.findall(command.replace("$PWD/", ""))]
-    relative = [word for word in dict.fromkeys(words) if not word.startswith(("/", "..", "-")) and word != "."][:100]
-    gone_to = [posixpath.normpath(place) for place in re.findall(r"(?:^|[\s;&(])cd\s+[\"']?([\w./-]+)", command)]
-    within = [place for place in gone_to if not place.startswith(("/", "..", "-"))][:10]
+    path_words = [posixpath.normpath(word).removeprefix("~/") for word in PATHS.findall(command.replace("$PWD/", ""))]
+    relative = [word for word in dict.fromkeys(path_words) if not word.startswith(("/", "..", "-")) and word != "."][
+        :100
+    ]
+    gone_to = [
+        posixpath.normpath(directory) for directory in re.findall(r"(?:^|[\s;&(])cd\s+[\"']?([\w./-]+)", command)
+    ]
+    within = [directory for directory in gone_to if not directory.startswith(("/", "..", "-"))][:10]
     run = {posixpath.normpath(path) for path in RUN.findall(command)}
     relative = [posixpath.dirname(word) if word in tests and word in run else word for word in relative]
     relative = [word for word in relative if word not in tests]
-    return {*relative, *(posixpath.join(place, word) for place in within for word in relative)}
+    return {*relative, *(posixpath.join(directory, word) for directory in within for word in relative)}
 
 
 def created(patch: str) -> set[str]:
@@ -204,10 +208,10 @@ def _unquoted(name: str) -> str:
     if not (name.startswith('"') and name.endswith('"') and len(name) > 1):
         return name
     quoted = name[1:-1].encode("utf-8", "surrogatepass")
-    plain = QUOTED.sub(
+    raw_name = QUOTED.sub(
         lambda part: bytes([int(part[1], 8)]) if part[1].isdigit() else MEANT.get(part[1], part[1]), quoted
     )
-    return plain.decode("utf-8", "replace")
+    return raw_name.decode("utf-8", "replace")
 
 
 def named_in_configuration(text: str) -> str:

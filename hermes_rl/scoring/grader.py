@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hermes_rl.errors import AgentFault, Failure, RewardFailure, ServerFailure, UserError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
-from hermes_rl.scoring.reward_value import RewardValue, Weighting, combine, interpret, known, total
+from hermes_rl.scoring.reward_value import RewardValue, Weighting, combine, interpret, require_value, total
 from hermes_rl.spec.reward_rules import unplayable
 from hermes_rl.spec.templates import TemplateError
 from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError
@@ -110,7 +110,7 @@ class GradedReward:
         return self.function.group_level and (needed is None or self.args.get(needed) is not None)
 
     @property
-    def place(self) -> str:
+    def spec_key(self) -> str:
         """Key of the spec that requests it, or the argument that makes it group-level."""
         needed = self.function.group_for
         return f"rewards.{self.name}" if needed is None else f"rewards.{self.name}.args.{needed}"
@@ -159,7 +159,7 @@ class Grader:
     """If True, determine who caused the failure of a reward; if False, report each failure."""
     combine: str = "sum"
     """Value of `score.combine`."""
-    _told: set[str] = field(default_factory=set, compare=False, repr=False)
+    _reported: set[str] = field(default_factory=set, compare=False, repr=False)
     """Names of rewards for which a failure, or a value outside the range, was reported."""
 
     def __post_init__(self) -> None:
@@ -265,8 +265,8 @@ class Grader:
         try:
             if not overtime:  # it would take as long again
                 return await call(result, ctx, fresh=True)
-        except (AgentFault, Failure, UserError) as again:
-            if not isinstance(again, AgentFault) and not self._to_be_tried(again):
+        except (AgentFault, Failure, UserError) as retry_error:
+            if not isinstance(retry_error, AgentFault) and not self._to_be_tried(retry_error):
                 raise
         return self._lowest(reward, BLAMED.format(problem))
 
@@ -302,10 +302,12 @@ class Grader:
                     async with self.trial(item, solved) if looks else nullcontext((None, None)) as (ctx, state):
                         also = {**offered, "state": state}
                         for answer in answers:
-                            said = result.answering(answer)
+                            probe_result = result.answering(answer)
                             with suppress(Failure, UserError):
                                 with suppress(AgentFault):  # it works, and gives its lowest value
-                                    await self._called(reward, item, said, ctx, also=also, answer=answer, fresh=True)
+                                    await self._called(
+                                        reward, item, probe_result, ctx, also=also, answer=answer, fresh=True
+                                    )
                                 return True
         return False
 
@@ -316,8 +318,8 @@ class Grader:
 
     def _tell(self, reward: str, message: str) -> None:
         """Log a message; the first one of a reward is a warning to its author, who may not expect such a reply."""
-        first = reward not in self._told
-        self._told.add(reward)
+        first = reward not in self._reported
+        self._reported.add(reward)
         log.log(logging.WARNING if first else logging.INFO, "%s%s", message, MORE if first else "")
 
     def _read(self, reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
@@ -327,7 +329,7 @@ class Grader:
         try:
             value = interpret(reward.name, returned, seconds, turns)
             if reward.weighting.counts:
-                known(reward.weighting, value)
+                require_value(reward.weighting, value)
         except RewardFailure as failure:  # not raised by the reward itself, so the cause is found by experiment
             raise RewardFailure(failure.detail) from failure
         bounded = value.within(*reward.bounds)
@@ -357,16 +359,22 @@ class Grader:
             also: further values that it may name.
             answer: reply that replaces the replies of all seats.
         """
-        own = reward.function.own(item)
-        offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, **also, **self._roles}
+        reward_item = reward.function.copy_for_reward(item)
+        offered = {
+            "item": reward_item,
+            "result": reward.function.copy_for_reward(result),
+            "ctx": ctx,
+            **also,
+            **self._roles,
+        }
         if "seats" in reward.function.parameters and "seats" in also:
             seats = {name: seat if answer is None else seat.answering(answer) for name, seat in also["seats"].items()}
-            offered["seats"] = {name: reward.function.own(seat) for name, seat in seats.items()}
+            offered["seats"] = {name: reward.function.copy_for_reward(seat) for name, seat in seats.items()}
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
         # Its files are removed in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
         with _naming(reward):
-            arguments = self._arguments(reward, own, offered)
+            arguments = self._arguments(reward, reward_item, offered)
             returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
         if reward.function.group_level:
             (returned,) = _per_member(reward.name, returned, 1)
@@ -408,23 +416,23 @@ class Grader:
             if not isinstance(failure, AgentFault) and not self._to_be_tried(failure):
                 raise
             first: Exception = failure
-        plain = [result.answering("") for result in results]
+        empty_results = [result.answering("") for result in results]
         if seats is not None:
-            seats = {name: [result.answering("") for result in own] for name, own in seats.items()}
+            seats = {name: [result.answering("") for result in seat_results] for name, seat_results in seats.items()}
         try:
-            values = await self._called_together(reward, item, plain, seats)
+            values = await self._called_together(reward, item, empty_results, seats)
         except (AgentFault, Failure, UserError):
             raise (RewardFailure(str(first)) if isinstance(first, AgentFault) else first) from None
         blamed: dict[int, Exception] = {}
         for index in range(len(results)):
             try:
-                mixed = [*plain[:index], results[index], *plain[index + 1 :]]
+                mixed = [*empty_results[:index], results[index], *empty_results[index + 1 :]]
                 await self._called_together(reward, item, mixed, seats)
             except (AgentFault, Failure, UserError) as failure:
                 blamed[index] = failure
         # Some may fail only together. Then one that fails with those before it is blamed, and no other.
         fitting = [index for index in range(len(results)) if index not in blamed]
-        others = list(plain)
+        others = list(empty_results)
         for part in (fitting, *([index] for index in fitting)):
             mixed = [results[index] if index in part else other for index, other in enumerate(others)]
             try:
@@ -446,12 +454,18 @@ class Grader:
         results: Sequence[Any],
         seats: Mapping[str, Sequence[Any]] | None,
     ) -> list[RewardValue]:
-        own = reward.function.own(item)
-        offered = {"item": own, "group": [reward.function.own(result) for result in results], **self._roles}
+        reward_item = reward.function.copy_for_reward(item)
+        offered = {
+            "item": reward_item,
+            "group": [reward.function.copy_for_reward(result) for result in results],
+            **self._roles,
+        }
         if seats is not None and "seats" in reward.function.parameters:
-            offered["seats"] = {name: [reward.function.own(each) for each in played] for name, played in seats.items()}
+            offered["seats"] = {
+                name: [reward.function.copy_for_reward(each) for each in played] for name, played in seats.items()
+            }
         with _naming(reward):
-            returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
+            returned, seconds = await call_reward(reward.function, self._arguments(reward, reward_item, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
             self._read(reward, value, seconds, result.turns_used).timed(seconds)
@@ -485,21 +499,21 @@ class Grader:
         missing = [name for name in function.needed if name not in passed and name not in offered]
         if missing:
             raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: this context is not offered here")
-        return {**function.wanted(offered), **passed}
+        return {**function.select_parameters(offered), **passed}
 
 
 @contextmanager
 def _naming(reward: GradedReward) -> Iterator[None]:
     """Add the name of the reward to an error of the user's input."""
-    place = f"rewards.{reward.name}"
+    spec_key = f"rewards.{reward.name}"
     try:
         yield
     except TemplateError as error:
-        if not error.where.startswith(place):
-            error.where = f"{place}.{error.where}".removesuffix(".")
+        if not error.location.startswith(spec_key):
+            error.location = f"{spec_key}.{error.location}".removesuffix(".")
         raise
     except UserError as error:
-        raise TemplateError(str(error), where=place) from error.__cause__
+        raise TemplateError(str(error), location=spec_key) from error.__cause__
 
 
 def _per_member(name: str, returned: object, size: int) -> Sequence[object]:

@@ -52,10 +52,10 @@ CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 class Asking(Peer):
     """Asks the code; `files` are the tests' own, and `places` where operators with plain values are asked."""
 
-    def __init__(self, wire: Any, files: frozenset[str], places: set[str] | None) -> None:
+    def __init__(self, wire: Any, files: frozenset[str], operator_locations: set[str] | None) -> None:
         super().__init__(wire, 1)
         self.files = files
-        self.places = places
+        self.operator_locations = operator_locations
         self.noted: set[str] = set()
 
     def fetch(self, owner: Any, name: str) -> Any:
@@ -66,11 +66,13 @@ class Asking(Peer):
 
     def brought(self, names: Any, space: Any) -> list[str]:
         """Return the names that ``import *`` brings: none that is built in or that the file has, but from the code."""
-        own = (Remote, Meta, Stub)
+        remote_types = (Remote, Meta, Stub)
         return [
             name
             for name in (names if isinstance(names, list) else [])
-            if isinstance(name, str) and not hasattr(builtins, name) and isinstance(space.get(name, self.base), own)
+            if isinstance(name, str)
+            and not hasattr(builtins, name)
+            and isinstance(space.get(name, self.base), remote_types)
         ]
 
     def operate(self, this: Any, name: str, args: Any, more: Any) -> Any:
@@ -95,11 +97,11 @@ class Asking(Peer):
         if frame is None:
             return False
         file = os.path.basename(frame.f_code.co_filename)
-        place = f"{file}:{frame.f_lineno}:{name}:{type(this).__name__}"
-        if self.places is None:
-            self.noted.add(place)
+        location = f"{file}:{frame.f_lineno}:{name}:{type(this).__name__}"
+        if self.operator_locations is None:
+            self.noted.add(location)
             return True
-        return place in self.places
+        return location in self.operator_locations
 
     # ---- what the code may ask
 
@@ -167,16 +169,24 @@ class Asking(Peer):
 class Finder:
     """Finds the modules of the code, in the process of the tests."""
 
-    def __init__(self, path: str, top: str, files: frozenset[str], places: set[str] | None, noted: str) -> None:
-        self.path, self.top, self.files, self.places, self.noted = path, top, files, places, noted
+    def __init__(
+        self, path: str, top: str, files: frozenset[str], operator_locations: set[str] | None, noted: str
+    ) -> None:
+        self.path, self.top, self.files, self.operator_locations, self.noted = (
+            path,
+            top,
+            files,
+            operator_locations,
+            noted,
+        )
         self.peer: Any = None
         self.names: dict[str, bool] = {}
-        self.own = {part for file in files for part in self.parts(file)}
+        self.test_modules = {part for file in files for part in self.parts(file)}
 
     def parts(self, file: str) -> list[str]:
         """Return the names under which a file of the tests may be imported, and the packages that contain it."""
-        inner = os.path.relpath(file, self.top).split(os.sep)
-        return [os.path.splitext(inner[-1])[0], *inner[:-1]]
+        relative_parts = os.path.relpath(file, self.top).split(os.sep)
+        return [os.path.splitext(relative_parts[-1])[0], *relative_parts[:-1]]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         first = name.partition(".")[0]
@@ -190,7 +200,7 @@ class Finder:
     def is_apart(self, name: str) -> bool:
         if (
             name in sys.builtin_module_names
-            or name in self.own
+            or name in self.test_modules
             or name in ("conftest", "sitecustomize", "usercustomize")
         ):
             return False
@@ -204,9 +214,11 @@ class Finder:
 
     def search(self) -> list[str]:
         """Return the entries of `sys.path` inside the working directory, relative to it."""
-        paths = [os.path.abspath(place) for place in sys.path if isinstance(place, str)]
-        inner = [os.path.relpath(place, self.top) for place in paths if (place + os.sep).startswith(self.top + os.sep)]
-        return list(dict.fromkeys(inner))
+        paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+        relative_paths = [
+            os.path.relpath(path, self.top) for path in paths if (path + os.sep).startswith(self.top + os.sep)
+        ]
+        return list(dict.fromkeys(relative_paths))
 
     def create_module(self, spec: Any) -> Any:
         try:
@@ -231,9 +243,9 @@ class Finder:
                     if time.monotonic() > end:
                         raise
                     time.sleep(0.02)
-            self.peer = Asking(wire, self.files, self.places)
+            self.peer = Asking(wire, self.files, self.operator_locations)
             os.register_at_fork(after_in_child=self.part)
-            if self.places is None:
+            if self.operator_locations is None:
                 atexit.register(self.note)
         return self.peer  # type: ignore[no-any-return]
 
@@ -244,16 +256,16 @@ class Finder:
     def note(self) -> None:
         """Write down where operators with plain values were asked."""
         with open(self.noted, "a") as file:
-            file.writelines(json.dumps(place) + "\n" for place in sorted(self.peer.noted))
+            file.writelines(json.dumps(location) + "\n" for location in sorted(self.peer.noted))
 
 
-def install(path: str, top: str, files: list[str], places: list[str] | None, noted: str) -> None:
+def install(path: str, top: str, files: list[str], operator_locations: list[str] | None, noted: str) -> None:
     """Let modules of the code be imported from the other sandbox, over the socket at `path`.
 
-    `top` is the working directory, `files` the tests' own, and `places` what a run before has written to `noted`; None
-    where this is that run.
+    `top` is the working directory, `files` the tests' own, and `operator_locations` what a run before has written to
+    `noted`; None where this is that run.
     """
-    own = frozenset(os.path.abspath(file) for file in files)
-    known = None if places is None else set(places)
-    finder: Any = Finder(path, top.rstrip("/"), own, known, noted)
+    test_files = frozenset(os.path.abspath(file) for file in files)
+    location_set = None if operator_locations is None else set(operator_locations)
+    finder: Any = Finder(path, top.rstrip("/"), test_files, location_set, noted)
     sys.meta_path.insert(0, finder)

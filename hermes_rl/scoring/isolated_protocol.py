@@ -208,7 +208,7 @@ class Peer:
         self.shared_ids: dict[int, int] = {}
         self.lock = threading.RLock()
         self.depth = 0
-        self.gone: Any = None
+        self.gone_reason: Any = None
         self.base: Any = Meta("Apart", (Remote,), {"_peer": self}, _made=True)
 
     # ---- messages
@@ -226,17 +226,17 @@ class Peer:
     def exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            piece = self.wire.recv(min(size - len(data), 1 << 20))
-            if not piece:
+            chunk = self.wire.recv(min(size - len(data), 1 << 20))
+            if not chunk:
                 raise EOFError("the other end is gone")
-            data += piece
+            data += chunk
         return bytes(data)
 
     def ask(self, operation: str, *args: Any) -> Any:
         """Ask the other end, answer what it asks meanwhile, and return its value or raise its exception."""
         with self.lock:
-            if self.gone is not None:
-                raise GoneError(self.gone)
+            if self.gone_reason is not None:
+                raise GoneError(self.gone_reason)
             forget = self.depth == 0 and len(self.shared) > SHARED_LIMIT
             if forget:
                 self.forget()
@@ -256,15 +256,15 @@ class Peer:
                     raise GoneError("it raised a value that is not an exception")
             except Exception as error:  # noqa: BLE001 - whatever the other end has sent
                 self.end(error)
-                raise GoneError(self.gone) from None
+                raise GoneError(self.gone_reason) from None
         if kind == "x":
             raise decoded
         return decoded
 
     def end(self, error: BaseException) -> None:
         """Close the wire permanently."""
-        if self.gone is None:
-            self.gone = f"the code under test is gone, or broke the rules: {type(error).__name__}: {error}"[:300]
+        if self.gone_reason is None:
+            self.gone_reason = f"the code under test is gone, or broke the rules: {type(error).__name__}: {error}"[:300]
         self.wire.close()
 
     def serve(self, message: Any) -> None:
@@ -272,8 +272,8 @@ class Peer:
         _, forget, changes, dead, operation, args = message
         if forget:
             self.forgets()
-        for number in dead:
-            value = self.mine.pop(number, None)
+        for object_id in dead:
+            value = self.mine.pop(object_id, None)
             self.numbers.pop(id(value), None)
         self.apply(changes)
         arguments = [self.decode(arg) for arg in args]
@@ -323,10 +323,10 @@ class Peer:
 
     # ---- containers that both ends see
 
-    def share(self, value: Any, number: int) -> None:
+    def share(self, value: Any, object_id: int) -> None:
         if len(value) <= SHARED_SIZE:
-            self.shared[number] = (value, self.items(value))
-            self.shared_ids[id(value)] = number
+            self.shared[object_id] = (value, self.items(value))
+            self.shared_ids[id(value)] = object_id
 
     def items(self, value: Any) -> list[Any]:
         return [each for pair in value.items() for each in pair] if type(value) is dict else list(value)
@@ -334,18 +334,18 @@ class Peer:
     def changes(self) -> list[Any]:
         """Return the changes in shared containers since the last message to the other end."""
         changed = []
-        for number, (value, before) in list(self.shared.items()):
+        for object_id, (value, before) in list(self.shared.items()):
             now = self.items(value)
             if len(now) != len(before) or any(new is not old for new, old in zip(now, before)):
-                self.shared[number] = (value, now)
-                changed.append([number, [self.encode(each) for each in now]])
+                self.shared[object_id] = (value, now)
+                changed.append([object_id, [self.encode(each) for each in now]])
         return changed
 
     def apply(self, changes: Any) -> None:
-        for number, items in changes:
-            value = self.shared[number][0]
+        for object_id, items in changes:
+            value = self.shared[object_id][0]
             self.fill(value, [self.decode(each) for each in items])
-            self.shared[number] = (value, self.items(value))
+            self.shared[object_id] = (value, self.items(value))
 
     def fill(self, value: Any, items: list[Any]) -> None:
         value.clear()
@@ -384,15 +384,15 @@ class Peer:
             return None
         if isinstance(value, type) and NAMED.get(value.__name__) is value:
             return ["named", value.__name__]
-        own = vars(value).get("_number") if isinstance(value, (Meta, Remote, Stub)) else None
-        return self.encode_handle(value) if own is None else ["yours", own]
+        remote_id = vars(value).get("_number") if isinstance(value, (Meta, Remote, Stub)) else None
+        return self.encode_handle(value) if remote_id is None else ["yours", remote_id]
 
     def encode_container(self, value: Any) -> Any:
         if id(value) in self.shared_ids:
             return ["shared", self.shared_ids[id(value)]]
-        number = self.number()
-        self.share(value, number)
-        return ["container", type(value).__name__, number, [self.encode(each) for each in self.items(value)]]
+        object_id = self.number()
+        self.share(value, object_id)
+        return ["container", type(value).__name__, object_id, [self.encode(each) for each in self.items(value)]]
 
     def number(self) -> int:
         self.next += 2
@@ -400,28 +400,30 @@ class Peer:
 
     def encode_handle(self, value: Any) -> Any:
         self.require_given(value)
-        number = self.numbers.get(id(value))
-        known = number is not None and self.mine.get(number) is value
-        if not known:
-            number = self.number()
-            self.numbers[id(value)], self.mine[number] = number, value
+        object_id = self.numbers.get(id(value))
+        is_known = object_id is not None and self.mine.get(object_id) is value
+        if not is_known:
+            object_id = self.number()
+            self.numbers[id(value)], self.mine[object_id] = object_id, value
         kind = type(value)
         if isinstance(value, type):
-            return ["class", number, None if known else self.description(value)]
+            return ["class", object_id, None if is_known else self.description(value)]
         if isinstance(value, types.ModuleType):
-            return ["module", number, value.__name__]
+            return ["module", object_id, value.__name__]
         if kind is types.CoroutineType:
-            return ["awaitable", number]
+            return ["awaitable", object_id]
         if isinstance(value, BaseException):
-            inner = [str(value), [self.encode(each) for each in value.args], self.encode(value.__cause__)]
-            return ["exception", number, self.encode(kind), inner]
-        plain: Any = next((base for base in PLAIN if isinstance(value, base)), None)
+            details = [str(value), [self.encode(each) for each in value.args], self.encode(value.__cause__)]
+            return ["exception", object_id, self.encode(kind), details]
+        builtin_base: Any = next((base for base in PLAIN if isinstance(value, base)), None)
         carried = (
-            None if plain is None else self.encode(tuple(value) if plain is tuple else plain.__new__(plain, value))
+            None
+            if builtin_base is None
+            else self.encode(tuple(value) if builtin_base is tuple else builtin_base.__new__(builtin_base, value))
         )
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
-            return ["function", number, str(value.__name__), value.__doc__ if type(value.__doc__) is str else None]
-        return ["object", number, self.encode(kind), carried]
+            return ["function", object_id, str(value.__name__), value.__doc__ if type(value.__doc__) is str else None]
+        return ["object", object_id, self.encode(kind), carried]
 
     def description(self, kind: type) -> list[Any]:
         """Return the description from which the other end builds its stand-in for this class."""
@@ -472,42 +474,42 @@ class Peer:
     def decode_named(self, name: str) -> Any:
         return NAMED[name]
 
-    def decode_shared(self, number: int) -> Any:
-        return self.shared[number][0]
+    def decode_shared(self, object_id: int) -> Any:
+        return self.shared[object_id][0]
 
-    def decode_container(self, name: str, number: int, items: list[Any]) -> Any:
+    def decode_container(self, name: str, object_id: int, items: list[Any]) -> Any:
         value: Any = CONTAINERS[name]()
-        self.shared[number] = (value, [])  # it may hold itself
+        self.shared[object_id] = (value, [])  # it may hold itself
         self.fill(value, [self.decode(each) for each in items])
-        del self.shared[number]
-        self.share(value, number)
+        del self.shared[object_id]
+        self.share(value, object_id)
         return value
 
-    def decode_yours(self, number: int) -> Any:
-        return self.mine[number]
+    def decode_yours(self, object_id: int) -> Any:
+        return self.mine[object_id]
 
-    def decode_awaitable(self, number: int) -> Any:
-        awaitable = self.known(number)
+    def decode_awaitable(self, object_id: int) -> Any:
+        awaitable = self.known(object_id)
         if awaitable is None:
-            awaitable = self.stand_in(number, self.base)
+            awaitable = self.stand_in(object_id, self.base)
 
         async def awaited() -> Any:
             return self.ask("await", awaitable)
 
         return awaited()
 
-    def decode_module(self, number: int, name: str) -> Any:
-        stub = self.known(number)
+    def decode_module(self, object_id: int, name: str) -> Any:
+        stub = self.known(object_id)
         if stub is None:
             stub = Stub(str(name))
-            vars(stub).update(_number=number, _peer=self)
-            self.classes[number] = stub
+            vars(stub).update(_number=object_id, _peer=self)
+            self.classes[object_id] = stub
         return stub
 
-    def decode_function(self, number: int, name: str, doc: Any) -> Any:
-        function = self.known(number)
+    def decode_function(self, object_id: int, name: str, doc: Any) -> Any:
+        function = self.known(object_id)
         if function is None:
-            function = self.stand_in(number, self.functions())
+            function = self.stand_in(object_id, self.functions())
             vars(function).update(__name__=str(name), __qualname__=str(name), __doc__=doc)
         return function
 
@@ -522,56 +524,56 @@ class Peer:
             self.classes[0] = Meta("function", (self.base,), body, _made=True)
         return self.classes[0]
 
-    def known(self, number: int) -> Any:
+    def known(self, object_id: int) -> Any:
         """Return the stand-in of this number, or None if there is none."""
-        self.dead.discard(number)
-        return self.classes[number] if number in self.classes else self.theirs.get(number)
+        self.dead.discard(object_id)
+        return self.classes[object_id] if object_id in self.classes else self.theirs.get(object_id)
 
-    def stand_in(self, number: int, kind: Any, value: Any = None) -> Any:
-        plain: Any = next((base for base in PLAIN if issubclass(kind, base)), None)
-        instance = object.__new__(kind) if plain is None else plain.__new__(kind, value)
-        vars(instance)["_number"] = number
+    def stand_in(self, object_id: int, kind: Any, value: Any = None) -> Any:
+        builtin_base: Any = next((base for base in PLAIN if issubclass(kind, base)), None)
+        instance = object.__new__(kind) if builtin_base is None else builtin_base.__new__(kind, value)
+        vars(instance)["_number"] = object_id
         try:
-            self.theirs[number] = instance
+            self.theirs[object_id] = instance
         except TypeError:  # integers and tuples have no weak references
-            self.classes[number] = instance
+            self.classes[object_id] = instance
         return instance
 
-    def decode_object(self, number: int, kind: Any, carried: Any) -> Any:
-        known = self.known(number)
-        if known is None:
-            known = self.stand_in(number, self.require_class(self.decode(kind)), self.decode(carried))
-        return known
+    def decode_object(self, object_id: int, kind: Any, carried: Any) -> Any:
+        proxy = self.known(object_id)
+        if proxy is None:
+            proxy = self.stand_in(object_id, self.require_class(self.decode(kind)), self.decode(carried))
+        return proxy
 
     def require_class(self, kind: Any) -> Any:
         if not isinstance(kind, Meta):
             raise GoneError("an object is of no class")
         return kind
 
-    def decode_exception(self, number: int, kind: Any, inner: list[Any]) -> Any:
-        known = self.theirs.get(number)
-        if known is not None:
-            return known
+    def decode_exception(self, object_id: int, kind: Any, details: list[Any]) -> Any:
+        proxy = self.theirs.get(object_id)
+        if proxy is not None:
+            return proxy
         cls = self.decode(kind)
         if not (isinstance(cls, type) and issubclass(cls, BaseException)) or issubclass(cls, UNHARMED):
             cls = GoneError  # it would end the process of the tests
-        args = [self.decode(each) for each in inner[1]]
+        args = [self.decode(each) for each in details[1]]
         error = cls.__new__(cls, *args)
         if isinstance(cls, Meta):
-            vars(error).update(_number=number, _text=str(inner[0]))
-            self.theirs[number] = error
+            vars(error).update(_number=object_id, _text=str(details[0]))
+            self.theirs[object_id] = error
         else:
             error.__init__(*args)
-        cause = self.decode(inner[2])
+        cause = self.decode(details[2])
         error.__cause__ = cause if isinstance(cause, BaseException) else None
         return error
 
-    def decode_class(self, number: int, description: Any) -> Any:
-        if number not in self.classes:
-            self.classes[number] = self.made_class(number, *description)
-        return self.classes[number]
+    def decode_class(self, object_id: int, description: Any) -> Any:
+        if object_id not in self.classes:
+            self.classes[object_id] = self.made_class(object_id, *description)
+        return self.classes[object_id]
 
-    def made_class(self, number: int, names: Any, bases: Any, has: Any, methods: Any, unhashable: bool) -> Any:
+    def made_class(self, object_id: int, names: Any, bases: Any, has: Any, methods: Any, unhashable: bool) -> Any:
         """Return a stand-in for a class of the other end; it keeps only harmless built-in bases."""
         above = [self.decode(base) for base in bases]
         inherited = [base for base in above if isinstance(base, Meta)]
@@ -579,12 +581,12 @@ class Peer:
             harmless = base in PLAIN or (isinstance(base, type) and issubclass(base, BaseException))
             if harmless and not issubclass(base, UNHARMED) and not isinstance(base, Meta):
                 inherited.append(base)
-        plain = any(issubclass(base, PLAIN) for base in inherited)
+        has_builtin_base = any(issubclass(base, PLAIN) for base in inherited)
         body: dict[str, Any] = {str(name): forwarded(str(name)) for name in methods if not str(name).startswith("_")}
-        body.update({"__module__": str(names[1]), "__qualname__": str(names[2]), "_number": number, "_peer": self})
+        body.update({"__module__": str(names[1]), "__qualname__": str(names[2]), "_number": object_id, "_peer": self})
         if any(issubclass(base, BaseException) for base in inherited):
             body["__str__"] = lambda self: vars(self).get("_text", "")
-        elif not plain:
+        elif not has_builtin_base:
             body.update({name: special(name) for name in has if name in FREE | BINARY | COMPARISONS})
             if unhashable or ("__eq__" in body and "__hash__" not in body):
                 body["__hash__"] = None

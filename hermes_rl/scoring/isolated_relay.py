@@ -37,26 +37,26 @@ class Relay:
             for key, _ in self.selector.select():
                 key.data()
 
-    def add(self, number: int, end: Any) -> None:
+    def add(self, conversation_id: int, end: Any) -> None:
         """Forward data received from `end` from now on."""
-        self.ends[number] = end
-        self.selector.register(end, selectors.EVENT_READ, lambda: self.pass_on(number))
+        self.ends[conversation_id] = end
+        self.selector.register(end, selectors.EVENT_READ, lambda: self.pass_on(conversation_id))
 
-    def close(self, number: int) -> None:
-        end = self.ends.pop(number, None)
+    def close(self, conversation_id: int) -> None:
+        end = self.ends.pop(conversation_id, None)
         if end is not None:
             self.selector.unregister(end)
             end.close()
 
-    def pass_on(self, number: int) -> None:
+    def pass_on(self, conversation_id: int) -> None:
         """Send one packet of data from a conversation."""
         try:
-            data = self.ends[number].recv(PIECE)
+            data = self.ends[conversation_id].recv(PIECE)
         except OSError:
             data = b""
-        self.write(_HEAD.pack(number, len(data)) + data)
+        self.write(_HEAD.pack(conversation_id, len(data)) + data)
         if not data:
-            self.close(number)
+            self.close(conversation_id)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -65,29 +65,29 @@ class Relay:
 
     def take(self) -> None:
         """Receive one packet from the peer."""
-        number, length = _HEAD.unpack(self.exactly(_HEAD.size))
+        conversation_id, length = _HEAD.unpack(self.exactly(_HEAD.size))
         if length > PIECE:
             os._exit(1)
         data = self.exactly(length)
         if not data:
-            self.close(number)
+            self.close(conversation_id)
             return
-        end = self.ends.get(number)
+        end = self.ends.get(conversation_id)
         if end is None and len(self.ends) < MOST:
-            end = self.opened(number)
+            end = self.opened(conversation_id)
         try:
             if end is not None:
                 end.sendall(data)
         except OSError:
-            self.close(number)
+            self.close(conversation_id)
 
     def exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = os.read(0, size - len(data))
-            if not piece:
+            chunk = os.read(0, size - len(data))
+            if not chunk:
                 os._exit(0)
-            data += piece
+            data += chunk
         return data
 
 
@@ -112,12 +112,12 @@ def answer(serve: Callable[[Any, str], None], folder: str) -> None:
     """Start a process that serves each conversation."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
-    def opened(number: int) -> Any:
-        ours, theirs = socket.socketpair()
+    def opened(conversation_id: int) -> Any:
+        parent_end, theirs = socket.socketpair()
         if os.fork() == 0:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                ours.close()
+                parent_end.close()
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for descriptor in (0, 1, 2):
                     os.dup2(nothing, descriptor)
@@ -125,8 +125,8 @@ def answer(serve: Callable[[Any, str], None], folder: str) -> None:
             finally:
                 os._exit(1)
         theirs.close()
-        relay.add(number, ours)
-        return ours
+        relay.add(conversation_id, parent_end)
+        return parent_end
 
     relay = Relay(opened)
     relay.run()

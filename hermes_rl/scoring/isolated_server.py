@@ -38,17 +38,17 @@ class Answering(Peer):
     def perform(self, operation: str, *args: Any) -> Any:
         return getattr(self, f"do_{operation}")(*args)
 
-    def do_import(self, name: str, places: list[str]) -> Any:
-        for place in reversed(places):
-            path = os.path.normpath(os.path.join(self.folder, place))
+    def do_import(self, name: str, directories: list[str]) -> Any:
+        for directory in reversed(directories):
+            path = os.path.normpath(os.path.join(self.folder, directory))
             if path not in sys.path:
                 sys.path.insert(0, path)
         return importlib.import_module(name)
 
-    def do_has(self, name: str, places: list[str]) -> bool:
+    def do_has(self, name: str, directories: list[str]) -> bool:
         from importlib.machinery import PathFinder
 
-        paths = [os.path.normpath(os.path.join(self.folder, place)) for place in places]
+        paths = [os.path.normpath(os.path.join(self.folder, directory)) for directory in directories]
         return PathFinder.find_spec(name, [*paths, self.folder]) is not None
 
     def do_call(self, function: Any, args: Any, more: Any) -> Any:
@@ -87,12 +87,12 @@ class Answering(Peer):
         return copy.deepcopy(this) if deep else copy.copy(this)
 
     def do_await(self, awaitable: Any) -> Any:
-        async def whole() -> Any:
+        async def wait_for_result() -> Any:
             return await awaitable
 
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
-        return self.loop.run_until_complete(whole())
+        return self.loop.run_until_complete(wait_for_result())
 
 
 class Printed(io.RawIOBase):

@@ -37,12 +37,12 @@ _measured: dict[tuple[str, str, str], float] = {}
 
 
 async def require_agreement(
-    judge: str, file: str, least: float, score: Callable[[Mapping[str, Any]], Awaitable[float]]
+    judge: str, file: str, min_agreement: float, score: Callable[[Mapping[str, Any]], Awaitable[float]]
 ) -> float:
     """Return the fraction of the cases of `file` in which `score` agrees with the label.
 
     Raises:
-        UserError: the file cannot be used, or the fraction is below `least`.
+        UserError: the file cannot be used, or the fraction is below `min_agreement`.
         JudgeFailure: the judge failed.
     """
     cases, digest = await asyncio.to_thread(labelled_cases, file)
@@ -51,10 +51,10 @@ async def require_agreement(
         scores = await asyncio.gather(*(score(case) for case in cases))
         agreeing = sum(abs(value - case["score"]) <= NEAR for value, case in zip(scores, cases, strict=True))
         _measured[key] = agreeing / len(cases)
-    if _measured[key] < least:
+    if _measured[key] < min_agreement:
         raise UserError(
             f"judge {judge!r} agrees with {_measured[key]:.0%} of {len(cases)} labelled cases in {file}, less than "
-            f"min_agreement ({least:.0%}): use another judge, or mend the rubric"
+            f"min_agreement ({min_agreement:.0%}): use another judge, or mend the rubric"
         )
     return _measured[key]
 
@@ -146,8 +146,8 @@ async def verdict(
         JudgeFailure: the server failed, or no reply could be parsed.
         AgentFault: the judge gives no verdict on the agent's texts, but gives one on a plain text in their place.
     """
-    whole = question if isinstance(question, str) else question(_readable)
-    key = hashlib.sha256(json.dumps([RULES, whole, schema], sort_keys=True).encode()).hexdigest()
+    full_question = question if isinstance(question, str) else question(_readable)
+    key = hashlib.sha256(json.dumps([RULES, full_question, schema], sort_keys=True).encode()).hexdigest()
     while True:
         own_verdict: Future[Mapping[str, Any]] = Future()
         own_verdict.set_running_or_notify_cancel()  # a waiting caller must not be able to cancel it for the others
@@ -185,9 +185,9 @@ async def _answered(
 class _NoVerdict(Exception):
     """A judge gave no verdict. `ours`: the cause is independent of the question."""
 
-    def __init__(self, detail: str, *, ours: bool = False, by_server: bool = False) -> None:
+    def __init__(self, detail: str, *, is_infrastructure: bool = False, by_server: bool = False) -> None:
         super().__init__(detail)
-        self.ours, self.by_server = ours, by_server
+        self.is_infrastructure, self.by_server = is_infrastructure, by_server
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,17 @@ class _JudgeSession:
             return await self.verdict(question)
         except _NoVerdict as none:
             problem = none
-        if not isinstance(question, str) and not problem.ours and await self.answers(question(lambda text: PLAIN)):
+        if (
+            not isinstance(question, str)
+            and not problem.is_infrastructure
+            and await self.answers(question(lambda text: PLAIN))
+        ):
             if problem.by_server:  # it may have been down temporarily
                 try:
                     return await self.verdict(question)
                 except _NoVerdict as none:
                     problem = none
-            if not problem.ours:
+            if not problem.is_infrastructure:
                 raise AgentFault(f"{problem}; the judge returns a verdict for a plain text instead of the agent's")
         raise JudgeFailure(str(problem)) from problem
 
@@ -228,13 +232,13 @@ class _JudgeSession:
         repairs: list[dict[str, Any]] = []
         attempts = 0
         while attempts < ATTEMPTS:
-            shown = question if isinstance(question, str) else question(_cut(limit))
-            messages = [{"role": "system", "content": RULES}, {"role": "user", "content": shown}, *repairs]
+            prompt = question if isinstance(question, str) else question(_cut(limit))
+            messages = [{"role": "system", "content": RULES}, {"role": "user", "content": prompt}, *repairs]
             try:
                 text, usage = await self.judge.answer(messages, self.schema, 0.0)
             except ServerFailure as failure:
                 detail = f"judge {name!r}: {failure.detail}"
-                raise _NoVerdict(detail, ours=not failure.about_the_call, by_server=True) from failure
+                raise _NoVerdict(detail, is_infrastructure=not failure.about_the_call, by_server=True) from failure
             except ContextLengthExceeded as error:
                 if limit <= LEAST and not repairs:
                     raise _NoVerdict(f"judge {name!r}: the question does not fit its context: {error}") from error
@@ -247,8 +251,8 @@ class _JudgeSession:
                 self.read(answer)
             except ValueError as error:
                 wrong = str(error)
-                again = f"That cannot be used: {wrong}. Answer with the JSON object alone."
-                repairs = [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
+                retry_message = f"That cannot be used: {wrong}. Answer with the JSON object alone."
+                repairs = [{"role": "assistant", "content": text}, {"role": "user", "content": retry_message}]
             else:
                 return answer
         raise _NoVerdict(f"judge {name!r} gave no verdict that can be read in {ATTEMPTS} attempts: {wrong}")
@@ -285,13 +289,13 @@ def verdict_in(text: str) -> dict[str, Any]:
     Raises:
         ValueError: the reply has another form.
     """
-    whole = text.strip()
-    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", whole, re.DOTALL):
-        whole = fenced[1]
-    if len(whole) > LONGEST_VERDICT:
+    json_text = text.strip()
+    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", json_text, re.DOTALL):
+        json_text = fenced[1]
+    if len(json_text) > LONGEST_VERDICT:
         raise ValueError(f"it has more than {LONGEST_VERDICT} characters")
     try:
-        value = json.loads(whole, object_pairs_hook=_unique)
+        value = json.loads(json_text, object_pairs_hook=_unique)
     except RecursionError:
         raise TooDeepError from None
     except json.JSONDecodeError as error:
@@ -320,9 +324,9 @@ def number_in(answer: Mapping[str, Any], name: str, low: float, high: float) -> 
     """Return the number under `name`; raise `ValueError` if there is none from `low` to `high`."""
     value = answer.get(name)
     try:
-        number = float(value) if isinstance(value, str) or is_number(value) else math.nan
+        parsed_value = float(value) if isinstance(value, str) or is_number(value) else math.nan
     except ValueError:
-        number = math.nan
-    if not low <= number <= high:
+        parsed_value = math.nan
+    if not low <= parsed_value <= high:
         raise ValueError(f"{name!r} must be a number from {low:g} to {high:g}, not {json.dumps(value)[:80]}")
-    return number
+    return parsed_value

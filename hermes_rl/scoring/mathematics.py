@@ -41,14 +41,14 @@ def equal(answer: str, target: str) -> tuple[bool, str | None]:
     answer, target = _PERCENT.sub("", answer), _PERCENT.sub("", target)
     boxed = last_boxed(answer)
     stated = _after_hashes(answer) if boxed is None else boxed
-    expected = _after_hashes(target) or _plain(target).strip()
+    expected = _after_hashes(target) or _strip_latex(target).strip()
     if stated is not None and _NUMBER.fullmatch(stated) and _NUMBER.fullmatch(expected):
         verdict = Decimal(stated) == Decimal(expected)
     elif stated is None and len(parts := _ANNOUNCED.split(answer)) > 1:
-        said = f"The answer is {parts[-1]}"
-        verdict = ("," in expected or not _HEDGED.search(said)) and _verified(_plain(said), expected)
+        statement = f"The answer is {parts[-1]}"
+        verdict = ("," in expected or not _HEDGED.search(statement)) and _verified(_strip_latex(statement), expected)
     else:
-        verdict = _verified(_plain(answer) if stated is None else f"\\boxed{{{stated}}}", expected)
+        verdict = _verified(_strip_latex(answer) if stated is None else f"\\boxed{{{stated}}}", expected)
     return verdict, None if verdict else f"{stated or 'the answer'} is not equal to {target}"
 
 
@@ -74,12 +74,12 @@ def _after_hashes(text: str) -> str | None:
     lines = _AFTER_HASHES.findall(text)
     if not lines:
         return None
-    line = _plain(lines[-1]).strip().strip("*").strip()
-    number = _AT_BEGIN.match(line)
-    return line if number is None else number[1].replace(",", "")
+    line = _strip_latex(lines[-1]).strip().strip("*").strip()
+    number_match = _AT_BEGIN.match(line)
+    return line if number_match is None else number_match[1].replace(",", "")
 
 
-def _plain(text: str) -> str:
+def _strip_latex(text: str) -> str:
     """Return a text without LaTeX forms of dollar signs and thousands separators, which are parsed only in formulas."""
     return _ESCAPED_DOLLAR.sub("", text.replace("{,}", ","))
 
@@ -89,9 +89,9 @@ def last_boxed(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
-    depth, begin = 1, start + len("\\boxed{")
-    for position in range(begin, len(text)):
+    depth, content_start = 1, start + len("\\boxed{")
+    for position in range(content_start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return text[begin:position].strip()
+            return text[content_start:position].strip()
     return None

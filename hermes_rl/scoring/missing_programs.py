@@ -53,11 +53,11 @@ def programs(command: str) -> list[list[str]]:
 def _stand_ins(command: str, name: str) -> set[str]:
     """Return the alternatives that a command calls if a program of that name is missing."""
     for chain in _chains(command):
-        for place, part in enumerate(chain):
-            words = [word for word in part if name in word]
-            if words:
-                nested = [_stand_ins(word, name) for word in words if "||" in word]  # sh -c "a || b"
-                return {_first(other) for other in chain[place + 1 :]}.union(*nested)
+        for index, part in enumerate(chain):
+            matches = [word for word in part if name in word]
+            if matches:
+                nested = [_stand_ins(word, name) for word in matches if "||" in word]  # sh -c "a || b"
+                return {_first(other) for other in chain[index + 1 :]}.union(*nested)
     return set()
 
 
@@ -92,7 +92,7 @@ def _complaints(status: int, output: str) -> Iterator[tuple[str, str]]:
             yield "program", _last_word(line.removesuffix(NO_FILE))
         if "No module named " in line:
             yield "module", line.rpartition("No module named ")[2].strip(QUOTES).partition(".")[0]
-        refused = [line.index(words) for words in REFUSED if words in line] if status == NOT_EXECUTED else []
+        refused = [line.index(phrase) for phrase in REFUSED if phrase in line] if status == NOT_EXECUTED else []
         if refused:
             yield "refused", _last_word(line[: min(refused)]).rpartition("/")[2]
 

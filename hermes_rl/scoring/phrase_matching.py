@@ -26,5 +26,5 @@ def words_of(text: str) -> set[str]:
 def pattern_of(phrase: str) -> str:
     """Return a pattern for a phrase that stands alone, not inside a word if its script has spaces."""
     before = "" if _FIRST_SPACELESS.match(phrase) else r"(?<!\w)"
-    behind = "" if _LAST_SPACELESS.search(phrase) else r"(?!\w)"
-    return before + re.escape(phrase) + behind
+    after = "" if _LAST_SPACELESS.search(phrase) else r"(?!\w)"
+    return before + re.escape(phrase) + after

@@ -61,20 +61,20 @@ def begin(folder: str, top: str, files: "list[str]", fd: int) -> None:
     `folder` is the directory of this code, and `top` the working directory, which contains the code under test.
     """
     _next_customization(folder)
-    words = _command_line()[WORDS]
-    if not any(os.path.basename(word) in RUNNERS or os.path.abspath(word) in files for word in words):
+    command_words = _command_line()[WORDS]
+    if not any(os.path.basename(word) in RUNNERS or os.path.abspath(word) in files for word in command_words):
         if _is_ours(fd):
             _pass_on(fd)
         return
-    own = _taken(fd)
-    if own is None:
+    report_fd = _taken(fd)
+    if report_fd is None:
         return
-    say = _voice(own)
-    by_pytest = bool({os.path.basename(word) for word in words} & {"pytest", "py.test"})
-    by_script = f"{folder}/{SCRIPT}" in words
+    say = _voice(report_fd)
+    by_pytest = bool({os.path.basename(word) for word in command_words} & {"pytest", "py.test"})
+    by_script = f"{folder}/{SCRIPT}" in command_words
     say("begin", "script" if by_script else "pytest" if by_pytest else "unittest")
     tops = [top.rstrip("/") + "/", os.path.abspath("") + "/"]
-    installed = [place for place in sys.path if not any((place + "/").startswith(each) for each in tops)]
+    installed = [path for path in sys.path if not any((path + "/").startswith(each) for each in tops)]
     trusted = (*installed, *files)
     watched = []  # type: list[_Watched]
 
@@ -101,9 +101,9 @@ def run_script(space: "dict[str, Any]") -> None:
     the code under test. The exit status is reported too, because code may change it while modules are unloaded.
     """
     say, watched = vars(builtins).pop(HANDED, (None, None))
-    own = os.path.dirname(sys.argv.pop(0))
+    reporter_directory = os.path.dirname(sys.argv.pop(0))
     path = os.path.abspath(sys.argv[0])
-    if sys.path[0] == own:  # options of Python can prevent this entry
+    if sys.path[0] == reporter_directory:  # options of Python can prevent this entry
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -120,9 +120,9 @@ def run_script(space: "dict[str, Any]") -> None:
             step = step.tb_next
             by_itself = by_itself and watched.knows(step.tb_frame.f_code)
     except BaseException as error:
-        end, behind = SystemExit(1), error.__traceback__ and error.__traceback__.tb_next
+        end, user_traceback = SystemExit(1), error.__traceback__ and error.__traceback__.tb_next
         try:
-            sys.excepthook(type(error), error.with_traceback(behind), behind)
+            sys.excepthook(type(error), error.with_traceback(user_traceback), user_traceback)
         except BaseException:  # whatever it does, the script has failed
             pass
     if say is not None and by_itself:
@@ -158,11 +158,11 @@ def _taken(fd: int) -> "int | None":
     if not _is_ours(fd):
         return None
     try:
-        own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+        private_fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
     except OSError:  # fewer are allowed
-        own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+        private_fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
     os.close(fd)
-    return own
+    return private_fd
 
 
 def _voice(fd: int) -> Say:
@@ -170,8 +170,8 @@ def _voice(fd: int) -> Say:
     write, process = os.write, os.getpid
 
     def say(kind: str, *fields: str) -> None:
-        plain = [field.replace("\t", " ").replace("\n", " ") for field in fields]
-        line = "\t".join([str(process()), kind, *plain]) + "\n"
+        clean_fields = [field.replace("\t", " ").replace("\n", " ") for field in fields]
+        line = "\t".join([str(process()), kind, *clean_fields]) + "\n"
         try:
             write(fd, line.encode("utf-8", "backslashreplace"))
         except OSError:
@@ -204,9 +204,9 @@ class _Tests:
         self.say("start", str(self.numbers[id(test)]))
 
     def end(self, outcome: str) -> None:
-        number = self.numbers[id(self.running)]
+        test_index = self.numbers[id(self.running)]
         self.running = None
-        self.say("end", str(number), outcome)
+        self.say("end", str(test_index), outcome)
 
 
 def _command_line() -> "list[str]":
@@ -216,7 +216,7 @@ def _command_line() -> "list[str]":
 
 def _next_customization(folder: str) -> None:
     """Run the image's own `sitecustomize`, which this one has taken the place of."""
-    rest = [place for place in sys.path if os.path.abspath(place) != folder]
+    rest = [path for path in sys.path if os.path.abspath(path) != folder]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -273,7 +273,7 @@ class _Plugin:
     def pytest_sessionstart(self, session: Any) -> None:
         self.watch()  # plug-ins of the image have changed by now what they change
         self.watched[-1].hooks = session.config.hook
-        self.watched[-1].known = {code for _, code in _hooks(session.config.hook)}
+        self.watched[-1].known_hooks = {code for _, code in _hooks(session.config.hook)}
         elsewhere = session.config.pluginmanager.hasplugin("dsession")
         self.apart = elsewhere or bool(getattr(session.config.option, "forked", False))
         self.function = sys.modules["_pytest.python"].Function
@@ -313,11 +313,11 @@ class _Plugin:
 
     @_around
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
-        own = pyfuncitem is self.tests.running
-        if own:
+        is_running_test = pyfuncitem is self.tests.running
+        if is_running_test:
             self.tests.entered = True
         outcome = yield
-        if own and pyfuncitem is self.tests.running:
+        if is_running_test and pyfuncitem is self.tests.running:
             self.tests.returned = outcome.excinfo is None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -344,7 +344,7 @@ class _Plugin:
 
 def _is_to_be_skipped(item: Any) -> bool:
     """Return True if a mark of pytest skips a test, or expects it to fail, by conditions that hold."""
-    if not {mark.name for mark in item.iter_markers()} & MARKS:
+    if not {marker.name for marker in item.iter_markers()} & MARKS:
         return False
     skipping = sys.modules["_pytest.skipping"]
     evaluate = [getattr(skipping, f"evaluate_{kind}_marks", None) for kind in ("skip", "xfail")]
@@ -360,11 +360,11 @@ def _wrap_unittest(say: Say, watched: "list[_Watched]") -> None:
     tests = _Tests(say)
     run_case, run_suite = case.TestCase.run, suite.TestSuite.run
     within = []  # type: list[Any]
-    seen = []  # type: list[bool]
+    has_announced = []  # type: list[bool]
 
     def announce(cases: "list[Any]") -> None:
-        if not seen:  # all test classes are there, and none of their tests has run
-            seen.append(True)
+        if not has_announced:  # all test classes are there, and none of their tests has run
+            has_announced.append(True)
             for kind in _kinds(case.TestCase):
                 watched[-1].remember_class(kind)
         tests.announce([(test, _name(test)) for test in cases if isinstance(test, case.TestCase)])
@@ -428,16 +428,16 @@ def _calls_by(kind: Any, calls: "list[Any]") -> bool:
 def _marked(*owners: Any) -> bool:
     """Return True if a unittest decorator skips a test or expects its failure, on the test or on its class."""
     marks = ("__unittest_skip__", "__unittest_expecting_failure__")
-    return any(getattr(each, mark, False) for each in owners for mark in marks)
+    return any(getattr(each, marker, False) for each in owners for marker in marks)
 
 
 def _flat(suite: Any) -> "list[Any]":
     """Return the tests of a suite and of its nested suites."""
     try:
-        inner = list(suite)
+        members = list(suite)
     except TypeError:
         return [suite]
-    return [test for each in inner for test in _flat(each)]
+    return [test for each in members for test in _flat(each)]
 
 
 def _follow_calls(watched: "list[_Watched]", tests: _Tests) -> "list[Any]":
@@ -451,15 +451,15 @@ def _follow_calls(watched: "list[_Watched]", tests: _Tests) -> "list[Any]":
         return []
     from unittest import async_case
 
-    def followed(inner: Any) -> Any:
+    def followed(original_call: Any) -> Any:
         def call(self: Any, method: Any) -> None:
             if tests.running is None or tests.entered:  # of a test that runs tests
-                inner(self, method)
+                original_call(self, method)
                 return
             tests.entered = True
             outcome = self._outcome
             result = getattr(outcome, "result", None)
-            inner(self, method)
+            original_call(self, method)
             unchanged = self._outcome is outcome and getattr(outcome, "result", None) is result
             tests.returned = unchanged and not watched[-1].overrides(self, case.TestCase)
 
@@ -482,7 +482,7 @@ def _name(test: Any) -> str:
 def _kinds(kind: type) -> "list[type]":
     """Return all classes that are made of this one."""
     kinds = kind.__subclasses__()  # type: list[type]
-    return kinds + [further for each in kinds for further in _kinds(each)]
+    return kinds + [subclass for each in kinds for subclass in _kinds(each)]
 
 
 def _hooks(hook: Any) -> "list[tuple[str, Any]]":
@@ -499,27 +499,27 @@ class _Watched:
 
     hooks = None  # type: Any
     """Functions of pytest's hooks; only installed plug-ins and conftest.py files may add to them."""
-    known = frozenset()  # type: Any
+    known_hooks = frozenset()  # type: Any
 
     def __init__(self, trusted: "Sequence[str]") -> None:
         self.trusted = (*filter(None, trusted), os.path.dirname(os.__file__))
         self.before = []  # type: list[tuple[str, Any, str, Any]]
-        self.seen = set()  # type: set[tuple[int, str]]
+        self.remembered_keys = set()  # type: set[tuple[int, str]]
         for name in JUDGES:
             self.remember(builtins, name)
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in WATCHED and isinstance(module, ModuleType):
-                for inner, value in list(vars(module).items()):
+                for attribute_name, value in list(vars(module).items()):
                     if getattr(value, "__module__", None) == name and callable(value):
-                        self.remember(module, inner)
+                        self.remember(module, attribute_name)
                         for key, each in list(vars(value).items()) if isinstance(value, type) else ():
                             if _runs(each):
                                 self.remember(value, key)
 
     def remember(self, owner: Any, name: str) -> None:
         """Watch what an object, a class or a module has under this name."""
-        if owner is not None and (id(owner), name) not in self.seen:
-            self.seen.add((id(owner), name))
+        if owner is not None and (id(owner), name) not in self.remembered_keys:
+            self.remembered_keys.add((id(owner), name))
             self.before.append((getattr(owner, "__name__", type(owner).__name__), owner, name, _code_of(owner, name)))
 
     def remember_class(self, kind: type) -> None:
@@ -529,22 +529,26 @@ class _Watched:
 
     def changed(self) -> "list[str]":
         """Return the names of functions replaced by code that is neither installed nor in the tests' own files."""
-        now = [(where, name, value, _code_of(owner, name)) for where, owner, name, value in self.before]
+        now = [(owner_name, name, value, _code_of(owner, name)) for owner_name, owner, name, value in self.before]
         names = [
-            f"{where}.{name}"
-            for where, name, then, value in now
+            f"{owner_name}.{name}"
+            for owner_name, name, then, value in now
             if value is not then and value is not None and not self._installed(value)
         ]
-        own = next((i for i, finder in enumerate(sys.meta_path) if finder is importlib.machinery.PathFinder), 0)
-        names += [f"sys.meta_path: {finder}" for finder in sys.meta_path[:own] if not self._installed(finder)]
-        new = [] if self.hooks is None else [each for each in _hooks(self.hooks) if each[1] not in self.known]
+        path_finder_index = next(
+            (i for i, finder in enumerate(sys.meta_path) if finder is importlib.machinery.PathFinder), 0
+        )
+        names += [
+            f"sys.meta_path: {finder}" for finder in sys.meta_path[:path_finder_index] if not self._installed(finder)
+        ]
+        new = [] if self.hooks is None else [each for each in _hooks(self.hooks) if each[1] not in self.known_hooks]
         return names + [name for name, code in new if not self._installed(code) and not _of_conftest(code)]
 
     def overrides(self, owner: Any, kind: type) -> "list[str]":
         """Return the names of methods that code under test has overridden on this object alone."""
-        own = getattr(owner, "__dict__", {})
+        instance_attributes = getattr(owner, "__dict__", {})
         return [
-            name for name, value in list(own.items())
+            name for name, value in list(instance_attributes.items())
             if callable(value) and hasattr(kind, name) and not self._installed(_identity(value))
         ]  # fmt: skip
 
@@ -580,9 +584,9 @@ def _code_of(owner: Any, name: str) -> Any:
     """Return the code that a name refers to: the object's own attribute, else its class's."""
     if name == "__code__":
         return getattr(owner, name, None)
-    for place in owner.__mro__ if isinstance(owner, type) else (owner, *type(owner).__mro__):
-        if name in getattr(place, "__dict__", ()):
-            return _identity(place.__dict__[name])
+    for holder in owner.__mro__ if isinstance(owner, type) else (owner, *type(owner).__mro__):
+        if name in getattr(holder, "__dict__", ()):
+            return _identity(holder.__dict__[name])
     return None
 
 

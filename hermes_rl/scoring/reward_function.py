@@ -43,26 +43,28 @@ def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> Rewa
     """
     reference = fn or name
     if reference.startswith("atropos:"):
-        registry = "hermes_rl.env.registry_rewards:named"  # by name: the core does not depend on Atropos
-        wanted = reference.removeprefix("atropos:")
-        return RewardFunction.of(name, load_object(registry)(wanted), Code.of(registry)._replace(finds=wanted))
+        registry = "hermes_rl.env.registry_rewards:load_reward"  # by name: the core does not depend on Atropos
+        atropos_name = reference.removeprefix("atropos:")
+        return RewardFunction.from_function(
+            name, load_object(registry)(atropos_name), Code.from_ref(registry)._replace(finds=atropos_name)
+        )
     if ":" in reference:
-        return RewardFunction.of(name, load_object(reference), Code.of(reference))
+        return RewardFunction.from_function(name, load_object(reference), Code.from_ref(reference))
     shipped = shipped_rewards()
     if reference in shipped:
         reference = f"{shipped[reference]}:{reference}"
-        function = RewardFunction.of(name, load_object(reference), Code.of(reference))
+        function = RewardFunction.from_function(name, load_object(reference), Code.from_ref(reference))
         # A reward that names the state calls code of the spec, whose duration is unknown.
         unbounded = function.asks or function.limit is not None or "state" in function.parameters
         return function if unbounded else replace(function, limit=SHIPPED_SECONDS)
     published = published_rewards()
     points = [point for point in published if point.name == reference]
     if points:
-        return RewardFunction.of(name, _load(points), Code(points[0].module, points[0].attr))
-    known = {*shipped, *(point.name for point in published)}
-    hint = did_you_mean(reference, {*known, *others})
-    there = hint or f" (there are: {', '.join(sorted(known))}; your own: fn: file.py:function)"
-    raise UserError(f"there is no reward {reference!r}{there}")
+        return RewardFunction.from_function(name, _load(points), Code(points[0].module, points[0].attr))
+    reward_names = {*shipped, *(point.name for point in published)}
+    hint = did_you_mean(reference, {*reward_names, *others})
+    suggestion = hint or f" (there are: {', '.join(sorted(reward_names))}; your own: fn: file.py:function)"
+    raise UserError(f"there is no reward {reference!r}{suggestion}")
 
 
 def _load(points: list[EntryPoint]) -> Any:
@@ -99,7 +101,7 @@ HELD_AT_MOST = 300.0
 AT_ONCE = 256
 """Maximum number of concurrent rewards; they mostly wait for the sandbox or a judge."""
 
-_places = PerLoopSemaphore(AT_ONCE)
+_reward_slots = PerLoopSemaphore(AT_ONCE)
 
 T = TypeVar("T")
 
@@ -125,7 +127,7 @@ class RewardFunction:
     turns: CallThrottle = field(default_factory=CallThrottle, compare=False, repr=False)
 
     @classmethod
-    def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
+    def from_function(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
         """Read the signature of `function`, which other processes load as `code`.
 
         Raises:
@@ -178,7 +180,7 @@ class RewardFunction:
         """True if it runs in a separate process."""
         return self.code is not None
 
-    def own(self, value: Any) -> Any:
+    def copy_for_reward(self, value: Any) -> Any:
         """Return a row or result that the reward may change: copied here or in transit, so the original stays
         unchanged.
         """
@@ -186,7 +188,7 @@ class RewardFunction:
             return value
         return value.copied() if hasattr(value, "copied") else deep_copy(value)
 
-    def wanted(self, available: Mapping[str, Any]) -> dict[str, Any]:
+    def select_parameters(self, available: Mapping[str, Any]) -> dict[str, Any]:
         """Return the offered values (context, roles) that the signature names."""
         return {name: value for name, value in available.items() if name in self.parameters}
 
@@ -204,8 +206,8 @@ class RewardFunction:
         """
         for key in written:
             if key in INJECTED or (key not in self.parameters and not self.open):
-                known = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
-                raise UserError(f"reward {self.name!r} takes no argument {key!r}; its arguments: {known}")
+                argument_names = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
+                raise UserError(f"reward {self.name!r} takes no argument {key!r}; its arguments: {argument_names}")
         for key in self.needed:
             if key not in written and key not in INJECTED and key not in roles:
                 raise UserError(
@@ -221,18 +223,20 @@ class RewardFunction:
         """
         from hermes_rl.spec.templates import coerce
 
-        given = {
-            key: coerce(value, self.hints[key], where=f"rewards.{self.name}.args.{key}") if key in self.hints else value
+        arguments = {
+            key: coerce(value, self.hints[key], location=f"rewards.{self.name}.args.{key}")
+            if key in self.hints
+            else value
             for key, value in written.items()
         }
-        self.require_fitting(given)
-        return given
+        self.require_fitting(arguments)
+        return arguments
 
-    def require_fitting(self, given: Mapping[str, Any]) -> None:
+    def require_fitting(self, arguments: Mapping[str, Any]) -> None:
         """Raise `UserError` if arguments do not go together; see `hermes_rl.scoring.reward_value.requires`."""
         if requirements := getattr(self.function, "requirements", ()):
             defaults = {key: each.default for key, each in self.parameters.items() if each.default is not each.empty}
-            require(self.function.__name__, requirements, {**defaults, **given})
+            require(self.function.__name__, requirements, {**defaults, **arguments})
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
@@ -267,14 +271,14 @@ async def call_reward(
     """
     started, passed = time.perf_counter(), dict(arguments)
     seconds = reward.seconds(passed)
-    async with _places.here():
+    async with _reward_slots.get_semaphore():
         if reward.code is not None:
             returned = await _apart(reward, reward.code, passed, seconds, after, fresh=fresh)
             return returned, time.perf_counter() - started
         try:
             # A thread that does not outlive the program: a reward that hangs must not delay the exit.
-            here = partial(_here, reward, passed, seconds, after)
-            job = _on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(here)
+            run_reward = partial(_run_in_thread, reward, passed, seconds, after)
+            job = _on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(run_reward)
             # Not `wait_for`, which can lose a cancellation that arrives at the moment when the reward returns.
             async with asyncio.timeout(seconds):
                 returned = await job
@@ -304,7 +308,7 @@ async def _apart(
             elif fresh:
                 target = held = await reward.pool.hold(code)
             read = partial(of_plain, reward.name)
-            return await target.call(code, arguments, "hermes_rl.scoring.reward_value:plain", seconds, read)
+            return await target.call(code, arguments, "hermes_rl.scoring.reward_value:to_builtin", seconds, read)
         finally:
             if held is not None:
                 await held.close()
@@ -349,7 +353,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _here(
+def _run_in_thread(
     reward: RewardFunction, arguments: dict[str, Any], seconds: float, after: Callable[[], None] | None
 ) -> object:
     """Run a reward in this thread."""

@@ -178,7 +178,7 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
     )
 
 
-def plain(returned: object, depth: int = DEEPEST) -> Any:
+def to_builtin(returned: object, depth: int = DEEPEST) -> Any:
     """Return a reward's return value as plain values, which `of_plain` reads in the calling process.
 
     Below `depth` levels a value is replaced by its type name, because no valid reward nests so deeply.
@@ -186,15 +186,15 @@ def plain(returned: object, depth: int = DEEPEST) -> Any:
     if isinstance(returned, Score) and depth:
         metrics = returned.metrics
         return {
-            "value": plain(returned.value, depth - 1),
+            "value": to_builtin(returned.value, depth - 1),
             "reason": None if returned.reason is None else str(returned.reason)[:LONGEST_TEXT],
-            "metrics": {str(key): plain(each, max(0, depth - 2)) for key, each in metrics.items()}
+            "metrics": {str(key): to_builtin(each, max(0, depth - 2)) for key, each in metrics.items()}
             if isinstance(metrics, Mapping)
             else type(metrics).__name__[:LONGEST_NAME],
             "overrides": dict(returned.overrides) if isinstance(returned.overrides, Mapping) else returned.overrides,
         }
     if isinstance(returned, Sequence) and not isinstance(returned, str | bytes) and depth:
-        return [plain(each, depth - 1) for each in returned]
+        return [to_builtin(each, depth - 1) for each in returned]
     if returned is None or isinstance(returned, bool | int):
         return returned
     if isinstance(returned, str) or not hasattr(returned, "__float__"):
@@ -257,9 +257,9 @@ def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
     reason = None if score.reason is None else str(score.reason)
     if not isinstance(score.metrics, Mapping):
         raise RewardFailure(f"reward {name!r}: metrics must be a mapping, not {type(score.metrics).__name__}")
-    kept = [key for key in islice(score.metrics, MOST_METRICS) if len(str(key)) <= LONGEST_METRIC]
-    metrics = {str(key): _finite(f"{name}.{key}", score.metrics[key]) for key in kept}
-    if omitted := len(score.metrics) - len(kept):
+    metric_names = [key for key in islice(score.metrics, MOST_METRICS) if len(str(key)) <= LONGEST_METRIC]
+    metrics = {str(key): _finite(f"{name}.{key}", score.metrics[key]) for key in metric_names}
+    if omitted := len(score.metrics) - len(metric_names):
         metrics["omitted"] = float(omitted)
     return RewardValue(value, reason, metrics, seconds=seconds, overrides=_overrides(name, score.overrides))
 
@@ -278,13 +278,15 @@ def _finite(name: str, value: object) -> float:
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise _no_value(name, type(value).__name__)
     try:
-        number = float(value)
+        float_value = float(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         # An array or tensor with more than one element, or an integer beyond the range of floats.
         raise RewardFailure(f"reward {name!r} returned no single number: {error}") from error
-    if not is_number(number):
-        raise RewardFailure(f"reward {name!r} returned {number}, which is not finite, or beyond {LARGEST_NUMBER:g}")
-    return number
+    if not is_number(float_value):
+        raise RewardFailure(
+            f"reward {name!r} returned {float_value}, which is not finite, or beyond {LARGEST_NUMBER:g}"
+        )
+    return float_value
 
 
 def _no_value(name: str, kind: str) -> RewardFailure:
@@ -308,15 +310,15 @@ def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
     """
     if len(values) == 1:
         return values[0]
-    known = [value.value for value in values if value.value is not None]
+    step_values = [value.value for value in values if value.value is not None]
     counted = values if how == "mean" else values[-1:]
     names = dict.fromkeys(name for value in counted for name in value.metrics)
     metrics = {name: total(value.metrics.get(name, 0.0) for value in counted) / len(counted) for name in names}
     metrics |= {f"step_{n}": value.value for n, value in enumerate(values, 1) if value.value is not None}
     reasons = [f"step {n}: {value.reason}" for n, value in enumerate(values, 1) if value.reason is not None]
-    whole = len(known) == len(values)
+    has_all_values = len(step_values) == len(values)
     return RewardValue(
-        (total(known) / len(known) if how == "mean" else known[-1]) if whole else None,
+        (total(step_values) / len(step_values) if how == "mean" else step_values[-1]) if has_all_values else None,
         "; ".join(reasons) or None,
         metrics,
         seconds=total(value.seconds for value in values),
@@ -325,22 +327,22 @@ def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
     )
 
 
-def is_below(least: float | Mapping[str, float], values: Mapping[str, RewardValue]) -> bool:
+def is_below(minimum: float | Mapping[str, float], values: Mapping[str, RewardValue]) -> bool:
     """Return True if the rewards of a step are below the minimum of the following user message.
 
     Args:
-        least: minimum for each reward; or by names of rewards or of their metrics. A missing one counts as below.
+        minimum: minimum for each reward; or by names of rewards or of their metrics. A missing one counts as below.
         values: the step's rewards by name.
 
     Raises:
         RewardFailure: a reward returned no value.
     """
-    named = {name: known(Weighting(name), value) for name, value in values.items()}
-    if not isinstance(least, Mapping):
-        return any(value < least for value in named.values())
+    values_by_name = {name: require_value(Weighting(name), value) for name, value in values.items()}
+    if not isinstance(minimum, Mapping):
+        return any(value < minimum for value in values_by_name.values())
     for value in values.values():
-        named = {**value.metrics, **named}
-    return any(named.get(name, -math.inf) < number for name, number in least.items())
+        values_by_name = {**value.metrics, **values_by_name}
+    return any(values_by_name.get(name, -math.inf) < threshold for name, threshold in minimum.items())
 
 
 # ------------------------------------------------------ From the values of all rewards to the score of a rollout
@@ -378,7 +380,7 @@ def combine(
     for weighting in weightings:
         if not weighting.counts:
             continue
-        value = known(weighting, values[weighting.name])
+        value = require_value(weighting, values[weighting.name])
         if weighting.gate:
             if not 0.0 <= value <= 1.0:
                 raise RewardFailure(f"gate {weighting.name!r} returned {value}; a gate must lie between 0 and 1")
@@ -404,9 +406,9 @@ COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "pro
 """Functions by value of `score.combine`."""
 
 
-def known(weighting: Weighting, reward: RewardValue) -> float:
+def require_value(weighting: Weighting, reward: RewardValue) -> float:
     """Return the value of a reward that counts; raise `RewardFailure` if there is none."""
     if reward.value is None:
-        why = f": {reward.reason}" if reward.reason else ""
-        raise RewardFailure(f"reward {weighting.name!r} could not tell (it returned None){why}")
+        reason_suffix = f": {reward.reason}" if reward.reason else ""
+        raise RewardFailure(f"reward {weighting.name!r} could not tell (it returned None){reason_suffix}")
     return reward.value

@@ -57,8 +57,8 @@ class _Process:
         """Process a message while no test runs."""
         if kind == "tests":
             self.names += fields
-        elif kind == "start" and (number := self._next(fields)) is not None:
-            self.running = number
+        elif kind == "start" and (test_index := self._next(fields)) is not None:
+            self.running = test_index
         elif kind == "session" and self.runner in ("pytest", "script"):
             (self.status,) = fields[:1] or [""]
             return None if self.status in ENDED else INTERRUPTED
@@ -73,9 +73,9 @@ class _Process:
 
     def _next(self, fields: list[str]) -> int | None:
         """Return the number of the starting test if it was announced and has not run, or None."""
-        plain = len(fields) == 1 and fields[0].isascii() and fields[0].isdecimal() and len(fields[0]) < 10
-        number = int(fields[0]) if plain else -1
-        return number if 0 <= number < len(self.names) and number not in self.outcomes else None
+        is_index = len(fields) == 1 and fields[0].isascii() and fields[0].isdecimal() and len(fields[0]) < 10
+        test_index = int(fields[0]) if is_index else -1
+        return test_index if 0 <= test_index < len(self.names) and test_index not in self.outcomes else None
 
 
 def parse_report(messages: Iterable[tuple[int, str]] | None) -> RunnerReport:
@@ -85,27 +85,29 @@ def parse_report(messages: Iterable[tuple[int, str]] | None) -> RunnerReport:
     """
     if messages is None:
         return RunnerReport(spoke=True, problem=TOO_MUCH)
-    heard = RunnerReport()
+    report = RunnerReport()
     processes: dict[int, _Process] = {}
-    over: list[_Process] = []
+    ended_processes: list[_Process] = []
     for sender, text in messages:
         _, _, message = text.removesuffix("\n").partition("\t")
         kind, *fields = message.split("\t")
         if kind == "begin":
             before = processes.get(sender)
             if before is not None:
-                heard.problem = heard.problem or (None if before.finished else UNFINISHED)
-                over.append(before)
+                report.problem = report.problem or (None if before.finished else UNFINISHED)
+                ended_processes.append(before)
             processes[sender] = _Process(fields[0] if fields else "")
         elif sender in processes:
-            heard.problem = heard.problem or processes[sender].take(kind, fields)
-    over += processes.values()
-    heard.spoke = bool(over)
-    if not all(process.finished for process in over):
-        heard.problem = heard.problem or UNFINISHED
-    if next((process.status for process in reversed(over) if process.runner == "script"), "0") != "0":
-        heard.problem = heard.problem or FAILED
-    for process in over:
+            report.problem = report.problem or processes[sender].take(kind, fields)
+    ended_processes += processes.values()
+    report.spoke = bool(ended_processes)
+    if not all(process.finished for process in ended_processes):
+        report.problem = report.problem or UNFINISHED
+    if next((process.status for process in reversed(ended_processes) if process.runner == "script"), "0") != "0":
+        report.problem = report.problem or FAILED
+    for process in ended_processes:
         tampered = f"with {', '.join(process.changed)}" if process.changed else None
-        heard.outcomes += [(process.names[number], tampered or outcome) for number, outcome in process.outcomes.items()]
-    return heard
+        report.outcomes += [
+            (process.names[test_index], tampered or outcome) for test_index, outcome in process.outcomes.items()
+        ]
+    return report

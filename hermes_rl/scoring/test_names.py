@@ -29,18 +29,18 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
     runner = RUNNERS.search(command)
     if runner is None:
         return None
-    words = _words(command)
-    dotted = [word for word in words if not word.endswith(".py")]
+    command_words = _split_command(command)
+    dotted = [word for word in command_words if not word.endswith(".py")]
     if SELECTS.search(PROGRAM.sub("", command)) or any(
         word.startswith(f"{_dotted(path)}.") for word in dotted for path in sources
     ):
         return []
-    named = {path: source for path, source in sources.items() if _names(words, path)}
-    if not named:
-        named = {path: text for path, text in sources.items() if _by_custom(posixpath.basename(path))}
+    selected_sources = {path: source for path, source in sources.items() if _names(command_words, path)}
+    if not selected_sources:
+        selected_sources = {path: text for path, text in sources.items() if _by_custom(posixpath.basename(path))}
     names = []
-    for path, source in named.items():
-        names += [f"{path}::{test}" for test in _tests(parsed(source), plain=runner.group(1) != "unittest")]
+    for path, source in selected_sources.items():
+        names += [f"{path}::{test}" for test in _tests(parsed(source), is_pytest=runner.group(1) != "unittest")]
     return names
 
 
@@ -60,17 +60,17 @@ def may_skip(sources: Mapping[str, str]) -> set[str]:
     marked: set[str] = set()
     for path, source in sources.items():
         tree = parsed(source)
-        whole = _all_marked(tree.body)
+        is_module_marked = _all_marked(tree.body)
         for node in tree.body:
             if not isinstance(node, Function | ast.ClassDef):
                 continue
-            own = whole or is_marked(node)
+            is_node_marked = is_module_marked or is_marked(node)
             if not isinstance(node, ast.ClassDef):
-                marked |= {f"{path}::{node.name}"} if own else set()
+                marked |= {f"{path}::{node.name}"} if is_node_marked else set()
                 continue
-            own = own or _all_marked(node.body)
+            is_node_marked = is_node_marked or _all_marked(node.body)
             tests = [each for each in node.body if isinstance(each, Function)]
-            marked |= {f"{path}::{node.name}::{test.name}" for test in tests if own or is_marked(test)}
+            marked |= {f"{path}::{node.name}::{test.name}" for test in tests if is_node_marked or is_marked(test)}
     return marked
 
 
@@ -102,66 +102,66 @@ def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = F
 
 def _is(name: str, test: str) -> bool:
     """Return True if a reported test, with its full path, has this name."""
-    plain, bracket, case = name.partition("[")
+    base_name, bracket, case = name.partition("[")
     reported, reported_bracket, reported_case = test.partition("[")
     if bracket and (reported_bracket, reported_case) != (bracket, case):
         return False
-    wanted, have = plain.lstrip("./~").split("::"), reported.split("::")
-    if wanted[-1] != have[-1]:
+    name_parts, have = base_name.lstrip("./~").split("::"), reported.split("::")
+    if name_parts[-1] != have[-1]:
         return False
-    file = wanted.pop(0) if wanted[0].endswith(".py") else None
+    file = name_parts.pop(0) if name_parts[0].endswith(".py") else None
     if file is None:
-        return have[-len(wanted) :] == wanted and len(wanted) < len(have)
-    return have[1:] == wanted and f"/{have[0]}".endswith(f"/{file}")
+        return have[-len(name_parts) :] == name_parts and len(name_parts) < len(have)
+    return have[1:] == name_parts and f"/{have[0]}".endswith(f"/{file}")
 
 
-def _words(command: str) -> list[str]:
+def _split_command(command: str) -> list[str]:
     try:
-        words = shlex.split(command, comments=True)
+        tokens = shlex.split(command, comments=True)
     except ValueError:
-        words = command.split()
-    return [word.removeprefix("./") for word in words]
+        tokens = command.split()
+    return [word.removeprefix("./") for word in tokens]
 
 
 def _dotted(path: str) -> str:
     return path.removesuffix(".py").replace("/", ".").strip(".")
 
 
-def _names(words: list[str], path: str) -> bool:
+def _names(command_words: list[str], path: str) -> bool:
     """Return True if a command names a file, as a path, as a module, or by a directory above it."""
     path = posixpath.normpath(path).removeprefix("~/")
     name = posixpath.basename(path)
     forms = {path, _dotted(path), name, name.removesuffix(".py")}
     while (path := posixpath.dirname(path)) not in ("", "/"):
         forms |= {path, f"{path}/"}
-    return any(word in forms for word in words)
+    return any(word in forms for word in command_words)
 
 
 def _by_custom(name: str) -> bool:
     return name.endswith(".py") and (name.startswith("test") or name.endswith("_test.py"))
 
 
-def _tests(tree: ast.Module, *, plain: bool) -> Iterable[str]:
-    """Yield the names of top-level test functions and of methods of test classes; `plain`: as pytest finds them."""
+def _tests(tree: ast.Module, *, is_pytest: bool) -> Iterable[str]:
+    """Yield the names of top-level test functions and of methods of test classes; `is_pytest`: as pytest finds them."""
     cases: set[str] = set()
     for node in tree.body:
-        if plain and _is_test(node):
+        if is_pytest and _is_test(node):
             yield node.name  # type: ignore[attr-defined]
         elif isinstance(node, ast.ClassDef):
             if any(_base(base).endswith("TestCase") or _base(base) in cases for base in node.bases):
                 cases.add(node.name)
-            if _collects(node, plain=plain, case=node.name in cases):
+            if _collects(node, is_pytest=is_pytest, case=node.name in cases):
                 yield from (f"{node.name}::{each.name}" for each in node.body if _is_test(each))  # type: ignore[attr-defined]
 
 
-def _collects(node: ast.ClassDef, *, plain: bool, case: bool) -> bool:
+def _collects(node: ast.ClassDef, *, is_pytest: bool, case: bool) -> bool:
     """Return True if the tests of a class are run: a TestCase, and for pytest a Test class without __init__."""
     names = {target.id for each in node.body if isinstance(each, ast.Assign) for target in each.targets
              if isinstance(target, ast.Name)}  # fmt: skip
     methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
     if "__test__" in names:
         return False
-    return case or (plain and not node.bases and node.name.startswith("Test") and "__init__" not in methods)
+    return case or (is_pytest and not node.bases and node.name.startswith("Test") and "__init__" not in methods)
 
 
 def _is_test(node: ast.stmt) -> bool:

@@ -44,15 +44,15 @@ class LegacyGenerate:
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Parse `prompt_logprobs`, [position] or [completion][position] of {id: logprob}, or of lists of them."""
-        places = data.get("prompt_logprobs") if isinstance(data, dict) else None
-        if isinstance(places, list) and places and isinstance(places[0], list):
-            places = places[0]
-        if isinstance(places, list):
-            places = [
-                {k: v for part in place for k, v in part.items()} if isinstance(place, list) else place
-                for place in places
+        position_scores = data.get("prompt_logprobs") if isinstance(data, dict) else None
+        if isinstance(position_scores, list) and position_scores and isinstance(position_scores[0], list):
+            position_scores = position_scores[0]
+        if isinstance(position_scores, list):
+            position_scores = [
+                {k: v for part in scores for k, v in part.items()} if isinstance(scores, list) else scores
+                for scores in position_scores
             ]
-        return scores_of_prompt(places, prompt, top_k)
+        return scores_of_prompt(position_scores, prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
         """Parse `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hermes_rl.errors import HermesRLError, ServerFailure
 from hermes_rl.spec.server_types import CHAT_PARTS, ServerType, refused_part, server_type
-from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
+from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, format_ids, ids, numbers
 from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, read_bounded, write_message
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ class LedgerEntry:
     weights: WeightVersions = field(default_factory=WeightVersions)
 
     @classmethod
-    def of(cls, step: Step) -> LedgerEntry:
+    def from_step(cls, step: Step) -> LedgerEntry:
         """Return the entry of a step."""
         digest = sampled_digest(step.completion, step.logprobs)
         return cls(len(step.completion), digest, len(step.prompt), zlib.crc32(step.prompt), step.weights)
@@ -194,7 +194,7 @@ def without_thinking(text: str) -> str:
     return _THINKING.sub("", text)
 
 
-def drawn_seed(seed: int | None, *place: str | int) -> int | None:
+def drawn_seed(seed: int | None, *position: str | int) -> int | None:
     """Return the sampling seed of one request, 31 bits, from a rollout's seed and the request's position in it.
 
     An engine with one generator per request gives token *k* of two requests with the same seed the same noise. Two
@@ -203,7 +203,7 @@ def drawn_seed(seed: int | None, *place: str | int) -> int | None:
     """
     if seed is None:
         return None
-    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(repr((seed, *position)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
@@ -381,12 +381,12 @@ class ReplyBound:
 
         A policy may write only the longest tokens of its vocabulary, and a server may escape each character.
         """
-        asked = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
-        tokens = next((count for count in asked if type(count) is int and count > 0), None)
+        requested_limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+        tokens = next((count for count in requested_limits if type(count) is int and count > 0), None)
         if tokens is None:
             return cls()
         each = (8192, 128) if body.get("logprobs") else (512, 8)
-        return cls._of(tokens, each, LARGEST_REPLY)
+        return cls._from_counts(tokens, each, LARGEST_REPLY)
 
     @classmethod
     def of_tokens(cls, tokens: int, prompt: int = 0) -> ReplyBound:
@@ -394,15 +394,15 @@ class ReplyBound:
 
         It may contain the ids of a prompt of `prompt` tokens too.
         """
-        return cls._of(tokens, (1024, 32), LARGEST_REPLY, prompt)
+        return cls._from_counts(tokens, (1024, 32), LARGEST_REPLY, prompt)
 
     @classmethod
-    def of_scores(cls, places: int, top_k: int) -> ReplyBound:
+    def of_scores(cls, position_count: int, top_k: int) -> ReplyBound:
         """Return the limits of a reply that scores a prompt, from the length of the request."""
-        return cls._of(places * (top_k + 2), (256, 16), LARGEST_SCORES)
+        return cls._from_counts(position_count * (top_k + 2), (256, 16), LARGEST_SCORES)
 
     @classmethod
-    def _of(cls, tokens: int, each: tuple[int, int], largest: int, prompt: int = 0) -> ReplyBound:
+    def _from_counts(cls, tokens: int, each: tuple[int, int], largest: int, prompt: int = 0) -> ReplyBound:
         size, values = each
         size = min(largest, (1 << 18) + size * tokens + 16 * prompt)
         return cls(size, MOST_VALUES + values * tokens + 2 * prompt, tokens)
@@ -480,7 +480,7 @@ def _raise_error(data: dict[str, Any]) -> None:
     raise ErrorBody("the answer is an error", status)
 
 
-def _logprobs(logprobs: Any, asked: int | None) -> tuple[list[float] | None, list[str] | None]:
+def _logprobs(logprobs: Any, max_tokens: int | None) -> tuple[list[float] | None, list[str] | None]:
     """Return log-probabilities and token texts; None unless every sampled token has both.
 
     OpenAI sends the sentinel for a very unlikely token.
@@ -495,8 +495,8 @@ def _logprobs(logprobs: Any, asked: int | None) -> tuple[list[float] | None, lis
         logprobs, tokens = [entry["logprob"] for entry in content], [str(entry["token"]) for entry in content]
     except (KeyError, TypeError):
         return None, None
-    if asked is not None and len(tokens) > asked:
-        raise Malformed(f"the answer has {len(tokens)} tokens, and at most {asked} were asked for")
+    if max_tokens is not None and len(tokens) > max_tokens:
+        raise Malformed(f"the answer has {len(tokens)} tokens, and at most {max_tokens} were asked for")
     if not all(map(is_number, logprobs)) or SENTINEL in logprobs:
         return None, None
     return [_logprob(value) for value in logprobs], tokens
@@ -537,7 +537,7 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    further: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
     """A request's `extra_body`, under the server's own names; only parameters of the dialect are sent."""
     text: Callable[[], tuple[bytes, ...]] | None = None
     """Returns the prompt as parts of a JSON list without its brackets, if the caller caches such parts."""
@@ -547,7 +547,7 @@ class Sampling:
     """Largest id of the vocabulary, if known."""
 
     @classmethod
-    def of(
+    def from_request(
         cls,
         request: ChatRequest,
         prompt: array[int],
@@ -583,15 +583,19 @@ class Sampling:
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """Return a body as bytes. Its largest part are the ids, whose text is reused between the turns of a rollout."""
-        before, _, behind = write_message(body).partition(f'"{PROMPT}"'.encode("ascii"))
-        ids = b", ".join(filter(None, (listed(self.prompt),) if self.text is None else self.text()))
-        return b"".join((before, b"[", ids, b"]", behind))
+        before, _, suffix = write_message(body).partition(f'"{PROMPT}"'.encode("ascii"))
+        ids = b", ".join(filter(None, (format_ids(self.prompt),) if self.text is None else self.text()))
+        return b"".join((before, b"[", ids, b"]", suffix))
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
         """Return the parameters under the server's own names: neutral values, overridden by set ones."""
-        own = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
-        further = {name: value for name, value in self.further.items() if name in dialect.neutral}
-        return {**dialect.neutral, **own, **further}
+        overrides = {
+            theirs: value
+            for attribute, theirs in dialect.names.items()
+            if (value := getattr(self, attribute)) is not None
+        }
+        extra = {name: value for name, value in self.extra_body.items() if name in dialect.neutral}
+        return {**dialect.neutral, **overrides, **extra}
 
     def policy(self, dialect: Dialect) -> dict[str, Any]:
         """Return the parameters that shape the distribution from which the server samples."""
@@ -650,11 +654,12 @@ class ScoringDialect(Protocol):
         """Parse the JSON of a response; raises `Malformed`."""
 
 
-def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+def scores_of(position_scores: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
     """Validate a response and return its `TokenLogprobs`.
 
     Args:
-        places: for each token, log-probabilities by id at its position, for at least `top_k` tokens and itself; the
+        position_scores: for each token, log-probabilities by id at its position, for at least `top_k` tokens and
+        itself; the
             entry of the first token is ignored.
         prompt: the tokens.
         top_k: number of most probable tokens to keep.
@@ -662,18 +667,18 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
     Raises:
         Malformed: a position is missing or incomplete, or a log-probability is invalid.
     """
-    if not _is_list(places) or len(places) != len(prompt):
-        count = len(places) if _is_list(places) else "no"
+    if not _is_list(position_scores) or len(position_scores) != len(prompt):
+        count = len(position_scores) if _is_list(position_scores) else "no"
         raise Malformed(f"the answer has log-probabilities at {count} places, and {len(prompt)} tokens were sent")
-    own, top_ids, top_logprobs = numbers(), ids(), numbers()
-    for token, place in zip(prompt[1:], places[1:], strict=True):
-        if not isinstance(place, Mapping) or token not in place:
+    token_logprobs, top_ids, top_logprobs = numbers(), ids(), numbers()
+    for token, scores in zip(prompt[1:], position_scores[1:], strict=True):
+        if not isinstance(scores, Mapping) or token not in scores:
             raise Malformed(f"the answer has no log-probability of the token {token} at its place")
-        if not is_number(place[token]):
-            raise Malformed(f"the token {token} has the log-probability {place[token]!r} at its place")
+        if not is_number(scores[token]):
+            raise Malformed(f"the token {token} has the log-probability {scores[token]!r} at its place")
         # JSON cannot represent minus infinity: servers write null, or an impossible number.
         values = {
-            candidate: max(value, SENTINEL) if is_number(value) else SENTINEL for candidate, value in place.items()
+            candidate: max(value, SENTINEL) if is_number(value) else SENTINEL for candidate, value in scores.items()
         }
         if max(values.values()) > ROUNDING:
             raise Malformed(f"the log-probability {max(values.values())} is above 0, which no token can have")
@@ -683,24 +688,24 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         best = sorted(values, key=lambda candidate: -values[candidate])[:top_k]
         if len(best) < top_k:
             raise Malformed(f"the answer has {len(best)} tokens at a place, and {top_k} were asked for")
-        own.append(values[token])
+        token_logprobs.append(values[token])
         top_ids.extend(best)
         top_logprobs.extend(values[candidate] for candidate in best)
-    return TokenLogprobs(own, top_k, top_ids, top_logprobs)
+    return TokenLogprobs(token_logprobs, top_k, top_ids, top_logprobs)
 
 
-def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+def scores_of_prompt(position_scores: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
     """Parse `prompt_logprobs` in vLLM's form: {id: {logprob, …}} or {id: logprob} per position; the first is null.
 
     Raises the errors of `scores_of`.
     """
-    if not _is_list(places):
+    if not _is_list(position_scores):
         raise Malformed("the answer has no prompt_logprobs")
     by_id = [
-        {int(token): value["logprob"] if isinstance(value, Mapping) else value for token, value in place.items()}
-        if isinstance(place, Mapping)
+        {int(token): value["logprob"] if isinstance(value, Mapping) else value for token, value in scores.items()}
+        if isinstance(scores, Mapping)
         else None
-        for place in places
+        for scores in position_scores
     ]
     return scores_of(by_id, prompt, top_k)
 
@@ -737,8 +742,8 @@ def version_of(value: Any) -> int | None:
     """
     if isinstance(value, str):
         value = int(value) if value.isdecimal() and len(value) <= 16 else 0 if value == "default" else None
-    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
-    return value if known else None
+    is_version = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+    return value if is_version else None
 
 
 def _logprob(value: Any) -> float:

@@ -259,7 +259,7 @@ class ModelClient:
         return sum(server.limiter.waiting for server in self._pool)
 
     @property
-    def places(self) -> int:
+    def call_capacity(self) -> int:
         """Number of concurrent calls that the servers may get."""
         return sum(server.limiter.limit for server in self._pool)
 
@@ -273,11 +273,11 @@ class ModelClient:
         for server in self._pool:
             server.limiter.fix()
 
-    def share(self, number: int, count: int) -> None:
-        """Use one of `count` equal parts of each server's concurrent calls; `number` is its index, from 0."""
+    def share(self, index: int, count: int) -> None:
+        """Use one of `count` equal parts of each server's concurrent calls; `index` is its index, from 0."""
         for server in self._pool:
-            most = server.backend.config.max_concurrency
-            server.limiter.bound(most * (number + 1) // count - most * number // count)
+            max_concurrency = server.backend.config.max_concurrency
+            server.limiter.bound(max_concurrency * (index + 1) // count - max_concurrency * index // count)
 
     def tell(self, say: Callable[[str], None]) -> None:
         """Send messages about servers that fail or recover to `say`."""
@@ -340,7 +340,7 @@ class SampledByFunction:
 
     def __init__(self, function: SampleFunction, context: int | None, version: Callable[[], int | None]) -> None:
         self._function, self._context, self._version = function, context, version
-        self._heard: int | None = None
+        self._newest_version: int | None = None
         """Newest version in a result so far."""
         self._ends = frozenset[int]()
 
@@ -351,13 +351,13 @@ class SampledByFunction:
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Call the function, and again if it stopped for new weights. Raises `AttemptFailed`."""
         generation = Generation(before=self._now())
-        settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
+        settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.extra_body}
         generation.sampling = {name: value for name, value in settings.items() if value is not None}
 
-        async def note(piece: Sampled) -> None:
-            self._note(piece.version, piece.oldest, generation)
+        async def note(chunk: Sampled) -> None:
+            self._note(chunk.version, chunk.oldest, generation)
 
-        return await generation.completed(sampling, self._piece, note, "the policy's function")
+        return await generation.completed(sampling, self._sample_chunk, note, "the policy's function")
 
     async def weights(self) -> int | None:
         """Return the newest version reported by the trainer or in a result."""
@@ -371,7 +371,7 @@ class SampledByFunction:
         """Do nothing: there is nothing to close."""
 
     def _now(self) -> int | None:
-        versions = [version for version in (self._version(), self._heard) if version is not None]
+        versions = [version for version in (self._version(), self._newest_version) if version is not None]
         return max(versions, default=None)
 
     def _note(self, version: int | None, oldest: int | None, generation: Generation) -> None:
@@ -381,12 +381,12 @@ class SampledByFunction:
         if version is None:
             generation.after = self._now()
         else:
-            self._heard = version if self._heard is None else max(version, self._heard)
+            self._newest_version = version if self._newest_version is None else max(version, self._newest_version)
             generation.after = version if generation.after is None else max(version, generation.after)
             first = version if oldest is None else min(oldest, version)
             generation.before = first if generation.before is None else min(first, generation.before)
 
-    async def _piece(self, sampling: Sampling) -> tuple[Sampled, Timing]:
+    async def _sample_chunk(self, sampling: Sampling) -> tuple[Sampled, Timing]:
         started = time.monotonic()
         answer = await _called(self._function, sampling.prompt.tolist(), sampling)
         if not isinstance(answer, Sampled):
@@ -396,24 +396,24 @@ class SampledByFunction:
             )
         try:
             ids, logprobs = numbers_of(answer.ids), numbers_of(answer.logprobs)
-            piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
-            piece = sampling.checked(replace(piece, oldest=version_of(answer.oldest)))
-            self._check(piece, sampling)
+            chunk = generated(ids, logprobs, answer.finish, answer.version, answer.model)
+            chunk = sampling.checked(replace(chunk, oldest=version_of(answer.oldest)))
+            self._check(chunk, sampling)
         except UNREADABLE as error:
             raise AttemptFailed(f"the policy's function gave a wrong answer: {error}") from error
-        return piece, Timing(generating=time.monotonic() - started)
+        return chunk, Timing(generating=time.monotonic() - started)
 
-    def _check(self, piece: Sampled, sampling: Sampling) -> None:
+    def _check(self, chunk: Sampled, sampling: Sampling) -> None:
         """Raise `Malformed` if the tokens do not end as a turn does, or their versions decrease.
 
         A server may end a turn with its own stop tokens, which are unknown here.
         """
-        if passed := set(sampling.stop_ids).intersection(piece.ids[:-1]):
+        if passed := set(sampling.stop_ids).intersection(chunk.ids[:-1]):
             raise Malformed(f"the answer goes on after the token {min(passed)}, which ends a turn")
-        if piece.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {piece.ids[-1]}:
-            raise Malformed(f"the answer says `stop`, and its last token {piece.ids[-1]} ends no turn")
-        if None not in (piece.oldest, piece.version) and piece.oldest > piece.version:  # type: ignore[operator]
-            raise Malformed(f"its first token is of version {piece.oldest}, and its last of version {piece.version}")
+        if chunk.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {chunk.ids[-1]}:
+            raise Malformed(f"the answer says `stop`, and its last token {chunk.ids[-1]} ends no turn")
+        if None not in (chunk.oldest, chunk.version) and chunk.oldest > chunk.version:  # type: ignore[operator]
+            raise Malformed(f"its first token is of version {chunk.oldest}, and its last of version {chunk.version}")
 
 
 class AnsweredByFunction:
@@ -444,8 +444,8 @@ def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
     """Return an assistant message from a message or a text. Raises UserError if it is neither."""
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
-    known = isinstance(answer, Mapping) and answer.get("role", "assistant") == "assistant"
-    if not known or not {"content", "tool_calls"} & answer.keys():
+    is_assistant = isinstance(answer, Mapping) and answer.get("role", "assistant") == "assistant"
+    if not is_assistant or not {"content", "tool_calls"} & answer.keys():
         raise UserError(
             'an answer is a text, or an assistant message such as {"content": "…", "tool_calls": […]}, not '
             f"{answer!r:.200}"
@@ -476,11 +476,15 @@ def numbers_of(values: Any) -> Any:
 
     Other values are returned unchanged and rejected by later validation.
     """
-    listed: Any = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(listed, Sequence):
-        return listed
-    plain = set(map(type, listed)) <= {int, float}
-    return list(listed) if plain else [value.item() if hasattr(value, "item") else value for value in listed]
+    sequence: Any = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(sequence, Sequence):
+        return sequence
+    has_builtin_numbers = set(map(type, sequence)) <= {int, float}
+    return (
+        list(sequence)
+        if has_builtin_numbers
+        else [value.item() if hasattr(value, "item") else value for value in sequence]
+    )
 
 
 # ----------------------------------------- One generation of a token-level server, in one or more pieces
@@ -502,10 +506,10 @@ class Generation:
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that the server received, under its own names."""
 
-    def append(self, piece: Sampled, timing: Timing) -> None:
-        self.ids.extend(piece.ids)
-        self.logprobs.extend(piece.logprobs)
-        self.finish, self.model = piece.finish, piece.model
+    def append(self, chunk: Sampled, timing: Timing) -> None:
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.finish, self.model = chunk.finish, chunk.model
         self.timing = Timing(
             generating=self.timing.generating + timing.generating,
             paused=self.timing.paused + timing.paused,
@@ -516,21 +520,21 @@ class Generation:
         sampling: Sampling,
         ask: Callable[[Sampling], Awaitable[tuple[Sampled, Timing]]],
         note: Callable[[Sampled], Awaitable[None]],
-        who: str,
+        sampler: str,
     ) -> Self:
         """Request pieces until the generation is complete, passing each one to `note`. Raises `AttemptFailed`."""
         for _ in range(_MOST_ABORTS):
-            piece, timing = await ask(sampling.after(self.ids) if self.ids else sampling)
-            self.append(piece, timing)
-            await note(piece)
-            if piece.finish != ABORT:
+            chunk, timing = await ask(sampling.after(self.ids) if self.ids else sampling)
+            self.append(chunk, timing)
+            await note(chunk)
+            if chunk.finish != ABORT:
                 return self
             if len(self.ids) >= sampling.max_tokens:
                 self.finish = "length"
                 return self
-            if not piece.ids:
+            if not chunk.ids:
                 await asyncio.sleep(0.1)
-        raise AttemptFailed(f"{who} broke a generation off {_MOST_ABORTS} times")
+        raise AttemptFailed(f"{sampler} broke a generation off {_MOST_ABORTS} times")
 
     def wait(self, seconds: float) -> None:
         self.timing = replace(self.timing, paused=self.timing.paused + seconds)
@@ -586,8 +590,8 @@ class TokenServerClient:
 
     def _use(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        own = self._config.weights_path
-        paths = (own,) if own else dialect.weights_paths
+        configured_path = self._config.weights_path
+        paths = (configured_path,) if configured_path else dialect.weights_paths
         self._versions = Versions(self._transport, paths, self._config.version)
         self._pauses = Pauses(self._transport, dialect.paused_path)
 
@@ -603,13 +607,13 @@ class TokenServerClient:
             answer, timing = await self._answer(body, request, generation, bound)
             return await self._read(answer, lambda data: rest.checked(self._dialect.read(data)), bound), timing
 
-        async def note(piece: Sampled) -> None:
+        async def note(chunk: Sampled) -> None:
             generation.sampling = sampling.policy(self._dialect)
-            generation.after = await self._versions.after(piece.version)
+            generation.after = await self._versions.after(chunk.version)
             if generation.before is None:
-                generation.before = piece.version
-            if piece.finish == ABORT and len(generation.ids) < sampling.max_tokens:
-                generation.wait(await self._pauses.over())
+                generation.before = chunk.version
+            if chunk.finish == ABORT and len(generation.ids) < sampling.max_tokens:
+                generation.wait(await self._pauses.wait_for_resume())
 
         return await generation.completed(sampling, ask, note, "the server")
 
@@ -633,22 +637,22 @@ class TokenServerClient:
     ) -> tuple[HttpAnswer, Timing]:
         """Return one response of the server. Waiting while the server is paused is not a failure."""
         while True:
-            seen = self._pauses.seconds
+            paused_before = self._pauses.seconds
             try:
                 with self._pauses.watched():
                     answer = await self._ask(body, request, bound)
             except AttemptFailed as failed:
-                if not failed.timed_out or self._pauses.seconds == seen:
+                if not failed.timed_out or self._pauses.seconds == paused_before:
                     raise
-                generation.wait(self._pauses.seconds - seen)
+                generation.wait(self._pauses.seconds - paused_before)
                 continue
             if answer.status == 503 and await self._pauses.now():
-                generation.wait(await self._pauses.over())
+                generation.wait(await self._pauses.wait_for_resume())
                 continue
             if answer.status != 200:
                 raise self._transport.refused(self._dialect.path, answer)
             took = answer.received - answer.sent
-            paused = min(self._pauses.seconds - seen, took)
+            paused = min(self._pauses.seconds - paused_before, took)
             return answer, Timing(generating=took - paused, paused=paused)
 
     async def _ask(self, body: Callable[[Dialect], bytes], request: ChatRequest, bound: ReplyBound) -> HttpAnswer:

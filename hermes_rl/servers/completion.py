@@ -56,14 +56,14 @@ class CompletionAdapter:
             raise ServerFailure(f"{type(error).__name__}: {error}") from error
 
     def _reply(self, completion: Any, seconds: float) -> ChatReply:
-        plain = _plain(completion)
-        choice = plain["choices"][0]
-        usage = plain.get("usage")
+        completion_data = _to_builtins(completion)
+        choice = completion_data["choices"][0]
+        usage = completion_data.get("usage")
         return ChatReply(
             message=dict(choice["message"]),
             finish_reason=choice.get("finish_reason"),
             usage=usage if isinstance(usage, dict) else {},
-            model=str(plain.get("model") or ""),
+            model=str(completion_data.get("model") or ""),
             server_type=type(self._server).__name__,
             timing=Timing(generating=seconds),
         )
@@ -95,14 +95,14 @@ def arguments(request: ChatRequest) -> dict[str, Any]:
     return {"messages": list(request.messages), "n": 1, **fields}
 
 
-def _plain(value: Any) -> Any:
+def _to_builtins(value: Any) -> Any:
     """Return pydantic objects, mappings and simple namespaces as dicts and lists, recursively."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_builtins(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_builtins(item) for item in value]
     if isinstance(value, str | int | float | None):
         return value
-    return {key: _plain(item) for key, item in vars(value).items()}
+    return {key: _to_builtins(item) for key, item in vars(value).items()}

@@ -39,7 +39,7 @@ async def examine(server: TokenServer, temperature: float, top_p: float | None) 
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
-        return await _asked(server, Sampling(prompt, 1, renderer.stop_ids, 1.0), in_words(temperature, top_p))
+        return await _check_sampling(server, Sampling(prompt, 1, renderer.stop_ids, 1.0), in_words(temperature, top_p))
     except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
         return [Finding(False, str(error), "is it running, and of this type?")]
 
@@ -50,7 +50,7 @@ def in_words(temperature: float, top_p: float | None) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in differing.items() if value != 1)
 
 
-async def _asked(server: TokenServer, sampling: Sampling, shaping: str) -> list[Finding]:
+async def _check_sampling(server: TokenServer, sampling: Sampling, shaping: str) -> list[Finding]:
     warm = await _many(server, sampling)
     cold = await _many(server, replace(sampling, temperature=_COLD))
     findings = [Finding(True, f"{len(warm)} single tokens came with ids and log-probabilities")]
@@ -100,12 +100,14 @@ def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Find
     if differing:
         return Finding(True, "log-probabilities are those that were sampled from, at any temperature")
     certain = bool(both) and any(value < -NOISE for value, _ in both)
-    what = "are raw (before temperature and top_p)" if certain else "may be raw: this server samples without doubt"
+    description = (
+        "are raw (before temperature and top_p)" if certain else "may be raw: this server samples without doubt"
+    )
     if not shaping or not certain:
-        return Finding(True, f"log-probabilities {what}; sampling with {shaping or 'temperature 1'}")
+        return Finding(True, f"log-probabilities {description}; sampling with {shaping or 'temperature 1'}")
     return Finding(
         False,
-        f"log-probabilities {what}, and the spec samples with {shaping}",
+        f"log-probabilities {description}, and the spec samples with {shaping}",
         "set agent.temperature and top_p to 1, or start vLLM with --logprobs-mode processed_logprobs",
     )
 
@@ -165,14 +167,14 @@ async def _connect(base_url: str) -> str | None:
     """Connect and return the error, or None on success. The text contains no credentials."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    place = f"{parts.hostname}:{port}"
+    address = f"{parts.hostname}:{port}"
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(parts.hostname, port)
     except TimeoutError:
-        return f"{place}: no answer within {CONNECT_SECONDS:g} s"
+        return f"{address}: no answer within {CONNECT_SECONDS:g} s"
     except OSError as error:
-        return f"{place}: {error.strerror or type(error).__name__}"
+        return f"{address}: {error.strerror or type(error).__name__}"
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
@@ -181,8 +183,8 @@ async def _connect(base_url: str) -> str | None:
 
 async def _answers_elsewhere(config: ServerConfig) -> str | None:
     """Return the address with `/v1` if a chat server responds there and not at its base_url."""
-    known = config.base_url is None or config.kind.token_level
-    other = None if known else with_version(str(config.base_url))
+    has_fixed_url = config.base_url is None or config.kind.token_level
+    other = None if has_fixed_url else with_version(str(config.base_url))
     if other is None:
         return None
     statuses = []

@@ -37,7 +37,7 @@ def config_from_spec(
         api_key = variable(environ, key_env, "api_key_env")
     headers = getattr(server, "headers_env", None) or {}
     return ServerConfig(
-        **{name: _plain(value) for name, value in settings.items()},
+        **{name: _to_builtins(value) for name, value in settings.items()},
         api_key=Secret(api_key) if api_key is not None else None,
         headers={header: Secret(variable(environ, name, f"headers_env.{header}")) for header, name in headers.items()},
     )
@@ -80,6 +80,6 @@ def variable(environ: Mapping[str, str], name: str, key: str) -> str:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _to_builtins(value: Any) -> Any:
     """Return a section of the spec, such as that of prices, as plain data."""
     return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value

@@ -67,7 +67,7 @@ class PolicyDescription:
         captured: True if it is an `endpoint`.
     """
 
-    number: int
+    policy_id: int
     servers: tuple[Mapping[str, Any], ...] = field(repr=False)
     captured: bool = False
 
@@ -88,13 +88,13 @@ class LogprobDifference:
         """Record a step's difference; log a warning when it rises above `ALARM`."""
         before, self.mean, self.largest = self.mean, mean, largest
         if not mean <= ALARM and (before is None or before <= ALARM):  # NaN is an alarm too
-            most = "" if largest is None else f", at most {largest:.3g}"
+            largest_text = "" if largest is None else f", at most {largest:.3g}"
             logger.warning(
                 "the trainer's log-probabilities differ from the sampled ones by %.3g on average%s: it trains on other "
                 "probabilities than were sampled from. Compare temperature, chat template, precision and version of "
                 "the weights on both sides",
                 mean,
-                most,
+                largest_text,
             )
 
 
@@ -113,7 +113,7 @@ class Policy:
         self.role, self._source, self.captured = role, source, captured
         self.tokenizer = tokenizer
         """Tokenizer for the rollouts of a policy that replies to messages, or None."""
-        self.number = next(_NUMBERS)
+        self.policy_id = next(_NUMBERS)
         """Distinguishes it from the other policies of this process."""
         self.logprob_difference = LogprobDifference()
         """Difference between the trainer's log-probabilities and the sampled ones, as reported by the trainer."""
@@ -145,7 +145,7 @@ class Policy:
             version: version of the weights; the version in a result overrides it.
         """
         source = VersionSource(version)
-        settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
+        settings = RendererSettings.from_mapping({"name": renderer} if isinstance(renderer, str) else renderer)
 
         def make() -> Renderer:
             return renderer_for(tokenizer, settings)
@@ -246,7 +246,7 @@ class Policy:
         configs = []
         for server in spec.servers[POLICY]:
             config = config_from_spec(server, variables, api_key=key, seed=spec.seed)
-            configs.append(replace(config, version=source, naming=_named(model, config.model)))
+            configs.append(replace(config, version=source, naming=_with_fallback(model, config.model)))
         return cls(create_client(POLICY, configs), source)
 
     @classmethod
@@ -267,7 +267,7 @@ class Policy:
 
     # ------------------------------------------------------------------ transfer to another process
 
-    def described(self) -> PolicyDescription:
+    def describe(self) -> PolicyDescription:
         """Return the description from which another process creates the same policy (`of_description`).
 
         Raises:
@@ -279,9 +279,9 @@ class Policy:
                 "workers: this policy is a function of this process, which other processes cannot call. Leave workers "
                 "and Ray out, or serve the model and name its server with hermes_rl.Policy.server"
             )
-        return PolicyDescription(self.number, tuple(map(_settings, configs)), self.captured)
+        return PolicyDescription(self.policy_id, tuple(map(_settings, configs)), self.captured)
 
-    def told(self) -> WeightUpdate:
+    def get_weight_update(self) -> WeightUpdate:
         """Return the trainer's current information about the weights; call it from one thread."""
         version, models = self.version, tuple(config.current().model for config in self.role.configs)
         if (version, models) != (self._news.version, self._news.models):
@@ -294,8 +294,8 @@ class Policy:
         source = VersionSource(None)
         policies: list[Policy] = []
 
-        def name(place: int) -> str:
-            return policies[0]._news.models[place]
+        def name(index: int) -> str:
+            return policies[0]._news.models[index]
 
         configs = [
             ServerConfig(
@@ -372,16 +372,16 @@ class VersionSource:
         return self.version() if callable(self.version) else self.version
 
 
-def _named(model: Callable[[], str | None] | None, own: str) -> Callable[[], str] | None:
-    return None if model is None else lambda: model() or own
+def _with_fallback(model: Callable[[], str | None] | None, default: str) -> Callable[[], str] | None:
+    return None if model is None else lambda: model() or default
 
 
 def _settings(config: ServerConfig) -> dict[str, Any]:
     """Return a configuration as plain values, including its keys."""
-    plain = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _TOLD}
+    setting_values = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _TOLD}
     key, headers = config.api_key, config.headers
     return {
-        **plain,
+        **setting_values,
         "api_key": None if key is None else key.reveal(),
         "headers": {header: value.reveal() for header, value in headers.items()},
     }

@@ -69,13 +69,13 @@ class Limiter:
         if self.in_flight < self.limit and not self._queue:
             self.in_flight += 1
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(slot)
         self._round.saturated = True
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if slot.done() and not slot.cancelled():
                 self.release()  # the slot was assigned to this call at the same moment
             raise
 
@@ -103,7 +103,7 @@ class Limiter:
         self._trip = seconds if self._trip == 0 else 0.8 * self._trip + 0.2 * seconds
         self._round.answers += 1
         now = self._clock()
-        if now - self._round.began >= self._trip and self._round.answers >= min(self.limit, self.in_flight):
+        if now - self._round.started_at >= self._trip and self._round.answers >= min(self.limit, self.in_flight):
             self._end_round(now)
 
     def refused(self) -> None:
@@ -122,14 +122,14 @@ class Limiter:
         round_, self._round = self._round, _LimitWindow(now)
         if not round_.saturated:
             return  # a larger limit would not have been used
-        rate = round_.answers / (now - round_.began)
+        rate = round_.answers / (now - round_.started_at)
         if self._hold:
             self._hold -= 1
             return
-        best, at = self._best
-        if self.limit >= TELLING * at:
-            if rate < best * (1 + GAIN * (self.limit / at - 1) if at else 0):
-                self.limit, self._hold, self._step, self._best = at, HOLD, 1, (0.0, 0)
+        best, best_limit = self._best
+        if self.limit >= TELLING * best_limit:
+            if rate < best * (1 + GAIN * (self.limit / best_limit - 1) if best_limit else 0):
+                self.limit, self._hold, self._step, self._best = best_limit, HOLD, 1, (0.0, 0)
                 return
             self._best = (rate, self.limit)
         step = self.limit if self._step == 0 else self._step
@@ -139,19 +139,19 @@ class Limiter:
 
     def _admit(self) -> None:
         while self._queue and self.in_flight < self.limit:
-            place = self._queue.popleft()
-            if not place.done():
+            slot = self._queue.popleft()
+            if not slot.done():
                 self.in_flight += 1
-                place.set_result(None)
+                slot.set_result(None)
 
 
 class _LimitWindow:
     """Counts of one round trip: number of replies, and True for `saturated` if a call had to wait for a slot."""
 
-    __slots__ = ("answers", "began", "saturated")
+    __slots__ = ("answers", "saturated", "started_at")
 
-    def __init__(self, began: float) -> None:
-        self.began, self.answers, self.saturated = began, 0, False
+    def __init__(self, started_at: float) -> None:
+        self.started_at, self.answers, self.saturated = started_at, 0, False
 
 
 # -------------------------------------------------------------------------------- pool
@@ -202,7 +202,7 @@ class Health:
     def down(self) -> bool:
         return self.down_since is not None
 
-    def began(self) -> bool:
+    def record_start(self) -> bool:
         """Record the start of a call; return True if it is the probe of a server that has rested."""
         probe = not self.healthy and not self._probing
         self._probing = self._probing or probe
@@ -251,7 +251,7 @@ class PooledServer:
         self.limiter = Limiter(self.backend.config.max_concurrency)
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The server's address without secrets, for messages."""
         return public_url(self.backend.config.base_url or self.backend.config.type)
 
@@ -301,9 +301,9 @@ class ServerPool:
         """Return the server for the next attempt of a call that has already `tried` some."""
         if len(self._servers) == 1:
             return self._servers[0]
-        known = self._server_of.get(rollout_id) if rollout_id is not None else None
-        if known is not None and known not in tried and known.health.available(self.clock()):
-            return known
+        pinned_server = self._server_of.get(rollout_id) if rollout_id is not None else None
+        if pinned_server is not None and pinned_server not in tried and pinned_server.health.available(self.clock()):
+            return pinned_server
         now = self.clock()
         available = [server for server in self._servers if server.health.available(now)]
         fresh = [server for server in available if server not in tried]
@@ -332,19 +332,19 @@ class ServerPool:
 
     async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
         """Make one attempt on a server; it counts as that server's load while it lasts, and as a call of the role."""
-        asked = self.clock()
+        requested_at = self.clock()
         server.in_flight += 1
         try:
             await server.limiter.acquire()
             server.served += 1
-            probe, began = server.health.began(), self.clock()
+            probe, started_at = server.health.record_start(), self.clock()
             try:
                 await begin_call(self._role)
                 reply = _priced(await server.backend.attempt(request), server.backend.config.prices)
                 usage = Usage()
                 usage.add(reply.usage, reply.timing.generating)
                 end_call(self._role, usage)
-                server.limiter.answered(self.clock() - began)
+                server.limiter.answered(self.clock() - started_at)
                 self._succeeded(server)
             except ContextLengthExceeded:
                 self._succeeded(server)
@@ -359,7 +359,7 @@ class ServerPool:
                 server.limiter.release()
         finally:
             server.in_flight -= 1
-        if (queued := began - asked) < _NOTICED:
+        if (queued := started_at - requested_at) < _NOTICED:
             return reply
         return replace(reply, timing=replace(reply.timing, queued=queued))
 
@@ -371,7 +371,7 @@ class ServerPool:
         if failing_since is not None and server.announced:
             server.announced = False
             seconds = self.clock() - failing_since
-            self.say(f"the server at {server.place} is back after {seconds:.0f} s; the run goes on")
+            self.say(f"the server at {server.address} is back after {seconds:.0f} s; the run goes on")
 
     def _failed(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
         was_down = server.health.down
@@ -383,13 +383,13 @@ class ServerPool:
         # The first rest often ends a short outage that need not be reported.
         if probe and was_down and failed.outage and not server.announced:
             server.announced = True
-            self.say(f"the server at {server.place} is down ({failed}); calls wait, and go on by themselves")
+            self.say(f"the server at {server.address} is down ({failed}); calls wait, and go on by themselves")
         elif not (failed.unreachable or failed.overloaded or server.announced or server.health.healthy):
             seconds = self.clock() - (server.health.failing_since or 0.0)
             if seconds >= _BROKEN:
                 server.announced = True
                 self.say(
-                    f"the server at {server.place} has failed for {seconds:.0f} s ({failed}); calls are sent again"
+                    f"the server at {server.address} has failed for {seconds:.0f} s ({failed}); calls are sent again"
                 )
 
     def _wake(self) -> None:

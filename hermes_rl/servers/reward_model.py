@@ -48,7 +48,7 @@ class RewardModel:
         """Send once, and parse the numbers; raises as `hermes_rl.servers.base.Backend`."""
         config = self.config.current()
         body = encode({"model": config.model, **self.body(request.messages)})
-        answer = await self._transport.post(self.path, body, most=_BOUND.size)
+        answer = await self._transport.post(self.path, body, max_bytes=_BOUND.size)
         if answer.status != 200:
             raise self._transport.refused(self.path, answer)
         timing = Timing(generating=answer.received - answer.sent)

@@ -79,8 +79,8 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         prompt = renderer.first([{"role": "user", "content": "Name a colour, and say why you like it."}], None)
         sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p)
         shaping = in_words(temperature, top_p)
-        wanted = _LIKELY if shaping else _UNDECIDED
-        context, stopped = await _telling(server, replace(sampling, max_tokens=_STEPS), wanted)
+        target_logprob = _LIKELY if shaping else _UNDECIDED
+        context, stopped = await _telling(server, replace(sampling, max_tokens=_STEPS), target_logprob)
         first, second = await _drawn(server, replace(sampling, prompt=context), draws // 2)
         limit = await server.context_length()
         length = (
@@ -96,16 +96,18 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-async def _telling(server: TokenServer, sampling: Sampling, wanted: float) -> tuple[array[int], Finding]:
+async def _telling(server: TokenServer, sampling: Sampling, target_logprob: float) -> tuple[array[int], Finding]:
     """Sample a few replies; return the context whose token came nearest to a log-probability, and a finding.
 
     The finding reports if every reply that stopped ends with a stop token.
     """
-    walks = [await server.sample(replace(sampling, seed=drawn_seed(number, "walk"))) for number in range(_WALKS)]
-    places = [(abs(value - wanted), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
-    if not places:
+    walks = [await server.sample(replace(sampling, seed=drawn_seed(index, "walk"))) for index in range(_WALKS)]
+    candidates = [
+        (abs(value - target_logprob), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)
+    ]
+    if not candidates:
         raise AttemptFailed("the server sampled no token")
-    _, before = min(places, key=lambda place: place[0])
+    _, before = min(candidates, key=lambda place: place[0])
     ended = [walk for walk in walks if walk.finish == "stop"]
     bare = [walk for walk in ended if not walk.ids or walk.ids[-1] not in sampling.stop_ids]
     if bare:
@@ -130,14 +132,14 @@ def distribution(answers: Sequence[Sampled]) -> Distribution:
     count = len(drawn)
     if not count:
         return Distribution(0, 1.0, 0.0, 0)
-    seen = Counter(token for token, _ in drawn)
+    token_counts = Counter(token for token, _ in drawn)
     chance = {token: math.exp(logprob) for token, logprob in drawn}
     common = {token for token, value in chance.items() if value * count >= _COMMON}
-    pairs = [(seen[token] / count, chance[token]) for token in common]
+    pairs = [(token_counts[token] / count, chance[token]) for token in common]
     pairs.append((1 - sum(share for share, _ in pairs), max(0.0, 1 - sum(value for _, value in pairs))))
     variation = sum(abs(share - value) for share, value in pairs) / 2
     noise = sum(math.sqrt(2 * value * max(0.0, 1 - value) / (math.pi * count)) for _, value in pairs) / 2
-    return Distribution(count, variation, noise, len(seen))
+    return Distribution(count, variation, noise, len(token_counts))
 
 
 def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:
@@ -149,14 +151,14 @@ def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Fi
     return [_by_chance("turns of a rollout", turns, alike), _by_chance("members of a group", members, alike)]
 
 
-def _by_chance(what: str, pairs: Sequence[tuple[int, int]], alike: float) -> Finding:
+def _by_chance(subject: str, pairs: Sequence[tuple[int, int]], alike: float) -> Finding:
     """Return a finding about a count of equal pairs; `alike` is the probability of equal independent draws."""
     equal = sum(a == b for a, b in pairs)
     sigma = math.sqrt(len(pairs) * alike * (1 - alike))
     if sigma < 1:
-        return Finding(True, f"{what}: this model is too certain to show whether their draws are independent")
+        return Finding(True, f"{subject}: this model is too certain to show whether their draws are independent")
     off = (equal - len(pairs) * alike) / sigma
-    detail = f"{what} draw independently: {equal} of {len(pairs)} pairs are equal, {off:+.1f} σ from chance"
+    detail = f"{subject} draw independently: {equal} of {len(pairs)} pairs are equal, {off:+.1f} σ from chance"
     if abs(off) <= SIGMAS:
         return Finding(True, detail)
     return Finding(

@@ -58,15 +58,15 @@ class Generate:
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Parse two lists with an entry per token: [logprob, id, text], and a list of these; the first is null."""
         meta = _meta(data)
-        own = meta.get("input_token_logprobs")
+        token_entries = meta.get("input_token_logprobs")
         top = meta.get("input_top_logprobs") if top_k else [None] * len(prompt)
-        if not isinstance(own, list) or not isinstance(top, list) or len(own) != len(top):
+        if not isinstance(token_entries, list) or not isinstance(top, list) or len(token_entries) != len(top):
             raise Malformed("the answer has no input_token_logprobs, or no input_top_logprobs")
-        places = [
-            {int(entry[1]): entry[0] for entry in (*(most or ()), single)}
-            for single, most in zip(own[1:], top[1:], strict=True)
+        position_scores = [
+            {int(entry[1]): entry[0] for entry in (*(top_entries or ()), single)}
+            for single, top_entries in zip(token_entries[1:], top[1:], strict=True)
         ]
-        return scores_of([None, *places], prompt, top_k)
+        return scores_of([None, *position_scores], prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
         meta = _meta(data)

@@ -145,7 +145,9 @@ class TokenServer:
         self, renderer: Renderer, prompt: RenderedPrompt, transcript: Transcript, request: ChatRequest
     ) -> tuple[Step, Generation]:
         room = self._room(request, prompt, transcript)
-        sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text, self._largest)
+        sampling = Sampling.from_request(
+            request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text, self._largest
+        )
         reply = await self._source.sample(sampling, request)
         weights = WeightVersions(reply.before, reply.after)
         return Step(prompt.ids, reply.ids, reply.logprobs, reply.finish, weights), reply
@@ -195,7 +197,7 @@ class TokenServer:
         name = config.tokenizer or (None if config.kind.embedded else config.model)
         if not name and not config.kind.embedded:
             raise UserError(f"a server of type {config.type!r} needs a model or a tokenizer")
-        return load_renderer(name, RendererSettings.of(config.renderer))
+        return load_renderer(name, RendererSettings.from_mapping(config.renderer))
 
     async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> RenderedPrompt:
         messages, tools = request.messages, request.tools
@@ -203,9 +205,9 @@ class TokenServer:
             if request.resent > RESENT:
                 return await run_in_thread(partial(next_prompt, renderer, transcript, messages, tools))
             if (branch := transcript.holding(messages, tools)) is not None:
-                behind = partial(extend_prompt, branch, renderer, messages, tools)
+                extend = partial(extend_prompt, branch, renderer, messages, tools)
                 large = _characters(messages[len(branch.history) :]) > LARGE
-                if (prompt := await run_in_thread(behind) if large else behind()) is not None:
+                if (prompt := await run_in_thread(extend) if large else extend()) is not None:
                     return prompt
             anew = partial(render_prompt, renderer, messages, tools)
             large = (request.resent or _characters(messages)) > LARGE
@@ -243,7 +245,7 @@ class TokenServer:
             server_type=self.config.type,
             logprobs=None if texts is None else step.logprobs.tolist(),
             tokens=texts,
-            sampled=LedgerEntry.of(step),
+            sampled=LedgerEntry.from_step(step),
             sampling=generation.sampling,
             timing=generation.timing,
         )
@@ -282,10 +284,10 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
         used = {str(call.get("id")) for message in history for call in message.get("tool_calls") or ()}
         message["tool_calls"] = calls = []
         free = 0
-        for number, call in enumerate(parsed.calls, turn * 1000):
+        for call_index, call in enumerate(parsed.calls, turn * 1000):
             identity = call.id or ""
             if not identity or identity in used:
-                free = max(number, free)  # smaller ones were tried for the previous calls
+                free = max(call_index, free)  # smaller ones were tried for the previous calls
                 while (identity := f"c{free:0{_ID_LENGTH - 1}d}") in used:
                     free += 1
             used.add(identity)

@@ -97,13 +97,13 @@ def is_context_overflow(status: int, text: str) -> bool:
     return status in _CONTEXT_STATUS and _CONTEXT_TEXT.search(text) is not None
 
 
-def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str) -> AttemptFailed:
-    """Return the failure for an HTTP status. `text` decides about retries; only `shown` is shown."""
+def failed_status(status: int, headers: Mapping[str, str], text: str, message: str) -> AttemptFailed:
+    """Return the failure for an HTTP status. `text` decides about retries; only `message` is shown."""
     retryable = status >= 500 or status in _RETRIED_4XX
     if status == 429 and _HOPELESS_TEXT.search(text):
         retryable = False
     return AttemptFailed(
-        shown,
+        message,
         retryable=retryable,
         retry_after=retry_after(headers.get("Retry-After")),
         overloaded=status in _OVERLOADED and retryable,
@@ -159,9 +159,9 @@ class RetryPolicy:
         last = failures[-1]
         if last.retryable and last.outage and self.outage:
             return seconds >= self.outage
-        own = [failed for failed in failures if not failed.outage or not self.outage]
-        timeouts = sum(failed.timed_out for failed in own)
-        return not last.retryable or len(own) >= self.attempts or timeouts >= self.timeouts
+        counted_failures = [failed for failed in failures if not failed.outage or not self.outage]
+        timeouts = sum(failed.timed_out for failed in counted_failures)
+        return not last.retryable or len(counted_failures) >= self.attempts or timeouts >= self.timeouts
 
 
 async def with_retries(
@@ -200,11 +200,11 @@ def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
     times = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
     # Consecutive equal causes form one entry: ``1-7`` instead of seven equal lines.
     runs: list[tuple[int, int, AttemptFailed]] = []
-    for number, failed in enumerate(failures, 1):
-        first = runs.pop()[0] if runs and str(runs[-1][2]) == str(failed) else number
-        runs.append((first, number, failed))
-    places = [(f"{first}" if first == last else f"{first}-{last}", failed) for first, last, failed in runs]
-    causes = "; ".join(f"[{place}] {failed}" for place, failed in places)
+    for attempt, failed in enumerate(failures, 1):
+        first = runs.pop()[0] if runs and str(runs[-1][2]) == str(failed) else attempt
+        runs.append((first, attempt, failed))
+    labelled_failures = [(f"{first}" if first == last else f"{first}-{last}", failed) for first, last, failed in runs]
+    causes = "; ".join(f"[{attempt_range}] {failed}" for attempt_range, failed in labelled_failures)
     failure = ServerFailure(f"server {role!r} gave no usable answer in {times}: {causes}")
     failure.about_the_call, failure.refused = not failures[-1].outage, not failures[-1].retryable
     failure.__cause__ = failures[0] if len(failures) == 1 else ExceptionGroup("attempts", list(failures))
@@ -238,8 +238,8 @@ class HttpAnswer:
 def _is_address(url: str) -> bool:
     """Return True if a URL that can be taken apart has the scheme, the host and the port of an HTTP server."""
     parts = urlsplit(url)
-    plain = url.isprintable() and " " not in url
-    return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    is_printable = url.isprintable() and " " not in url
+    return is_printable and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
 
 
 class Transport:
@@ -259,8 +259,8 @@ class Transport:
         self._query = urlsplit(config.base_url).query or None
         self._urls: dict[str, URL] = {}
         self._headers = _headers(config)
-        own = SESSION_HEADER.lower() in map(str.lower, self._headers)
-        self._names_rollouts = config.session_header and not own
+        has_session_header = SESSION_HEADER.lower() in map(str.lower, self._headers)
+        self._names_rollouts = config.session_header and not has_session_header
         self._scrubber = Scrubber(_secrets(config), _keys(config))
         self._proxy = proxy_of(self._base)  # read once: aiohttp would look it up for every call
         self._session: aiohttp.ClientSession | None = None
@@ -273,17 +273,17 @@ class Transport:
         return f"{self._base}/{path}"
 
     async def post(
-        self, path: str, payload: bytes, rollout_id: str | None = None, most: int = LARGEST_REPLY
+        self, path: str, payload: bytes, rollout_id: str | None = None, max_bytes: int = LARGEST_REPLY
     ) -> HttpAnswer:
         """Send once, as a call of this rollout.
 
         Raises:
-            AttemptFailed: no response arrived, or one of more than `most` bytes.
+            AttemptFailed: no response arrived, or one of more than `max_bytes` bytes.
         """
         session = await self._connected()
         body, sent = _body_class()(payload), time.monotonic()
         del payload
-        status, received, raw = await self._send(session, path, body, self._session_header(rollout_id), most)
+        status, received, raw = await self._send(session, path, body, self._session_header(rollout_id), max_bytes)
         answer = HttpAnswer(status, received, raw, sent, time.monotonic())
         await in_turn()
         return answer
@@ -335,16 +335,16 @@ class Transport:
         """Return the exception for an error response; `status` is the one in its body, if it differs."""
         code = answer.status if status is None else status
         text = excerpt(answer.raw)
-        shown = self._scrubber.excerpt(text)
+        public_text = self._scrubber.excerpt(text)
         if is_context_overflow(code, text):
-            return ContextLengthExceeded(f"{self.address(path)}: {shown}")
+            return ContextLengthExceeded(f"{self.address(path)}: {public_text}")
         hint = unversioned(self._base) if code == 404 and not path.startswith("/") else ""
-        return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {shown}{hint}")
+        return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {public_text}{hint}")
 
-    def failed(self, path: str, what: str, *, timed_out: bool = False, unreachable: bool = False) -> AttemptFailed:
+    def failed(self, path: str, problem: str, *, timed_out: bool = False, unreachable: bool = False) -> AttemptFailed:
         """Return the exception for a failed attempt; its text contains the address and no secrets."""
-        shown = f"{self.address(path)}: {self._scrubber.excerpt(what)}"
-        return AttemptFailed(shown, timed_out=timed_out, unreachable=unreachable)
+        message = f"{self.address(path)}: {self._scrubber.excerpt(problem)}"
+        return AttemptFailed(message, timed_out=timed_out, unreachable=unreachable)
 
     def _url(self, path: str) -> URL:
         if path not in self._urls:
@@ -381,7 +381,7 @@ class Transport:
         path: str,
         body: aiohttp.BytesPayload,
         headers: Mapping[str, str],
-        most: int,
+        max_bytes: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         import aiohttp
 
@@ -390,7 +390,7 @@ class Transport:
             async with session.post(
                 self._url(path), data=body, headers=headers, allow_redirects=False, proxy=self._proxy
             ) as response:
-                return response.status, response.headers, await self._body(path, response, most)
+                return response.status, response.headers, await self._body(path, response, max_bytes)
         except aiohttp.ConnectionTimeoutError:
             failed = self.failed(path, f"no connection within {_CONNECT_SECONDS:g} s", unreachable=True)
         except TimeoutError:
@@ -400,8 +400,9 @@ class Transport:
         # Outside the handler: aiohttp's exceptions hold the request's headers, and so the key.
         raise failed
 
-    async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
-        """Return a body of at most `most` bytes, counted after decompression; raise `AttemptFailed` for larger ones.
+    async def _body(self, path: str, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+        """Return a body of at most `max_bytes` bytes, counted after decompression; raise `AttemptFailed` for larger
+        ones.
 
         If the server repeats a secret that it received, the secret is masked, because a reply becomes a record.
 
@@ -411,19 +412,19 @@ class Transport:
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         async for part in response.content.iter_any():
             body += part
-            if len(body) > most:
-                raise self.failed(path, _too_large(most))
+            if len(body) > max_bytes:
+                raise self.failed(path, _too_large(max_bytes))
         if encoding in ("", "identity"):
             return await _read_aside(self._scrubber.unechoed, bytes(body))
         if encoding not in _ENCODINGS:
             raise self.failed(path, f"the reply has the encoding {encoding!r:.50}, which was not asked for")
         try:
-            whole = await run_exclusively(_decompressed, bytes(body), most)
+            content = await run_exclusively(_decompressed, bytes(body), max_bytes)
         except zlib.error as error:
             raise self.failed(path, f"the reply cannot be decompressed: {error}") from None
-        if whole is None:
-            raise self.failed(path, _too_large(most))
-        return await _read_aside(self._scrubber.unechoed, whole)
+        if content is None:
+            raise self.failed(path, _too_large(max_bytes))
+        return await _read_aside(self._scrubber.unechoed, content)
 
 
 @cache
@@ -444,22 +445,22 @@ _EITHER_HEADER = zlib.MAX_WBITS | 32
 """zlib detects gzip or deflate."""
 
 
-def _decompressed(raw: bytes, most: int) -> bytes | None:
-    """Return the bytes, or None if there are more than `most`; raises `zlib.error`."""
-    whole = bytearray()
+def _decompressed(raw: bytes, max_bytes: int) -> bytes | None:
+    """Return the bytes, or None if there are more than `max_bytes`; raises `zlib.error`."""
+    content = bytearray()
     while raw:  # gzip may have several parts
         part = zlib.decompressobj(_EITHER_HEADER)
-        whole += part.decompress(raw, most + 1 - len(whole))
-        if len(whole) > most:
+        content += part.decompress(raw, max_bytes + 1 - len(content))
+        if len(content) > max_bytes:
             return None
         if not part.eof:
             raise zlib.error("it ends too early")
         raw = part.unused_data
-    return bytes(whole)
+    return bytes(content)
 
 
-def _too_large(most: int) -> str:
-    return f"the reply has more than {most} bytes after decompression, the most that is read for what was asked"
+def _too_large(max_bytes: int) -> str:
+    return f"the reply has more than {max_bytes} bytes after decompression, the most that is read for what was asked"
 
 
 async def _read_aside(read: Callable[[bytes], T], raw: bytes) -> T:
@@ -564,7 +565,7 @@ async def in_turn() -> None:
     The loop itself gives every ready task a step in each turn. If thousands of responses arrive together, none would
     lead to its next request before all are read, and all other work would wait that long.
     """
-    async with _turns.here():
+    async with _turns.get_semaphore():
         await asyncio.sleep(0)
 
 

@@ -110,7 +110,7 @@ class Usage:
         return counts
 
     @classmethod
-    def of(cls, record: Mapping[str, float]) -> Usage:
+    def from_record(cls, record: Mapping[str, float]) -> Usage:
         """Return the usage of a record; one of an earlier version has no `unpriced`, and may lack `calls`."""
         usage = cls(**{name: record[name] for name in _COUNTS if name in record})  # type: ignore[arg-type]
         if "cost" in record:
@@ -137,7 +137,7 @@ def price_of(prices: Mapping[str, float | None], prompt: float, completion: floa
     """
     full, reply = prices["prompt"], prices["completion"]
     assert full is not None and reply is not None
-    reduced = full if (known := prices.get("cached")) is None else known
+    reduced = full if (cached_price := prices.get("cached")) is None else cached_price
     cached = min(cached, prompt)
     return ((prompt - cached) * full + cached * reduced + completion * reply) / 1e6
 
@@ -155,11 +155,11 @@ class Meter:
         task: cancelled when one of these calls is refused; None: the task of the meter that counts them too.
     """
 
-    __slots__ = ("_closed", "_listeners", "_lock", "_over", "_task", "roles")
+    __slots__ = ("_closed", "_listeners", "_lock", "_outer_meter", "_task", "roles")
 
     def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
         self.roles: dict[str, Usage] = {}
-        self._over = _current.get()
+        self._outer_meter = _current.get()
         self._task = task
         self._closed = False
         self._lock = threading.Lock()  # rewards call models from their own threads
@@ -177,14 +177,14 @@ class Meter:
     def add(self, role: str, usage: Usage) -> None:
         """Add the use of a role's model."""
         with self._lock:
-            known = self.roles.setdefault(role, Usage())
-            known += usage
-        if self._over is not None:
-            self._over.add(role, usage)
+            total = self.roles.setdefault(role, Usage())
+            total += usage
+        if self._outer_meter is not None:
+            self._outer_meter.add(role, usage)
         for listener in tuple(self._listeners):
             listener()
 
-    async def begin(self, role: str) -> None:
+    async def count_request(self, role: str) -> None:
         """Count a request to a role's model as sent; raises CancelledError if the meter is closed."""
         if self.closed:
             task = self._cancelled_task
@@ -202,11 +202,11 @@ class Meter:
 
     @property
     def _outermost(self) -> Meter:
-        return self if self._over is None else self._over._outermost
+        return self if self._outer_meter is None else self._outer_meter._outermost
 
     @property
     def _cancelled_task(self) -> asyncio.Task[Any] | None:
-        return self._task if self._task is not None or self._over is None else self._over._cancelled_task
+        return self._task if self._task is not None or self._outer_meter is None else self._outer_meter._cancelled_task
 
     def _sent(self, role: str, requests: int) -> None:
         with self._lock:
@@ -219,7 +219,7 @@ class Meter:
     @property
     def closed(self) -> bool:
         """True if no further call may start."""
-        return self._closed or (self._over is not None and self._over.closed)
+        return self._closed or (self._outer_meter is not None and self._outer_meter.closed)
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
@@ -249,7 +249,7 @@ class Meter:
 async def begin_call(role: str) -> None:
     """Count a request with the meter that counts calls here, if there is one; see `Meter.begin`."""
     if (meter := _current.get()) is not None:
-        await meter.begin(role)
+        await meter.count_request(role)
 
 
 def end_call(role: str, usage: Usage) -> None:

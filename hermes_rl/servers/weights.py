@@ -37,7 +37,7 @@ class Versions:
         self, transport: Transport, paths: Sequence[str], pushed: Callable[[], int | None] | None = None
     ) -> None:
         self._transport, self._paths, self._pushed = transport, list(paths), pushed or (lambda: None)
-        self.known: int | None = None
+        self.newest_version: int | None = None
         """Newest version that was read: a lower bound of the server's version."""
         self._reading: asyncio.Task[None] | None = None
 
@@ -45,9 +45,9 @@ class Versions:
         """Return a lower bound, before a request is sent."""
         if (pushed := self._pushed()) is not None:
             return pushed
-        if self.known is None:
+        if self.newest_version is None:
             await self._read()
-        return self.known
+        return self.newest_version
 
     async def after(self, answered: int | None = None) -> int | None:
         """Return the server's current version; `answered` is the one in its response, if any."""
@@ -57,7 +57,7 @@ class Versions:
             self.hear(answered)
             return answered
         await self._read()
-        return self.known
+        return self.newest_version
 
     async def _read(self) -> None:
         """Query the server; the result of a query sent before this call would be outdated."""
@@ -80,8 +80,8 @@ class Versions:
     def hear(self, value: Any) -> None:
         """Record a version; an older or invalid one is ignored."""
         version = version_of(value)
-        if version is not None and (self.known is None or version > self.known):
-            self.known = version
+        if version is not None and (self.newest_version is None or version > self.newest_version):
+            self.newest_version = version
 
 
 class Pauses:
@@ -117,7 +117,7 @@ class Pauses:
             self._path = None
         return _field(data, _PAUSED) is True
 
-    async def over(self) -> float:
+    async def wait_for_resume(self) -> float:
         """Wait until the server is not paused; return the seconds of waiting.
 
         Raises:

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from hermes_rl import __version__
 from hermes_rl.service import nemo_gym
-from hermes_rl.service.batches import Batch, Lines, left
+from hermes_rl.service.batches import Batch, Lines, wait_for_disconnect
 from hermes_rl.service.bodies import (
     EndOfBatch,
     ErrorResponse,
@@ -103,13 +103,13 @@ def _read_body(body: bytes) -> Any:
     while level:
         if any(isinstance(each, dict) and len(each) > MOST_KEYS for each in level):
             raise Refused(413, "too_large", f"an object of a request has at most {MOST_KEYS} keys")
-        level = [inner for holder in level for inner in _inside(holder)]
+        level = [child for holder in level for child in _inside(holder)]
     return value
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [each for each in inner if isinstance(each, dict | list)]
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in children if isinstance(each, dict | list)]
 
 
 class JsonAnswer(JSONResponse):
@@ -161,7 +161,7 @@ def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
         phases=status.phases,
         version=max(service.policies.versions, default=None),
         logprob_difference={"mean": difference.mean, "largest": difference.largest},
-        most=service.most,
+        most=service.max_requests,
         retries=status.retries,
         workers=workers if status.workers is not None else None,
     )
@@ -188,8 +188,8 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
     async def rows(split: SplitName = "train", after: Annotated[str | None, Query(max_length=1000)] = None) -> Response:
         """List rows in their order, a thousand at a time."""
         page, following = service.page(split, after)
-        listed = [{"key": row.key, "index": row.index, "digest": row.digest} for row in page]
-        return JsonAnswer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
+        entries = [{"key": row.key, "index": row.index, "digest": row.digest} for row in page]
+        return JsonAnswer({"rows": entries, "fingerprint": service.env.rows(split).fingerprint, "after": following})
 
     lines = {
         "schema": {"oneOf": [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (GroupTold, EndOfBatch)]}
@@ -200,9 +200,9 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
     }
 
     @app.post("/v1/rollouts", response_class=Response, responses={200: streamed})
-    async def rollouts(asked: RolloutsRequest) -> Response:
+    async def rollouts(body: RolloutsRequest) -> Response:
         """Play a batch of groups; each is a line as it ends. A reader that goes away ends it."""
-        return Lines(await Batch.requested(service, asked), service)
+        return Lines(await Batch.requested(service, body), service)
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
     async def policy(news: PolicyResponse) -> Response:
@@ -212,19 +212,19 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return Response(status_code=204)
 
     @app.post("/v1/sessions", response_model=TurnResponse)
-    async def begin(asked: SessionAsked, request: Request) -> Response:
+    async def begin(body: SessionAsked, request: Request) -> Response:
         """Begin a rollout whose turns come from the caller."""
-        return JsonAnswer(await _unless_gone(request, service, sessions.begin(asked)))
+        return JsonAnswer(await _unless_gone(request, service, sessions.start(body)))
 
     @app.get("/v1/sessions/{session_id}", response_model=TurnResponse, responses=_NO_SESSION)
     async def look(session_id: str) -> Response:
         """Say once more what the last step was answered with, for one who lost the answer."""
-        return JsonAnswer(sessions.of(session_id).answer)
+        return JsonAnswer(sessions.get_session(session_id).answer)
 
     @app.post("/v1/sessions/{session_id}/step", response_model=TurnResponse, responses=_NO_SESSION)
-    async def step(session_id: str, asked: StepRequest) -> Response:
+    async def step(session_id: str, body: StepRequest) -> Response:
         """Answer the turn that waits."""
-        return JsonAnswer(await sessions.step(session_id, asked))
+        return JsonAnswer(await sessions.step(session_id, body))
 
     @app.delete("/v1/sessions/{session_id}", status_code=204, response_class=Response, responses=_NO_SESSION)
     async def end(session_id: str) -> Response:
@@ -233,25 +233,25 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return Response(status_code=204)
 
     @app.post("/run")
-    async def run(asked: RunAsked, request: Request) -> Response:
+    async def run(body: RunAsked, request: Request) -> Response:
         """Play one rollout, as NeMo Gym asks an agent server to."""
-        return await run_for_gym(service, asked, request)
+        return await run_for_gym(service, body, request)
 
     add_aggregation(app)
     return app
 
 
-async def run_for_gym(service: Service, asked: RunAsked, request: Request) -> Response:
+async def run_for_gym(service: Service, body: RunAsked, request: Request) -> Response:
     """Play one rollout and answer as NeMo Gym expects it."""
     policy = await service.policy(None)
-    place = service.place()
-    place.take(1)
+    reservation = service.make_reservation()
+    reservation.take(1)
     try:
-        group = await _unless_gone(request, service, nemo_gym.played(service, asked, policy))
+        group = await _unless_gone(request, service, nemo_gym.played(service, body, policy))
     finally:
-        place.leave()
+        reservation.leave()
     allowed = service.env.spec.serve.allow_inexact
-    answer, cause = await asyncio.to_thread(nemo_gym.answer, asked, group, allow_inexact=allowed)
+    answer, cause = await asyncio.to_thread(nemo_gym.answer, body, group, allow_inexact=allowed)
     service.metrics.count(group, cause)
     return JsonAnswer(answer)
 
@@ -286,7 +286,7 @@ def add_aggregation(app: FastAPI) -> None:
 
 async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of the work; it ends if the client disconnects, or the service stops waiting."""
-    working, *_ = await first_of(work, left(request.receive), service.cut.wait())
+    working, *_ = await first_of(work, wait_for_disconnect(request.receive), service.cut.wait())
     if not working.cancelled():
         answer: T = working.result()
         return answer
@@ -315,10 +315,12 @@ def _answer_mistakes(app: FastAPI, paths: str) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return wrong("not_json", "body", f"the body is not JSON: {first['ctx']['error']}").response()
-        where = [str(part) for part in first["loc"]]
-        inside = [part for part in where[where[0] in ("body", "query", "path") :] if part not in _ALTERNATIVES]
-        place = ".".join(inside) or "body"
-        return wrong("invalid", place, f"{place}: {first['msg']}").response()
+        error_path = [str(part) for part in first["loc"]]
+        inside = [
+            part for part in error_path[error_path[0] in ("body", "query", "path") :] if part not in _ALTERNATIVES
+        ]
+        location = ".".join(inside) or "body"
+        return wrong("invalid", location, f"{location}: {first['msg']}").response()
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
@@ -330,7 +332,7 @@ def _answer_mistakes(app: FastAPI, paths: str) -> None:
 def _describe(app: FastAPI, *, token: bool) -> None:
     """Add to the description the parts that FastAPI does not see: the token, and the types of lines."""
 
-    def described() -> dict[str, Any]:
+    def build_document() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(
                 title=app.title,
@@ -352,4 +354,4 @@ def _describe(app: FastAPI, *, token: bool) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = build_document  # type: ignore[method-assign]

@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 class Batch:
     """One requested batch. Make it with `requested`; closing `lines` releases all of it."""
 
-    def __init__(self, service: Service, request: RolloutsRequest, policy: Policy, place: Place) -> None:
-        self._service, self._request, self.policy, self._place = service, request, policy, place
+    def __init__(self, service: Service, request: RolloutsRequest, policy: Policy, reservation: Place) -> None:
+        self._service, self._request, self.policy, self._reservation = service, request, policy, reservation
         self.version: int | None = None
         """Version of the weights when it was requested."""
         rows = service.require_rows(request.rows, request.split)
         members = request.n or service.env.spec.serve.group_size
-        place.take(len(rows) * members)
+        reservation.take(len(rows) * members)
         self._groups = service.env.groups(
             members,
             policy,
@@ -60,22 +60,24 @@ class Batch:
         Raises `Refused` for an invalid request, or if there is no room.
         """
         policy = await service.policy(request.policy)
-        where = "sampling"
-        with service.place() as place:
+        field = "sampling"
+        with service.make_reservation() as reservation:
             try:
-                batch = cls(service, request, policy, place)
-                where = "n"  # the record of a spec that compares members has groups of one size
+                batch = cls(service, request, policy, reservation)
+                field = "n"  # the record of a spec that compares members has groups of one size
                 await batch._open()
             except UserError as error:
-                raise wrong("request", where, str(error)) from error
+                raise wrong("request", field, str(error)) from error
         return batch
 
     async def _open(self) -> None:
         await self._groups.open()
         others = self._service.env.spec.other_policies
         if self._request.max_staleness is not None and others:
-            why = f"{others} is trained too, whose versions this bound does not know; each rollout says its `weights`"
-            raise wrong("several_policies", "max_staleness", why)
+            reason = (
+                f"{others} is trained too, whose versions this bound does not know; each rollout says its `weights`"
+            )
+            raise wrong("several_policies", "max_staleness", reason)
         if self._request.max_staleness is not None and await self._now() is None:
             raise wrong(
                 "no_version",
@@ -97,7 +99,8 @@ class Batch:
                     continue
                 # Readers of lines may end one at other separators than "\n" too, such as U+2028.
                 line = await asyncio.to_thread(
-                    lambda made: write_json(told(*made), default=str, ascii_only=True), (group, cause, detail)
+                    lambda made: write_json(group_to_record(*made), default=str, ascii_only=True),
+                    (group, cause, detail),
                 )
                 yield line + b"\n"
                 groups, dropped = groups + 1, dropped + (cause is not None)
@@ -108,8 +111,8 @@ class Batch:
             end = {"cut": str(error)}
         await self.close()
         if not end and groups < len(self._request.rows):
-            why = "the service is ending" if self._service.draining.is_set() else "a budget of the spec is used up"
-            end = {"cut": f"{why}: ask the same batch again"}
+            reason = "the service is ending" if self._service.draining.is_set() else "a budget of the spec is used up"
+            end = {"cut": f"{reason}: ask the same batch again"}
         yield write_json({"end": True, "groups": groups, "dropped": dropped, **end}, ascii_only=True) + b"\n"
 
     async def close(self) -> None:
@@ -118,7 +121,7 @@ class Batch:
             await self._groups.close()
         finally:
             self._service.batches.discard(self)
-            self._place.leave()
+            self._reservation.leave()
 
     async def _next(self) -> Group | None:
         """Return the next group that has ended; None at the end, and if the service stops waiting."""
@@ -165,7 +168,7 @@ class Lines(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = None
         try:
-            writing, *_ = await first_of(self._write(send), left(receive), self._late())
+            writing, *_ = await first_of(self._write(send), wait_for_disconnect(receive), self._late())
         finally:
             if writing is None or writing.cancelled():
                 self._service.metrics.cancelled += 1
@@ -191,7 +194,7 @@ class Lines(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def left(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -200,7 +203,7 @@ async def left(receive: Receive) -> None:
 # ------------------------------------------------------------------------------------------------------ A line
 
 
-def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:
+def group_to_record(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:
     """Return the line of a group. A group that must not be used for training has neither scores nor tokens."""
     provenance = group.provenance
     return {

@@ -30,13 +30,13 @@ class ByName:
     are the paths of the shared one, even if an environment has the name with which one of them starts.
     """
 
-    def __init__(self, named: Mapping[str, ASGIApp], shared: ASGIApp, top: Collection[str]) -> None:
-        self._named, self._shared, self._top = named, shared, top
+    def __init__(self, apps_by_name: Mapping[str, ASGIApp], shared: ASGIApp, top: Collection[str]) -> None:
+        self._apps_by_name, self._shared, self._top = apps_by_name, shared, top
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Not yet decoded, so that a slash in a name differs from one after it.
         first, slash, rest = scope.get("raw_path", b"").decode("latin-1").removeprefix("/").partition("/")
-        app = self._named.get(unquote(first)) if slash and scope["path"] not in self._top else None
+        app = self._apps_by_name.get(unquote(first)) if slash and scope["path"] not in self._top else None
         if app is None:
             await self._shared(scope, receive, send)
         else:
@@ -49,11 +49,11 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
 
     Its description mentions the `token`, if requests need one.
     """
-    places = ", ".join(map(below, environments))
+    paths = ", ".join(map(below, environments))
     app = bare_app(
         "What several environments share; each has its own description below its path.",
         token=token,
-        elsewhere=f"; those of an environment are below its name: {places}",
+        elsewhere=f"; those of an environment are below its name: {paths}",
     )
 
     @app.get("/v1/health", response_model=HealthOfAllTold)
@@ -80,14 +80,16 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         return Response(status_code=204)
 
     @app.post("/run")
-    async def run(asked: RunAsked, request: Request) -> Response:
+    async def run(body: RunAsked, request: Request) -> Response:
         """Play one rollout for NeMo Gym, of the environment that `verifier_metadata.environment` names."""
-        name = asked.verifier_metadata.get("environment")
+        name = body.verifier_metadata.get("environment")
         if not isinstance(name, str) or name not in environments:
-            known = ", ".join(environments)
-            raise wrong("unknown_environment", "verifier_metadata.environment", f"name one of them: {known}")
+            environment_names = ", ".join(environments)
+            raise wrong(
+                "unknown_environment", "verifier_metadata.environment", f"name one of them: {environment_names}"
+            )
         ENVIRONMENT.set(name)
-        return await run_for_gym(environments[name][0], asked, request)
+        return await run_for_gym(environments[name][0], body, request)
 
     add_aggregation(app)
     return app

@@ -68,17 +68,17 @@ class Gate:
         headers = scope["headers"]
         if len(headers) > HEADERS:
             raise Refused(431, "too_many_headers", f"a request has at most {HEADERS} headers")
-        named = dict(headers)
+        headers_by_name = dict(headers)
         if self._token is None:
-            _require_local(named)
+            _require_local(headers_by_name)
         else:
-            scheme, _, token = named.get(b"authorization", b"").partition(b" ")
-            same = hmac.compare_digest(token.strip(), self._token)
-            if scheme.lower() != b"bearer" or not same:
+            scheme, _, token = headers_by_name.get(b"authorization", b"").partition(b" ")
+            is_token_valid = hmac.compare_digest(token.strip(), self._token)
+            if scheme.lower() != b"bearer" or not is_token_valid:
                 raise Refused(401, "unauthorized", "send the service's token: `Authorization: Bearer …`")
         path, method = scope["path"], scope.get("method")  # a WebSocket has none
-        begun = path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE")
-        if self._closed() and not begun and path != "/v1/metrics":
+        is_session_call = path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE")
+        if self._closed() and not is_session_call and path != "/v1/metrics":
             raise service_ending()
 
 
@@ -96,11 +96,11 @@ def _require_local(headers: dict[bytes, bytes]) -> None:
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     """Read the body, which must be JSON if there is one."""
-    most = LARGE_BODY if scope["path"] == "/aggregate_metrics" else BODY
+    size_limit = LARGE_BODY if scope["path"] == "/aggregate_metrics" else BODY
     headers = dict(scope["headers"])
     announced = headers.get(b"content-length", b"0")
     if not announced.isdigit() or int(announced) > LARGE_BODY:
-        raise _too_large(most)
+        raise _too_large(size_limit)
     read, size = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
@@ -110,18 +110,18 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
                     raise Refused(400, "incomplete", "the body ended too early")
                 part = message.get("body", b"")
                 size += len(part)
-                if size <= most:
+                if size <= size_limit:
                     read += part
                 elif size > LARGE_BODY:
-                    raise _too_large(most)
+                    raise _too_large(size_limit)
                 # A body that is too large is read nevertheless: a connection with unread data is reset, and its
                 # response lost.
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
         raise Refused(408, "too_slow", f"the body did not come within {PATIENCE:.0f} seconds") from None
-    if size > most:
-        raise _too_large(most)
+    if size > size_limit:
+        raise _too_large(size_limit)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     # A web page may post other types to any address without permission; JSON it may not.
     if read and kind != b"application/json":
@@ -129,8 +129,8 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     return bytes(read)
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, "too_large", f"a request has at most {most // 2**20} MiB: ask in several parts")
+def _too_large(size_limit: int) -> Refused:
+    return Refused(413, "too_large", f"a request has at most {size_limit // 2**20} MiB: ask in several parts")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -32,14 +32,18 @@ async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
     """Run the rollout that a request names; raises `Refused` if the request is wrong."""
     spec = service.env.spec
     if spec.agents and (len(spec.trained_seats) != 1 or spec.other_policies):
-        why = "a row here is one rollout of `policy`, and other seats are trained, or none: POST /v1/rollouts has all"
-        raise wrong("several_agents", "agents", why)
+        reason = (
+            "a row here is one rollout of `policy`, and other seats are trained, or none: POST /v1/rollouts has all"
+        )
+        raise wrong("several_agents", "agents", reason)
     key, split = request.verifier_metadata.get("row_key"), request.verifier_metadata.get("split", "train")
     if not isinstance(key, str) or split not in ("train", "eval"):
         raise wrong("row", "verifier_metadata", "`row_key` is a key of GET /v1/rows, and `split` train or eval")
     (row,) = service.require_rows([key], split, "verifier_metadata.row_key")
     params = request.responses_create_params
-    sampling = {ours: params[theirs] for theirs, ours in _SETTINGS.items() if params.get(theirs) is not None}
+    sampling = {
+        setting_name: params[theirs] for theirs, setting_name in _SETTINGS.items() if params.get(theirs) is not None
+    }
     try:
         return await service.env.run_group(row, 1, policy, split=split, sampling=sampling)
     except UserError as error:
@@ -218,5 +222,5 @@ def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    answered, said = aggregation(sys.stdin.buffer.read())
-    sys.stdout.buffer.write(b"%d\n" % answered + said)
+    answered, response_body = aggregation(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(b"%d\n" % answered + response_body)

@@ -49,7 +49,7 @@ class Policies:
         self._spec, self._environ, self._keys = spec, environ, keys
         self._last = Weights()
         """Last announcement of PUT, for policies that are named later."""
-        self._known: dict[PolicyRequest | None, tuple[Policy, Weights]] = {}
+        self._policies: dict[PolicyRequest | None, tuple[Policy, Weights]] = {}
         """Named policies; the one that was named last comes last."""
         self.forgotten: list[Policy] = []
         """Policies that were removed to make room; the caller that named the new ones closes them."""
@@ -59,12 +59,12 @@ class Policies:
     @property
     def versions(self) -> list[int]:
         """Versions of all policies that a trainer has announced."""
-        return [weights.version for _, weights in self._known.values() if weights.version is not None]
+        return [weights.version for _, weights in self._policies.values() if weights.version is not None]
 
     def tell(self, news: PolicyResponse) -> None:
         """Apply new weights to every policy; raises `Refused` if the version is older than an announced one."""
         self.require_rise(news)
-        for weights in (self._last, *(weights for _, weights in self._known.values())):
+        for weights in (self._last, *(weights for _, weights in self._policies.values())):
             weights.tell(news.version, news.model)
         if news.logprob_difference is not None:
             self.difference.tell(news.logprob_difference.mean, news.logprob_difference.largest)
@@ -80,36 +80,36 @@ class Policies:
                 "service anew",
             )
 
-    def named(self, request: PolicyRequest | None, playing: Collection[Policy] = ()) -> Policy:
+    def resolve_policy(self, request: PolicyRequest | None, playing: Collection[Policy] = ()) -> Policy:
         """Return the policy that a request names, the same object for the same server.
 
         Raises `Refused` if its key may not be used. If there are many, a new one replaces the one that was named
         longest ago; `playing` ones stay.
         """
         if request is None:
-            return self._own()
+            return self._get_spec_policy()
         if request.version is not None and request.weights_path is not None:
             raise wrong(
                 "policy", "policy.weights_path", "give `version` or `weights_path`: either you tell it or the server"
             )
         renamed = request.tokenizer is not None
         identity = request.model_copy(update={"version": None, **({"model": None} if renamed else {})})
-        known = self._known.pop(identity, None)
-        if known is None:
+        entry = self._policies.pop(identity, None)
+        if entry is None:
             weights = replace(self._last)
-            known = self._policy_of(request, weights), weights
+            entry = self._policy_of(request, weights), weights
             self._make_room(playing)
-        self._known[identity] = known
-        policy, weights = known
+        self._policies[identity] = entry
+        policy, weights = entry
         weights.tell(request.version, request.model if renamed else None)
         return policy
 
     def _make_room(self, playing: Collection[Policy]) -> None:
-        if len(self._known) < MOST:
+        if len(self._policies) < MOST:
             return
-        for identity, (policy, _) in self._known.items():
+        for identity, (policy, _) in self._policies.items():
             if identity is not None and policy not in playing:
-                del self._known[identity]
+                del self._policies[identity]
                 self.forgotten.append(policy)
                 return
         raise wrong(
@@ -119,8 +119,8 @@ class Policies:
             "policy then",
         )
 
-    def _own(self) -> Policy:
-        if None not in self._known:
+    def _get_spec_policy(self) -> Policy:
+        if None not in self._policies:
             if "policy" not in self._spec.servers:
                 raise wrong(
                     "no_policy", "policy", "name a `policy` in the request, or servers.policy in the service's spec"
@@ -129,8 +129,8 @@ class Policies:
             policy = Policy.of_spec(
                 self._spec, environ=self._environ, model=lambda: weights.model, version=lambda: weights.version
             )
-            self._known[None] = policy, weights
-        return self._known[None][0]
+            self._policies[None] = policy, weights
+        return self._policies[None][0]
 
     def _policy_of(self, request: PolicyRequest, weights: Weights) -> Policy:
         name = request.model or ""
@@ -151,12 +151,12 @@ class Policies:
         """Return the value of the variable, if this address may have it."""
         if request.api_key_env is None:
             return None
-        own = {
+        spec_keys = {
             (server.api_key_env, _origin(server.base_url))
             for servers in self._spec.servers.values()
             for server in servers
         }
-        if request.api_key_env not in self._keys and (request.api_key_env, _origin(request.base_url)) not in own:
+        if request.api_key_env not in self._keys and (request.api_key_env, _origin(request.base_url)) not in spec_keys:
             raise wrong(
                 "key_not_allowed",
                 "policy.api_key_env",

@@ -31,9 +31,9 @@ class Refused(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
-def wrong(error: str, place: str, detail: str, **fields: Any) -> Refused:
+def wrong(error: str, location: str, detail: str, **fields: Any) -> Refused:
     """Return the response to a request that is wrong at a location."""
-    return Refused(422, error, detail, place=place, **fields)
+    return Refused(422, error, detail, place=location, **fields)
 
 
 def service_ending() -> Refused:

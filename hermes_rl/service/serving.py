@@ -62,7 +62,7 @@ class ServiceOptions:
     listen: str = "127.0.0.1:8600"
     token_env: str | None = None
     keys: tuple[str, ...] = ()
-    most: int = MOST
+    max_requests: int = MOST
     idle: float = IDLE
     drain: float = DRAIN
     ray: str | None = None
@@ -106,10 +106,10 @@ async def serve(
             if not others:
                 app: ASGIApp = _gated(first, token)
             else:
-                named = {name: _gated(one, token, below(name)) for name, one in served.items()}
+                apps_by_name = {name: _gated(one, token, below(name)) for name, one in served.items()}
                 shared = make_shared_app(served, token=token is not None)
                 gated = Gate(shared, token, first.service.draining.is_set)
-                app = ByName(named, gated, {route.path for route in shared.routes if isinstance(route, Route)})
+                app = ByName(apps_by_name, gated, {route.path for route in shared.routes if isinstance(route, Route)})
             return await _serve_all(app, listener, list(served.values()), options, say)
 
 
@@ -128,7 +128,7 @@ async def _all_opened(
         try:
             env = await stack.enter_async_context(env_of(spec.spec, record=spec.record, workers=spec.workers))
             policies = Policies(spec.spec, environ, frozenset(options.keys))
-            service = Service(env, policies, options.most, str(spec.record))
+            service = Service(env, policies, options.max_requests, str(spec.record))
             await service.open()
             served[spec.spec.name] = _Served(service, Sessions(service, options.idle))
         except UserError as error:
@@ -163,11 +163,11 @@ async def serve_app(
 async def serve_until_told(
     gated: Callable[[Callable[[], bool]], ASGIApp],
     listener: socket.socket,
-    begun: Callable[[], None],
+    on_start: Callable[[], None],
     ws: Literal["none", "auto"] = "none",
     *,
-    beside: Sequence[Coroutine[Any, Any, None]] = (),
-    told: Callable[[bool], None] = lambda _: None,
+    background_work: Sequence[Coroutine[Any, Any, None]] = (),
+    on_stop: Callable[[bool], None] = lambda _: None,
     ended: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
     """Serve an application until SIGTERM or Ctrl-C; return the exit status of the process.
@@ -175,25 +175,25 @@ async def serve_until_told(
     Args:
         gated: makes the application with its guard, from a function that returns True once the process must end.
         listener: listening socket; see `listening`.
-        begun: called when it listens.
+        on_start: called when it listens.
         ws: "auto" if WebSockets are supported.
-        beside: background work; if any of it ends, the service ends, and its error is raised.
-        told: called at each stop signal; with True if the process must end immediately.
+        background_work: background work; if any of it ends, the service ends, and its error is raised.
+        on_stop: called at each stop signal; with True if the process must end immediately.
         ended: work to finish then, before the service stops listening.
     """
-    over, status, loop = asyncio.Event(), 0, asyncio.get_running_loop()
+    stop_event, status, loop = asyncio.Event(), 0, asyncio.get_running_loop()
 
     def end(code: int) -> None:
         nonlocal status
         status = max(status, code)
-        told(over.is_set() or code != 0)
-        over.set()
+        on_stop(stop_event.is_set() or code != 0)
+        stop_event.set()
 
     loop.add_signal_handler(signal.SIGTERM, end, 0)
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
     server = _Server(
         uvicorn.Config(
-            gated(over.is_set),
+            gated(stop_event.is_set),
             http=TimedProtocol,
             ws=ws,
             lifespan="off",
@@ -210,9 +210,9 @@ async def serve_until_told(
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    others = [asyncio.create_task(work) for work in (over.wait(), *beside)]
+    others = [asyncio.create_task(work) for work in (stop_event.wait(), *background_work)]
     try:
-        begun()
+        on_start()
         await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
         for task in others:
             if task.done():
@@ -236,14 +236,14 @@ async def _serve_all(
     options: ServiceOptions,
     say: Callable[[str], None],
 ) -> int:
-    def begun() -> None:
+    def announce() -> None:
         for service, _ in served:
             name = service.env.spec.name
             where = "" if len(served) == 1 else f"{name}, below {below(name)}: "
             say(f"{where}rollouts are recorded in {service.record}")
         say(f"listening on {address_of(listener)}")
 
-    def told(at_once: bool) -> None:
+    def start_draining(at_once: bool) -> None:
         for service, _ in served:
             if at_once:
                 service.cut.set()
@@ -256,8 +256,10 @@ async def _serve_all(
         await asyncio.gather(*(sessions.close() for _, sessions in served))
         await asyncio.gather(*(_drained(service, CUT, until_cut=False) for service, _ in served))
 
-    beside = [work for service, sessions in served for work in (sessions.end_idle(), service.env.watch())]
-    return await serve_until_told(lambda _: app, listener, begun, beside=beside, told=told, ended=ended)
+    background_work = [work for service, sessions in served for work in (sessions.end_idle(), service.env.watch())]
+    return await serve_until_told(
+        lambda _: app, listener, announce, background_work=background_work, on_stop=start_draining, ended=ended
+    )
 
 
 async def _drained(service: Service, seconds: float, *, until_cut: bool = True) -> None:

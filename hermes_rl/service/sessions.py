@@ -22,13 +22,13 @@ MOST = 4096
 class HeldSession:
     """A session of a client; `answer` is the last response to the client, and `used` its time."""
 
-    def __init__(self, session: Session, place: Place) -> None:
+    def __init__(self, session: Session, reservation: Place) -> None:
         self.id = uuid.uuid4().hex
         self.answer: dict[str, Any] = {}
         self.used = time.monotonic()
         self.stepping = True
         """True while a turn is in progress; the first one may take longer than a session may be idle."""
-        self._session, self._place = session, place
+        self._session, self._reservation = session, reservation
 
     async def start(self) -> dict[str, Any]:
         """Return the first turn."""
@@ -69,7 +69,7 @@ class HeldSession:
     async def close(self) -> None:
         """End the rollout, if it has not ended, and release its resources."""
         await self._session.close()
-        self._place.leave()
+        self._reservation.leave()
 
     def _turn_fields(self, turn: SessionTurn | None) -> dict[str, Any]:
         if turn is not None:
@@ -85,7 +85,7 @@ class HeldSession:
             return self.answer
         rollout = self._session.rollout
         assert rollout is not None, "a session without a turn has ended"
-        self._place.leave()
+        self._reservation.leave()
         self.answer = {
             "id": self.id,
             "messages": rollout.messages,
@@ -112,21 +112,21 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def begin(self, request: SessionAsked) -> dict[str, Any]:
+    async def start(self, request: SessionAsked) -> dict[str, Any]:
         """Start a session, and return its first turn; raises `Refused` if there is no room, or something is wrong."""
         service = self._service
         (row,) = service.require_rows([request.row], request.split, "row")
         if len(self._sessions) >= MOST:
             raise Refused(429, "too_many", f"{MOST} sessions are held: delete those that have ended")
         options = {"split": request.split, "sampling": request.sampling, "tokenizer": request.tokenizer}
-        with service.place() as place:
-            place.take(1)
+        with service.make_reservation() as reservation:
+            reservation.take(1)
             try:
                 session = await service.env.session(row, **options)  # type: ignore[arg-type]
             except UserError as error:
-                where = "tokenizer" if request.tokenizer is not None else "sampling" if request.sampling else "row"
-                raise wrong("session", where, str(error)) from error
-        entry = HeldSession(session, place)
+                field = "tokenizer" if request.tokenizer is not None else "sampling" if request.sampling else "row"
+                raise wrong("session", field, str(error)) from error
+        entry = HeldSession(session, reservation)
         self._sessions[entry.id] = entry
         try:
             return await entry.start()
@@ -137,7 +137,7 @@ class Sessions:
                 raise wrong("session", "row", str(error)) from error
             raise
 
-    def of(self, session_id: str) -> HeldSession:
+    def get_session(self, session_id: str) -> HeldSession:
         """Return a session by its id; raises `Refused` if it does not exist."""
         if session_id not in self._sessions:
             raise Refused(
@@ -149,7 +149,7 @@ class Sessions:
 
     async def step(self, session_id: str, request: StepRequest) -> dict[str, Any]:
         """See `HeldSession.step`."""
-        session = self.of(session_id)
+        session = self.get_session(session_id)
         try:
             return await session.step(request)
         except asyncio.CancelledError:
@@ -159,7 +159,7 @@ class Sessions:
 
     async def end(self, session_id: str) -> None:
         """End a session; raises `Refused` if it does not exist."""
-        session = self.of(session_id)
+        session = self.get_session(session_id)
         del self._sessions[session_id]
         await session.close()
 

@@ -80,8 +80,8 @@ class Service:
     `most` limits the rollouts of all its requests together; they are recorded at `record`.
     """
 
-    def __init__(self, env: Env, policies: Policies, most: int, record: str) -> None:
-        self.env, self.policies, self.most, self.record = env, policies, most, record
+    def __init__(self, env: Env, policies: Policies, max_requests: int, record: str) -> None:
+        self.env, self.policies, self.max_requests, self.record = env, policies, max_requests, record
         self.metrics = Metrics()
         self.in_flight = 0
         """Number of rollouts requested at the moment."""
@@ -94,7 +94,7 @@ class Service:
         self.cut = asyncio.Event()
         """Set: rollouts that still run are ended."""
         self._rows: dict[str, list[Row]] = {}
-        self._places: dict[str, dict[str, int]] = {}
+        self._row_indices: dict[str, dict[str, int]] = {}
 
     async def open(self) -> None:
         """Read through the rows, so that keys are found immediately."""
@@ -105,40 +105,40 @@ class Service:
                 continue  # the spec has no rows for evaluation
             rows_read = await asyncio.to_thread(list, islice(rows, SEARCHED if rows.length is None else None))
             self._rows[split] = rows_read
-            self._places[split] = {row.key: place for place, row in enumerate(rows_read)}
+            self._row_indices[split] = {row.key: index for index, row in enumerate(rows_read)}
 
     def page(self, split: str, after: str | None) -> tuple[list[Row], str | None]:
         """Return the rows after the one with the key `after`, and the key after which the next page starts.
 
         Raises `Refused` if there is no such key or split.
         """
-        places = self._places_in(split)
-        if after is not None and after not in places:
+        indices = self._places_in(split)
+        if after is not None and after not in indices:
             raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
-        start = 0 if after is None else places[after] + 1
+        start = 0 if after is None else indices[after] + 1
         rows = self._rows[split][start : start + PAGE]
-        return rows, rows[-1].key if start + PAGE < len(places) else None
+        return rows, rows[-1].key if start + PAGE < len(indices) else None
 
     def _places_in(self, split: str) -> Mapping[str, int]:
-        if split not in self._places:
+        if split not in self._row_indices:
             raise wrong("no_split", "split", "the spec keeps no rows for evaluation; see dataset.eval")
-        return self._places[split]
+        return self._row_indices[split]
 
-    def require_rows(self, keys: Sequence[str], split: str, place: str = "rows") -> list[Row]:
+    def require_rows(self, keys: Sequence[str], split: str, location: str = "rows") -> list[Row]:
         """Return the rows of these keys; raises `Refused` with the unknown ones."""
-        places = self._places_in(split)
-        unknown = [key for key in keys if key not in places]
+        indices = self._places_in(split)
+        unknown = [key for key in keys if key not in indices]
         if unknown:
             detail = (
                 f"{len(unknown)} of {len(keys)} keys are not of the split {split!r}; "
                 f"GET /v1/rows?split={split} has those that are"
             )
-            raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
-        return [self._rows[split][places[key]] for key in keys]
+            raise wrong("unknown_row", location, detail, rows=unknown[:SHOWN])
+        return [self._rows[split][indices[key]] for key in keys]
 
     async def policy(self, request: PolicyRequest | None) -> Policy:
         """Return the policy that a request names, ready to run; raises `Refused` with the problem if there is one."""
-        policy = self.policies.named(request, {batch.policy for batch in self.batches})
+        policy = self.policies.resolve_policy(request, {batch.policy for batch in self.batches})
         while self.policies.forgotten:
             await self.env.release_policy(self.policies.forgotten.pop())
         if not policy.exact and not self.env.spec.serve.allow_inexact:
@@ -154,7 +154,7 @@ class Service:
             raise wrong("policy", "policy", str(error)) from error
         return policy
 
-    def place(self) -> Place:
+    def make_reservation(self) -> Place:
         """Return a slot reservation for a request; nothing is reserved yet."""
         return Place(self)
 
@@ -192,13 +192,14 @@ class Place:
         service = self._service
         if service.draining.is_set():
             raise service_ending()
-        if service.in_flight + count > service.most:
+        if service.in_flight + count > service.max_requests:
             raise Refused(
                 429,
                 "too_many",
-                f"{count} rollouts are asked for, and {service.in_flight} of at most {service.most} are being played: "
+                f"{count} rollouts are asked for, and {service.in_flight} of at most {service.max_requests} are "
+                "being played: "
                 "ask for fewer rows, or later",
-                most=service.most,
+                most=service.max_requests,
                 asked=count,
                 taken=service.in_flight,
             )

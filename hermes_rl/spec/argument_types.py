@@ -78,10 +78,10 @@ class _WrittenCall(TypedDict):
 
 def _call(value: Any) -> dict[str, Any]:
     call = _adapter(_WrittenCall).validate_python(value)
-    given = [call[key] for key in ("args", "arguments") if call.get(key) is not None]
-    if len(given) > 1:
+    argument_maps = [call[key] for key in ("args", "arguments") if call.get(key) is not None]
+    if len(argument_maps) > 1:
         raise wrong("`args` and `arguments` are two names of the same; give one")
-    return {"name": call["name"], "args": given[0] if given else {}}
+    return {"name": call["name"], "args": argument_maps[0] if argument_maps else {}}
 
 
 ExpectedCall = Annotated[dict[str, Any], BeforeValidator(_call)]
@@ -106,10 +106,10 @@ _File.__pydantic_config__ = _CLOSED  # type: ignore[attr-defined]
 
 def _file(value: Any) -> dict[str, Any]:
     file = _adapter(_File).validate_python(value)
-    given = {key: each for key, each in file.items() if each is not None}  # tables have all keys in each row
-    if ("content" in given) == ("from" in given):
+    fields = {key: each for key, each in file.items() if each is not None}  # tables have all keys in each row
+    if ("content" in fields) == ("from" in fields):
         raise wrong("a file has either `content` or `from`")
-    return given
+    return fields
 
 
 PlacedFile = Annotated[dict[str, Any], BeforeValidator(_file)]
@@ -193,22 +193,22 @@ def _message(value: Any) -> dict[str, Any]:
         raise wrong(SHAREGPT)
     message = _adapter(_ChatMessage).validate_python(value)
     # Tables have all keys in each row, and servers refuse an empty list of calls.
-    kept = {key: each for key, each in message.items() if each is not None and (key != "tool_calls" or each)}
-    if "content" not in kept and "tool_calls" not in kept:
+    fields = {key: each for key, each in message.items() if each is not None and (key != "tool_calls" or each)}
+    if "content" not in fields and "tool_calls" not in fields:
         raise wrong("a message has `content`, or calls of tools")
     for part in message.get("content") or () if isinstance(message.get("content"), list) else ():
         if part.get("type") == "text" and not isinstance(part.get("text"), str):
             raise wrong("a part of type text has `text`")
-    if "tool_calls" in kept:
-        kept["tool_calls"] = [_chat_call(call) for call in message["tool_calls"] or ()]
-    return {"role": kept["role"], "content": None, **kept}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = [_chat_call(call) for call in message["tool_calls"] or ()]
+    return {"role": fields["role"], "content": None, **fields}
 
 
 def _chat_call(call: _ChatCall) -> dict[str, Any]:
     """Return a call with its arguments as text, as servers take them."""
     function = call["function"]
-    given = function.get("arguments") or {}
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    arguments = function.get("arguments") or {}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"type": "function", **call, "function": {**function, "arguments": text}}
 
 

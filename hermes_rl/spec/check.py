@@ -83,21 +83,21 @@ def check_samples(
             findings.problem(
                 ("evaluate", "group_by", index), f"there is no column `{column}`{choices(column, lacking)}"
             )
-    began = time.process_time()
-    for number, row in enumerate(samples, start=1):
-        if time.process_time() - began > SAMPLING_SECONDS:
-            message = f"templates take so long that only {number - 1} of {len(samples)} sample rows were rendered"
-            findings.warning(("prompt",), message, at="key")
+    cpu_start = time.process_time()
+    for row_number, row in enumerate(samples, start=1):
+        if time.process_time() - cpu_start > SAMPLING_SECONDS:
+            message = f"templates take so long that only {row_number - 1} of {len(samples)} sample rows were rendered"
+            findings.warning(("prompt",), message, part="key")
             return
-        _check_row(spec, row, keys[number - 1] if keys else str(number), failed, findings)
+        _check_row(spec, row, keys[row_number - 1] if keys else str(row_number), failed, findings)
 
 
 def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
     _check_texts(spec, row, key, failed, findings)
-    for place, prompt in _prompts(spec):
-        if isinstance(prompt.messages, tuple) and not _has_failed(place, failed):
-            with _reporting(place, key, failed, findings):
-                messages_of(prompt, SampleRow(key, row), spec.folder, ".".join(map(str, place)))
+    for prompt_path, prompt in _prompts(spec):
+        if isinstance(prompt.messages, tuple) and not _has_failed(prompt_path, failed):
+            with _reporting(prompt_path, key, failed, findings):
+                messages_of(prompt, SampleRow(key, row), spec.folder, ".".join(map(str, prompt_path)))
     for name, reward in spec.rewards.items():
         path: NodePath = ("rewards", name)
         if has_template(reward.args) and not _has_failed(path, failed):
@@ -113,19 +113,19 @@ def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: 
         _check_section("user", spec.user, row, key, failed, findings)
 
 
-def _has_failed(place: NodePath, failed: set[NodePath]) -> bool:
+def _has_failed(node_path: NodePath, failed: set[NodePath]) -> bool:
     """Return True if something at or below a place was reported for an earlier row."""
-    return any(path[: len(place)] == place for path in failed)
+    return any(path[: len(node_path)] == node_path for path in failed)
 
 
 @contextmanager
-def _reporting(place: NodePath, key: str, failed: set[NodePath], findings: Findings) -> Iterator[None]:
+def _reporting(node_path: NodePath, key: str, failed: set[NodePath], findings: Findings) -> Iterator[None]:
     """Report an error of a row with the message that a run would print."""
     try:
-        with locating(findings.spec, key, place):
+        with locating(findings.spec, key, node_path):
             yield
     except SpecError as error:
-        failed.add(place)
+        failed.add(node_path)
         findings.extend(list(error.problems), [])
 
 
@@ -152,8 +152,8 @@ def _check_carried(
     spec: Spec, path: NodePath, messages: Any, row: Row, key: str, failed: set[NodePath], findings: Findings
 ) -> None:
     """Check the messages that a row gives: the policy's server may not be sent all of their parts."""
-    own = spec.agents.get(str(path[1])) if path[0] == "agents" else None
-    servers = spec.servers.get("policy" if own is None else own.server, ())
+    seat_config = spec.agents.get(str(path[1])) if path[0] == "agents" else None
+    servers = spec.servers.get("policy" if seat_config is None else seat_config.server, ())
     for server in servers if is_template(messages) else ():
         sent = coerce(render(messages, row, key=key), ChatMessages)
         if (refused := refused_part(sent, server.kind.parts)) is not None:
@@ -164,14 +164,17 @@ def _check_carried(
 
 def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     """Yield the path, value and declared type of every single value that is rendered."""
-    for place, prompt in _prompts(spec):
-        yield from _prompt(place, prompt)
-    yield from ((("agents", seat, "message_template"), own.message_template, TEXT) for seat, own in spec.agents.items())
+    for prompt_path, prompt in _prompts(spec):
+        yield from _prompt(prompt_path, prompt)
+    yield from (
+        (("agents", seat, "message_template"), seat_config.message_template, TEXT)
+        for seat, seat_config in spec.agents.items()
+    )
     for path, tool in spec.all_tools.items():
         if isinstance(tool.schemas, str):
             kind = ToolSchemas if tool.arguments == "strict" else CheckedToolSchemas
             yield (*path, "schemas"), tool.schemas, kind
-        yield from _whole((*path, "names"), tool.names, list[str] | None)
+        yield from _walk_value((*path, "names"), tool.names, list[str] | None)
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
         if spec.user.turns is not None:
@@ -186,27 +189,31 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     if spec.solution is not None:
         for name, value in spec.solution.model_dump(by_alias=True, exclude_unset=True).items():
             kinds = {"turns": list[GoldTurn], "patch": TEXT}
-            yield from _whole(("solution", name), value, kinds.get(name))
+            yield from _walk_value(("solution", name), value, kinds.get(name))
 
 
 def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
     yield ("prompt",), spec.prompt
-    yield from ((("agents", seat, "prompt"), own.prompt) for seat, own in spec.agents.items() if own.prompt is not None)
+    yield from (
+        (("agents", seat, "prompt"), seat_config.prompt)
+        for seat, seat_config in spec.agents.items()
+        if seat_config.prompt is not None
+    )
 
 
-def _prompt(place: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, Any]]:
+def _prompt(prompt_path: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, Any]]:
     for name in ("system", "user"):
-        yield from _content((*place, name), getattr(prompt, name))
+        yield from _content((*prompt_path, name), getattr(prompt, name))
     messages = prompt.messages
     if not isinstance(messages, tuple):
-        yield (*place, "messages"), messages, ChatMessages
+        yield (*prompt_path, "messages"), messages, ChatMessages
     for index, message in enumerate(messages if isinstance(messages, tuple) else ()):
-        path = (*place, "messages", index)
+        path = (*prompt_path, "messages", index)
         yield (*path, "role"), message.role, Role
         yield from _content((*path, "content"), message.content)
         for name in ("name", "reasoning_content", "tool_call_id"):
             yield (*path, name), getattr(message, name), str | None
-        yield from _whole((*path, "tool_calls"), message.tool_calls, ChatCalls | None)
+        yield from _walk_value((*path, "tool_calls"), message.tool_calls, ChatCalls | None)
 
 
 def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -217,7 +224,7 @@ def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     for name, reward in spec.rewards.items():
         types = argument_types(spec, name)
         for argument, value in reward.args.items():
-            yield from _whole(("rewards", name, "args", argument), value, types.get(argument))
+            yield from _walk_value(("rewards", name, "args", argument), value, types.get(argument))
 
 
 def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -230,7 +237,7 @@ def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath
         yield path, content, TEXT
 
 
-def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
+def _walk_value(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
     """Yield each template of a value, so that errors name its path, then the complete value if it has templates."""
     if not isinstance(value, str):
         yield from _below(path, value, None)
@@ -241,13 +248,13 @@ def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, An
 def _below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
     """Yield each template inside a value, so that errors name its path. Only a complete value has a declared type;
     parts keep it if it is a text type."""
-    inner = kind if kind in (str, EnvText, SystemText) else None
+    item_kind = kind if kind in (str, EnvText, SystemText) else None
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _below((*path, name), item, inner)
+            yield from _below((*path, name), item, item_kind)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _below((*path, index), item, inner)
+            yield from _below((*path, index), item, item_kind)
     else:
         yield path, value, kind
 
@@ -280,14 +287,14 @@ def _check_section(
 ) -> None:
     """Check a section whose values have their own types, value by value first."""
     path: NodePath = (name,)
-    for inner, value, _ in _below(path, section.model_dump(by_alias=True, exclude_unset=True), None):
-        if not _works(inner, value, None, row, key, findings):
-            failed.add(inner)
+    for value_path, value, _ in _below(path, section.model_dump(by_alias=True, exclude_unset=True), None):
+        if not _works(value_path, value, None, row, key, findings):
+            failed.add(value_path)
             return
     with _reporting(path, key, failed, findings):
-        rendered = render_section(section, row, where=name, key=key)
-        for place, files in _files_of(rendered):
-            placed_files(files, findings.spec.folder, place)
+        rendered = render_section(section, row, location=name, key=key)
+        for location, files in _files_of(rendered):
+            placed_files(files, findings.spec.folder, location)
         if isinstance(rendered, SandboxSection):
             if rendered.backend == "none":
                 require_in_home(rendered.workdir, [file.to for file in rendered.files])
@@ -304,21 +311,21 @@ def _files_of(section: SandboxSection | User) -> Iterator[tuple[str, Sequence[Fi
         yield "sandbox.files", section.files
         yield from ((f"sandbox.services.{name}.files", each.files) for name, each in section.services.items())
     else:
-        yield from ((f"user.turns.{number}.files", each.files) for number, each in enumerate(section.turns or ()))
+        yield from ((f"user.turns.{index}.files", each.files) for index, each in enumerate(section.turns or ()))
 
 
 def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
     """Raise `TemplateError` if the arguments of a reward do not go together, or name a file that cannot be read."""
     from hermes_rl.spec.check_code import argument_types, signature_of
 
-    where = f"rewards.{name}.args"
-    args = render(to_plain(spec.rewards[name].args), row, where=where, key=key)
+    location = f"rewards.{name}.args"
+    args = render(to_plain(spec.rewards[name].args), row, location=location, key=key)
     for argument in LOCATED_ARGUMENTS:
-        located_files(args.get(argument), spec.folder, f"{where}.{argument}")
+        located_files(args.get(argument), spec.folder, f"{location}.{argument}")
     types, signature = argument_types(spec, name), signature_of(spec, name)
-    given = {each: coerce(value, types[each]) if each in types else value for each, value in args.items()}
+    typed_arguments = {each: coerce(value, types[each]) if each in types else value for each, value in args.items()}
     if signature is not None:
-        require(signature.name, signature.requirements, {**signature.defaults(), **given})
+        require(signature.name, signature.requirements, {**signature.defaults(), **typed_arguments})
 
 
 def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
@@ -326,14 +333,16 @@ def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
     are written in the spec, the row, or the code of the state."""
     from hermes_rl.spec.check_code import state_methods
 
-    known: set[str] = set()  # stays empty if the schemas come from the state or from a file
+    tool_names: set[str] = set()  # stays empty if the schemas come from the state or from a file
     if tool.schemas is None:
-        known = {str(tool.state)} & state_methods(spec)
+        tool_names = {str(tool.state)} & state_methods(spec)
     elif is_template(tool.schemas):
-        known = {each["name"] for each in coerce(render(tool.schemas, row, key=key), ToolSchemas, key=key)}
-    for name in coerce(render(to_plain(tool.names), row, key=key), list[str] | None, key=key) or () if known else ():
-        if not set("*?[") & set(name) and name not in known:
-            raise TemplateError(f"there is no tool {name!r}{choices(name, known)}")
+        tool_names = {each["name"] for each in coerce(render(tool.schemas, row, key=key), ToolSchemas, key=key)}
+    for name in (
+        coerce(render(to_plain(tool.names), row, key=key), list[str] | None, key=key) or () if tool_names else ()
+    ):
+        if not set("*?[") & set(name) and name not in tool_names:
+            raise TemplateError(f"there is no tool {name!r}{choices(name, tool_names)}")
 
 
 # ------------------------------------------------------------------------------------------------ The whole spec
@@ -387,8 +396,8 @@ def _tool_names(spec: Spec) -> list[str] | None:
 def _check_seat_tools(spec: Spec, findings: Findings) -> None:
     """Report tools of seats that do not exist. Checked only if the spec lists the names of all tools."""
     names = _tool_names(spec)
-    for seat, own in spec.agents.items() if names is not None else ():
-        for name in sorted(set(own.tools or ()) - set(names or ())):
+    for seat, seat_config in spec.agents.items() if names is not None else ():
+        for name in sorted(set(seat_config.tools or ()) - set(names or ())):
             message = f"agents.{seat}.tools: there is no tool {name!r}{choices(name, names or ())}"
             findings.problem(("agents", seat, "tools"), message)
 
@@ -398,12 +407,12 @@ def _check_first_words(spec: Spec, findings: Findings) -> None:
     order = spec.schedule.order if spec.schedule is not None else None
     speaks_first = spec.user is not None and spec.user.speaks_first
     for seat in asked_first(order, list(spec.agents)) if not speaks_first else ():
-        own = spec.agents[seat]
-        prompt = spec.prompt if own.prompt is None else own.prompt
-        if prompt.user is None and prompt.messages is None and own.agent.program is None:
-            path: NodePath = ("agents", seat) if own.prompt is None else ("agents", seat, "prompt")
+        seat_config = spec.agents[seat]
+        prompt = spec.prompt if seat_config.prompt is None else seat_config.prompt
+        if prompt.user is None and prompt.messages is None and seat_config.agent.program is None:
+            path: NodePath = ("agents", seat) if seat_config.prompt is None else ("agents", seat, "prompt")
             message = "the seat speaks first and would be asked without a user message: give its prompt a `user`"
-            findings.problem(path, message, at="key")
+            findings.problem(path, message, part="key")
 
 
 def _check_programs(spec: Spec, findings: Findings) -> None:
@@ -443,13 +452,13 @@ def _check_code(spec: Spec, findings: Findings) -> None:
         check_tool,
     )
 
-    there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
+    reference_exists = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
     checks = {"python": check_tool, "generator": check_generator, "trainer": check_constructor}
     for path, reference, _ in references:
-        if there[path] and path[0] not in ("agent", "schedule"):  # whose function may take what it wants
+        if reference_exists[path] and path[0] not in ("agent", "schedule"):  # whose function may take what it wants
             check = check_constructor if path[0] == "state" else checks[str(path[-1])]
             check(path, reference, findings)
-    if there.get(("state", "python")):
+    if reference_exists.get(("state", "python")):
         check_state_tools(spec, findings)
 
 
@@ -462,7 +471,7 @@ def _check_files(spec: Spec, findings: Findings) -> list[NodePath]:
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), spec.sandbox.files)]
     lists += [(("tools", n, "mcp", "files"), tool.mcp.files) for n, tool in enumerate(spec.tools) if tool.mcp]
     says = spec.user.turns if spec.user is not None and isinstance(spec.user.turns, tuple) else ()
-    lists += [(("user", "turns", n, "files"), words.files) for n, words in enumerate(says)]
+    lists += [(("user", "turns", n, "files"), turn.files) for n, turn in enumerate(says)]
     for path, files in lists:
         for index, file in enumerate(files if isinstance(files, tuple) else ()):
             if file.from_ is not None and not is_template(file.from_) and not Path(file.from_).exists():
@@ -490,20 +499,20 @@ def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:
 def _check_toolsets(
     spec: Spec, toolsets: Collection[str] | None, distributions: Collection[str] | None, findings: Findings
 ) -> None:
-    named: list[tuple[NodePath, str]] = []
+    toolset_references: list[tuple[NodePath, str]] = []
     for key in ("enabled", "disabled"):
-        named += [(("toolsets", key, n), name) for n, name in enumerate(getattr(spec.toolsets, key))]
+        toolset_references += [(("toolsets", key, n), name) for n, name in enumerate(getattr(spec.toolsets, key))]
     if isinstance(spec.toolsets.distribution, Mapping):
-        named += [(("toolsets", "distribution", name), name) for name in spec.toolsets.distribution]
+        toolset_references += [(("toolsets", "distribution", name), name) for name in spec.toolsets.distribution]
     elif spec.toolsets.distribution is not None and distributions is not None:
         name = spec.toolsets.distribution
         if name not in distributions:
             message = f"there is no distribution `{name}`{choices(name, distributions)}"
             findings.problem(("toolsets", "distribution"), message)
-    for path, name in named:
+    for path, name in toolset_references:
         if toolsets is not None and name not in toolsets:
             message = f"there is no toolset `{name}`{choices(name, toolsets)}"
-            findings.problem(path, message, at="key" if path[1] == "distribution" else "value")
+            findings.problem(path, message, part="key" if path[1] == "distribution" else "value")
 
 
 def _check_far_away(spec: Spec, findings: Findings) -> None:

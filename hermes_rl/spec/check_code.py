@@ -53,9 +53,9 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
         names = {}
     node = names.get(class_name)  # None if the file does not define the class itself
     members = _of_class(node, names, (), Path(file).parent) if isinstance(node, ast.ClassDef) else None
-    own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
-    for path, name, by_model in _named(spec):
-        method = own.get(name) if by_model else None
+    definitions = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    for path, name, by_model in _iter_state_references(spec):
+        method = definitions.get(name) if by_model else None
         fault = uncallable(method, bound=True) if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) else None
         if fault is not None:
             findings.problem(path, f"tool `{name}` {fault}")
@@ -77,11 +77,15 @@ def state_methods(spec: Spec) -> set[str]:
         node = defined(Path(file)).get(class_name)
     except CodeError:
         return set()
-    own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
-    return {name for name, inner in own.items() if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)}
+    definitions = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    return {
+        name
+        for name, definition in definitions.items()
+        if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
-def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
+def _iter_state_references(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
     """Yield each name of something that the state has, its place, and whether its signature is what a model calls."""
     user, state = spec.user, spec.state
     references: list[tuple[NodePath, str | None]] = []
@@ -89,8 +93,8 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
     references += [(("state", key), getattr(state, key)) for key in ("done", "before_user_turn", "close")]
     for name, reward in spec.rewards.items():
         compared = reward.args.get("compare") if reward.fn == "state_matches" else None
-        listed = compared if isinstance(compared, tuple) else ()
-        references += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(listed)]
+        compared_names = compared if isinstance(compared, tuple) else ()
+        references += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(compared_names)]
     yield from ((path, name, False) for path, name in references if isinstance(name, str) and not is_template(name))
     for path, tool in spec.all_tools.items():
         if tool.state is not None:
@@ -99,29 +103,36 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
             yield (*path, "schemas"), tool.schemas, False
 
 
-def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...], folder: Path) -> _Members:
-    """Return the members of a class; its bases are looked for in `there`, and in the files of `folder`."""
+def _of_class(node: ast.ClassDef, definitions: dict[str, ast.AST], visited: tuple[str, ...], folder: Path) -> _Members:
+    """Return the members of a class; its bases are looked for in `definitions`, and in the files of `folder`."""
     inside = list(ast.walk(node))
-    attributes = [inner for inner in inside if isinstance(inner, ast.Attribute)]
+    attributes = [subnode for subnode in inside if isinstance(subnode, ast.Attribute)]
     # Any method may give a value to further attributes.
-    names = {*names_in(node.body), *(inner.attr for inner in attributes if isinstance(inner.ctx, ast.Store))}
-    used = {inner.attr for inner in attributes} | {inner.id for inner in inside if isinstance(inner, ast.Name)}
-    loops = any(isinstance(inner, ast.For | ast.While | ast.With) for inner in node.body)
-    decorators = [inner.func if isinstance(inner, ast.Call) else inner for inner in node.decorator_list]
-    plain = _KNOWN_DECORATORS.issuperset(ast.unparse(inner).rpartition(".")[2] for inner in decorators)
-    complete = plain and not (node.keywords or loops or _DYNAMIC & (used | names_in(node.body).keys()))
+    names = {*names_in(node.body), *(subnode.attr for subnode in attributes if isinstance(subnode.ctx, ast.Store))}
+    used = {subnode.attr for subnode in attributes} | {
+        subnode.id for subnode in inside if isinstance(subnode, ast.Name)
+    }
+    loops = any(isinstance(subnode, ast.For | ast.While | ast.With) for subnode in node.body)
+    decorators = [subnode.func if isinstance(subnode, ast.Call) else subnode for subnode in node.decorator_list]
+    has_known_decorators = _KNOWN_DECORATORS.issuperset(
+        ast.unparse(subnode).rpartition(".")[2] for subnode in decorators
+    )
+    complete = has_known_decorators and not (node.keywords or loops or _DYNAMIC & (used | names_in(node.body).keys()))
     for base in node.bases:
-        inner = base.value if isinstance(base, ast.Subscript) else base
-        shown = ast.unparse(inner).rpartition(".")[2]
-        parent, around = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None, there
+        subnode = base.value if isinstance(base, ast.Subscript) else base
+        base_name = ast.unparse(subnode).rpartition(".")[2]
+        parent, around = (
+            definitions.get(base_name) if isinstance(subnode, ast.Name) and base_name not in visited else None,
+            definitions,
+        )
         if isinstance(parent, ast.ImportFrom):
-            parent, around = _imported(parent, shown, folder)
+            parent, around = _imported(parent, base_name, folder)
         if isinstance(parent, ast.ClassDef):
-            inherited = _of_class(parent, around, (*seen, node.name), folder)
+            inherited = _of_class(parent, around, (*visited, node.name), folder)
             names |= inherited.names
             complete = complete and inherited.complete
         else:
-            complete = complete and shown in _HARMLESS
+            complete = complete and base_name in _HARMLESS
     return _Members(frozenset(names), complete)
 
 
@@ -130,10 +141,10 @@ def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | 
     names = {alias.asname or alias.name: alias.name for alias in node.names}
     file = folder / f"{node.module}.py"
     try:
-        there = defined(file) if file.is_file() else {}
+        definitions = defined(file) if file.is_file() else {}
     except CodeError:
-        there = {}
-    return there.get(names[name]), there
+        definitions = {}
+    return definitions.get(names[name]), definitions
 
 
 # ----------------------------------------------------------------------------------- Files and the names in them
@@ -141,16 +152,16 @@ def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | 
 
 def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
     """Return True if `file.py:name` or `package.module:name` exists; report a missing one."""
-    place, _, name = reference.rpartition(":")
-    if not place.endswith(".py"):  # only the outermost package is looked for: to find one inside would import it
-        installed = _is_installed(place.partition(".")[0])
+    source, _, name = reference.rpartition(":")
+    if not source.endswith(".py"):  # only the outermost package is looked for: to find one inside would import it
+        installed = _is_installed(source.partition(".")[0])
         if not installed:
-            findings.warning(path, f"the package of {place} is not installed here, so this was not checked")
+            findings.warning(path, f"the package of {source} is not installed here, so this was not checked")
         return installed
-    file = Path(place)
+    file = Path(source)
     if not file.is_file():
-        beside = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        findings.problem(path, f"there is no file {file}{did_you_mean(file.name, beside)}")
+        sibling_names = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        findings.problem(path, f"there is no file {file}{did_you_mean(file.name, sibling_names)}")
         return False
     try:
         names = defined(file)
@@ -160,8 +171,8 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
     if name not in names and name != "*":
         # Nobody means an imported name in a spec.
         kinds = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
-        own = [each for each, node in names.items() if isinstance(node, kinds) and not each.startswith("_")]
-        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, own)}")
+        public_names = [each for each, node in names.items() if isinstance(node, kinds) and not each.startswith("_")]
+        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, public_names)}")
         return False
     if (fault := _unimportable(file)) is not None:
         findings.problem(path, f"{file.name} {fault}")
@@ -183,11 +194,11 @@ def _unimportable(file: Path) -> str | None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             for package in (module.partition(".")[0] for module in modules):
-                own = file.parent / f"{package}.py"
-                beside = (file.parent / package).is_dir() or own.is_file()
-                if own.is_file() and (fault := _unreadable(own)) is not None:
-                    return f"imports {own.name} {line}, which cannot be read as Python: {fault}"
-                if not beside and not _is_installed(package):
+                sibling_file = file.parent / f"{package}.py"
+                is_local = (file.parent / package).is_dir() or sibling_file.is_file()
+                if sibling_file.is_file() and (fault := _unreadable(sibling_file)) is not None:
+                    return f"imports {sibling_file.name} {line}, which cannot be read as Python: {fault}"
+                if not is_local and not _is_installed(package):
                     return f"needs the package `{package}` {line}, which is not installed here"
     return None
 
@@ -239,8 +250,8 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
     unnamed += [argument.arg for argument in arguments.posonlyargs][1 if bound else 0 :]
     if unnamed:
         return f"has a parameter that a model cannot give ({unnamed[0]}); name it and type it"
-    named = [*arguments.args[1 if bound and not arguments.posonlyargs else 0 :], *arguments.kwonlyargs]
-    untyped = [argument.arg for argument in named if argument.annotation is None]
+    parameters = [*arguments.args[1 if bound and not arguments.posonlyargs else 0 :], *arguments.kwonlyargs]
+    untyped = [argument.arg for argument in parameters if argument.annotation is None]
     return f"has a parameter without a type: `{untyped[0]}`; the model receives the type" if untyped else None
 
 
@@ -257,17 +268,21 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     arguments = node.args
-    named = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
-    lacking = [f"`{wanted}`" for wanted in GENERATOR if wanted not in named and arguments.kwarg is None]
+    accepted_names = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
+    lacking = [
+        f"`{required_name}`"
+        for required_name in GENERATOR
+        if required_name not in accepted_names and arguments.kwarg is None
+    ]
     signature = function(file, name)
     parameters = signature.parameters if signature is not None else ()
-    further = [each.name for each in parameters if each.required and each.name not in GENERATOR]
+    unfilled_names = [each.name for each in parameters if each.required and each.name not in GENERATOR]
     if isinstance(node, ast.AsyncFunctionDef):
         fault = "is `async`, and rows are read without awaiting: write `def`"
     elif lacking:
         fault = f"does not take {' and '.join(lacking)}"
-    elif further:
-        fault = f"requires `{further[0]}`, but generators are called only with seed and split"
+    elif unfilled_names:
+        fault = f"requires `{unfilled_names[0]}`, but generators are called only with seed and split"
     else:
         return
     findings.problem(path, f"generator `{name}` {fault}; it is called as {name}(seed=…, split=…)")
@@ -280,22 +295,26 @@ def check_constructor(path: NodePath, reference: str, findings: Findings) -> Non
         return
     names = names_in(node.body)
     init = names.get("__init__")
-    what = "row" if path[0] == "state" else "spec"
+    input_name = "row" if path[0] == "state" else "spec"
     if not node.bases and not {"__init__", "__new__"} & names.keys():
-        findings.problem(path, f"`{name}` has no `__init__` that takes the {what}; it is called as {name}({what})")
+        findings.problem(
+            path, f"`{name}` has no `__init__` that takes the {input_name}; it is called as {name}({input_name})"
+        )
         return
     if not isinstance(init, ast.FunctionDef) or init.decorator_list:
         return
     arguments = init.args
     positional = [*arguments.posonlyargs, *arguments.args][1:]
-    named = [
+    required_keywords = [
         argument.arg
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
     takes_one = bool(positional) or arguments.vararg is not None
-    if not takes_one or len(positional) - len(arguments.defaults) > 1 or named:
-        findings.problem(path, f"`{name}` cannot be made of the {what} alone; it is called as {name}({what})")
+    if not takes_one or len(positional) - len(arguments.defaults) > 1 or required_keywords:
+        findings.problem(
+            path, f"`{name}` cannot be made of the {input_name} alone; it is called as {name}({input_name})"
+        )
 
 
 # ----------------------------------------------------------------------------------- Rewards and their arguments
@@ -306,10 +325,10 @@ _ROLE_ARGUMENTS = ("server", "servers")
 
 def _source_of(spec: Spec, name: str) -> Path | None:
     """Return the file of a reward's function, or None if it is not available."""
-    file, colon, inner = spec.rewards[name].fn.rpartition(":")
-    own = Path(file) if file.endswith(".py") else None
-    place = own if colon else shipped_rewards().get(inner)
-    return place if place is not None and place.is_file() else None
+    file, colon, function_name = spec.rewards[name].fn.rpartition(":")
+    user_file = Path(file) if file.endswith(".py") else None
+    source_file = user_file if colon else shipped_rewards().get(function_name)
+    return source_file if source_file is not None and source_file.is_file() else None
 
 
 def signature_of(spec: Spec, name: str) -> Function | None:
@@ -324,13 +343,17 @@ def signature_of(spec: Spec, name: str) -> Function | None:
 def looking(spec: Spec) -> list[str]:
     """Return the names of the rewards whose source is available and takes `ctx`, so that they may read the sandbox."""
     signatures = {name: signature_of(spec, name) for name in spec.rewards}
-    return [name for name, found in signatures.items() if found and any(p.name == "ctx" for p in found.parameters)]
+    return [
+        name
+        for name, signature in signatures.items()
+        if signature and any(p.name == "ctx" for p in signature.parameters)
+    ]
 
 
 def check_rewards(spec: Spec, findings: Findings) -> None:
     """Check every reward of a spec."""
     if all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):
-        findings.warning(("rewards",), "every weight is 0, so every rollout scores the same", at="key")
+        findings.warning(("rewards",), "every weight is 0, so every rollout scores the same", part="key")
     for name, reward in spec.rewards.items():
         if _exists(name, reward, findings):
             signature = signature_of(spec, name)
@@ -339,11 +362,11 @@ def check_rewards(spec: Spec, findings: Findings) -> None:
                 _check_playable(spec, name, reward, signature, findings)
 
 
-def _exists(name: str, reward: Reward, findings: Findings, place: NodePath | None = None) -> bool:
-    """Return True if the function of a reward exists; report a missing one at `place`, or at the reward if None."""
+def _exists(name: str, reward: Reward, findings: Findings, node_path: NodePath | None = None) -> bool:
+    """Return True if the function of a reward exists; report a missing one at `node_path`, or at the reward if None."""
     # `fn` names the function; without it, the reward's own name does.
-    names_function = place is not None or findings.spec.is_written(("rewards", name, "fn"))
-    path: NodePath = place or (("rewards", name, "fn") if names_function else ("rewards", name))
+    names_function = node_path is not None or findings.spec.is_written(("rewards", name, "fn"))
+    path: NodePath = node_path or (("rewards", name, "fn") if names_function else ("rewards", name))
     fn = reward.fn
     if fn.startswith("atropos:"):
         return True  # the registry is atroposlib's, and importing that takes seconds
@@ -355,40 +378,40 @@ def _exists(name: str, reward: Reward, findings: Findings, place: NodePath | Non
     published = [point.name for point in published_rewards()]
     if published.count(fn) > 1:
         message = f"several installed packages publish a reward `{fn}`; name the one that is meant: package.module:{fn}"
-        findings.problem(path, message, at="value" if names_function else "key")
+        findings.problem(path, message, part="value" if names_function else "key")
     elif not published.count(fn):
         others = [other for other in findings.spec.rewards if other != name]
-        known = [*shipped, *published]
-        message = f"there is no reward `{fn}`{did_you_mean(fn, [*others, *known]) or choices(fn, known)}"
-        findings.problem(path, message, at="value" if names_function else "key")
+        reward_names = [*shipped, *published]
+        message = f"there is no reward `{fn}`{did_you_mean(fn, [*others, *reward_names]) or choices(fn, reward_names)}"
+        findings.problem(path, message, part="value" if names_function else "key")
     return published.count(fn) == 1
 
 
 def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
-    known = [argument.name for argument in signature.arguments() if argument.name not in spec.servers]
+    argument_names = [argument.name for argument in signature.arguments() if argument.name not in spec.servers]
     path: NodePath = ("rewards", name, "args")
-    unknown = [argument for argument in reward.args if argument not in known and not signature.open]
-    meant = {alike for argument in unknown if (alike := closest(argument, known))}
+    unknown = [argument for argument in reward.args if argument not in argument_names and not signature.open]
+    meant = {alike for argument in unknown if (alike := closest(argument, argument_names))}
     passed = {*reward.args, *spec.servers, *meant}
     missing = [argument.name for argument in signature.arguments() if argument.required and argument.name not in passed]
-    needs, hint = _missing(missing, spec, own=":" in reward.fn) if missing else ("", "")
+    needs, hint = _missing(missing, spec, is_user_code=":" in reward.fn) if missing else ("", "")
     for argument in unknown:
         message = f"`{signature.name}` has no argument `{argument}`"
-        choice = choices(argument, known) if known else "; it takes none"
+        choice = choices(argument, argument_names) if argument_names else "; it takes none"
         if len(unknown) == 1 and missing:  # the wrong argument is why another one is missing: one mistake, one line
             message, choice = f"{message} and needs {needs}", choice + hint
-        findings.problem((*path, argument), message + choice, at="key")
+        findings.problem((*path, argument), message + choice, part="key")
     if missing and len(unknown) != 1:
         message = f"`{signature.name}` needs {needs}, as an argument or as a server role{hint}"
-        findings.problem(("rewards", name), message, at="key")
+        findings.problem(("rewards", name), message, part="key")
     _check_values(spec, name, signature, findings)
     _check_roles(spec, path, reward, signature, findings)
 
 
 def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
     """Report what a run would refuse once it has loaded the function; a decorated one may not be what it shows."""
-    known = {"in_runner", "group_only_for", "takes_at_most", "value_range", "requires"}
-    if not known.issuperset(signature.decorators):
+    known_decorators = {"in_runner", "group_only_for", "takes_at_most", "value_range", "requires"}
+    if not known_decorators.issuperset(signature.decorators):
         return
     takes = {parameter.name for parameter in signature.parameters}
     needed = signature.decorators.get("group_only_for")
@@ -400,7 +423,7 @@ def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, 
         shares=isinstance(reward.seats, Mapping),
     )
     if problem is not None:
-        findings.problem(("rewards", name), problem, at="key")
+        findings.problem(("rewards", name), problem, part="key")
     movable = "in_runner" not in signature.decorators
     problem = unisolated(spec, name, reward, takes_state="state" in takes, movable=movable)
     if problem is not None:
@@ -411,13 +434,13 @@ def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, 
         _exists(name, instead, findings, ("rewards", name, "args", "fallback"))
 
 
-def _missing(missing: list[str], spec: Spec, *, own: bool) -> tuple[str, str]:
+def _missing(missing: list[str], spec: Spec, *, is_user_code: bool) -> tuple[str, str]:
     """Return a description of the missing arguments and a hint at the probable intention.
 
-    `own`: the function is user code, which may expect parameters that a run does not provide.
+    `is_user_code`: the function is user code, which may expect parameters that a run does not provide.
     """
     role = next((hint for name in missing if (hint := did_you_mean(name, spec.servers))), "")
-    return ", ".join(f"`{name}`" for name in missing), role or (parameters_of_rewards(missing) if own else "")
+    return ", ".join(f"`{name}`" for name in missing), role or (parameters_of_rewards(missing) if is_user_code else "")
 
 
 def argument_types(spec: Spec, name: str) -> dict[str, Any]:
@@ -426,8 +449,8 @@ def argument_types(spec: Spec, name: str) -> dict[str, Any]:
     if signature is None or file is None:
         return {}
     types = {each.name: type_of(each.annotation, defined(file)) for each in signature.arguments()}
-    named = {argument: kind for argument, kind in types.items() if kind is not None}
-    return named | dict(BY_FUNCTION.get(signature.name, {}))
+    declared_types = {argument: kind for argument, kind in types.items() if kind is not None}
+    return declared_types | dict(BY_FUNCTION.get(signature.name, {}))
 
 
 def _check_values(spec: Spec, name: str, signature: Function, findings: Findings) -> None:
@@ -448,7 +471,7 @@ def _check_values(spec: Spec, name: str, signature: Function, findings: Findings
         try:
             require(signature.name, signature.requirements, {**signature.defaults(), **spec.rewards[name].args})
         except TemplateError as error:
-            findings.problem(("rewards", name), error.message, at="key")
+            findings.problem(("rewards", name), error.message, part="key")
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

@@ -20,7 +20,7 @@ def for_demo(root: MappingNode) -> MappingNode:
 
 def _servers(root: MappingNode) -> MappingNode:
     node = root.get("servers")
-    servers = node if isinstance(node, MappingNode) else MappingNode(root.mark)
+    servers = node if isinstance(node, MappingNode) else MappingNode(root.position)
     roles = {role: entry.value for role, entry in servers.entries.items()}
     return servers.having(**{role: _scripted(role, server) for role, server in {"policy": servers, **roles}.items()})
 
@@ -28,9 +28,9 @@ def _servers(root: MappingNode) -> MappingNode:
 def _scripted(role: str, server: Node) -> Node:
     if isinstance(server, MappingNode) and _text(server.get("type")) == "scripted":
         return server
-    mark = server.mark
+    position = server.position
     values = {"type": "scripted", "error_rate": DEVIATE} if role == "policy" else {"type": "scripted"}
-    return mapping(mark, **{key: scalar(mark, value) for key, value in values.items()})
+    return mapping(position, **{key: scalar(position, value) for key, value in values.items()})
 
 
 def _needs_more(sandbox: MappingNode) -> bool:
@@ -38,7 +38,7 @@ def _needs_more(sandbox: MappingNode) -> bool:
     if _text(sandbox.get("backend")) not in ("", "bubblewrap", "none"):
         return True
     image = sandbox.get("image")
-    at_hand = _text(image) != "" and image is not None and (image.mark.source.folder / _text(image)).exists()
+    at_hand = _text(image) != "" and image is not None and (image.position.source.folder / _text(image)).exists()
     return isinstance(image, ScalarNode) and not at_hand
 
 

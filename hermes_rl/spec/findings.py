@@ -22,13 +22,13 @@ class Findings:
         self._problems: list[Problem] = []
         self._warnings: list[Problem] = []
 
-    def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> None:
+    def problem(self, path: NodePath, message: str, *, part: Literal["key", "value"] = "value") -> None:
         """Add a problem: an error in the spec that prevents a run."""
-        self._problems.append(self.spec.problem(path, message, at=at))
+        self._problems.append(self.spec.problem(path, message, part=part))
 
-    def warning(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> None:
+    def warning(self, path: NodePath, message: str, *, part: Literal["key", "value"] = "value") -> None:
         """Add a warning: a fault that may not prevent a run, or a fact that could not be checked."""
-        self._warnings.append(self.spec.problem(path, message, at=at))
+        self._warnings.append(self.spec.problem(path, message, part=part))
 
     def template(self, path: NodePath, error: TemplateError, file: Path | None = None) -> None:
         """Add a problem for a template that fails, at its line in the spec or in its own file."""

@@ -41,7 +41,7 @@ def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
 
 
 def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
-    dataset = _plain(spec.dataset)
+    dataset = _dump_section(spec.dataset)
     dataset.pop("limit", None)
     if isinstance(dataset.get("eval"), dict):
         dataset["eval"].pop("limit", None)
@@ -52,31 +52,36 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "seed": spec.seed,
         "dataset": dataset,
-        "prompt": _plain(spec.prompt),
-        "toolsets": {key: value for key, value in _plain(spec.toolsets).items() if key != "record"},
-        "tools": [_plain(tool) for tool in spec.tools],
-        "state": spec.state and (plain if len(plain := _plain(spec.state)) > 1 else spec.state.python),
-        "user": _plain(spec.user) if spec.user else None,
-        "sandbox": _plain(spec.sandbox),
-        "agent": _plain(spec.agent_for(mode)),
-        "solution": _plain(spec.solution) if spec.solution and scripted else None,
+        "prompt": _dump_section(spec.prompt),
+        "toolsets": {key: value for key, value in _dump_section(spec.toolsets).items() if key != "record"},
+        "tools": [_dump_section(tool) for tool in spec.tools],
+        "state": spec.state
+        and (state_fields if len(state_fields := _dump_section(spec.state)) > 1 else spec.state.python),
+        "user": _dump_section(spec.user) if spec.user else None,
+        "sandbox": _dump_section(spec.sandbox),
+        "agent": _dump_section(spec.agent_for(mode)),
+        "solution": _dump_section(spec.solution) if spec.solution and scripted else None,
         "servers": {role: [*map(_model, servers)] for role, servers in spec.servers.items() if role in acting},
     }
     if spec.agents:
-        parts["agents"] = {name: _plain(seat) for name, seat in spec.agents.items()}
-        parts["schedule"] = _plain(spec.schedule) if spec.schedule is not None else None
+        parts["agents"] = {name: _dump_section(seat) for name, seat in spec.agents.items()}
+        parts["schedule"] = _dump_section(spec.schedule) if spec.schedule is not None else None
     # The rewards of a step decide whether the next step runs.
-    of_steps = {name: _plain(reward) for name, reward in spec.rewards.items() if reward.per_step is not None}
+    of_steps = {name: _dump_section(reward) for name, reward in spec.rewards.items() if reward.per_step is not None}
     if of_steps:
-        graded = {name: {k: v for k, v in own.items() if k not in ("weight", "gate")} for name, own in of_steps.items()}
+        graded = {
+            name: {k: v for k, v in fields.items() if k not in ("weight", "gate")} for name, fields in of_steps.items()
+        }
         parts["rewards"] = graded
     if spec.distill is not None and mode != "evaluate":
         teachers = spec.servers.get(spec.distill.server, ())
-        parts["distill"] = [_plain(spec.distill), [_model(server) for server in teachers]]
+        parts["distill"] = [_dump_section(spec.distill), [_model(server) for server in teachers]]
     if spec.artifacts:
         # The restore path affects only grading.
-        listed = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
-        parts["artifacts"] = {name: {k: v for k, v in own.items() if k != "restore"} for name, own in listed.items()}
+        artifacts = {name: _dump_section(artifact) for name, artifact in spec.artifacts.items()}
+        parts["artifacts"] = {
+            name: {k: v for k, v in fields.items() if k != "restore"} for name, fields in artifacts.items()
+        }
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
 
     def value_at(path: NodePath) -> object:
@@ -90,7 +95,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     return filled
 
 
-def _plain(section: Section) -> dict[str, Any]:
+def _dump_section(section: Section) -> dict[str, Any]:
     value = to_plain(section.model_dump(by_alias=True, exclude_defaults=True))
     assert isinstance(value, dict)
     return value
@@ -98,7 +103,7 @@ def _plain(section: Section) -> dict[str, Any]:
 
 def _model(server: Section) -> dict[str, Any]:
     keep = ("type", "model", "tokenizer", "renderer", "error_rate", "seed")
-    return {key: value for key, value in _plain(server).items() if key in keep}
+    return {key: value for key, value in _dump_section(server).items() if key in keep}
 
 
 def _without_timeouts(value: Any) -> Any:
@@ -130,7 +135,7 @@ def _filled(
 
 def _content(path: str) -> str:
     try:
-        if any(mark in path for mark in "*?["):
+        if any(wildcard in path for wildcard in "*?["):
             paths = sorted(Path("/").glob(path.lstrip("/")))
             return "+".join(_content(str(file)) for file in paths) if paths else path
         if Path(path).is_file():
@@ -147,6 +152,8 @@ def _hash_file(path: Path) -> str:
 
 def _hash_folder(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    of: Callable[[Path], str] = _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
-    lines = [f"{path.relative_to(folder)} {of(path)}" for path in files]
+    fingerprint_file: Callable[[Path], str] = (
+        _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
+    )
+    lines = [f"{path.relative_to(folder)} {fingerprint_file(path)}" for path in files]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()

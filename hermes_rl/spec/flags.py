@@ -46,8 +46,8 @@ class Flag(NamedTuple):
         return None if value is None else replace(node, value=value, text=str(value))
 
 
-def _passed(name: str, kind: str, what: str, possible: tuple[str, ...] = ()) -> Flag:
-    return Flag((f"atropos.{name}",), kind, what, possible)
+def _passed(name: str, kind: str, description: str, possible: tuple[str, ...] = ()) -> Flag:
+    return Flag((f"atropos.{name}",), kind, description, possible)
 
 
 def _of_server(key: str, kind: str, note: str = "") -> Flag:

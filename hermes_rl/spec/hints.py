@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hermes_rl.spec.model import BACKENDS, INJECTED, Spec
-from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, SequenceNode, plain
+from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, SequenceNode, to_builtins
 from hermes_rl.spec.section import keys_at
 
 _SECTIONS = (
@@ -69,8 +69,8 @@ _OF_VALUES: dict[NodePath, dict[type, str]] = {
 
 def home_of(name: str) -> str:
     """Return `; it is agent.max_turns` for a key that belongs to another section, or an empty string."""
-    places = _homes(name)
-    return f"; it is {' or '.join(f'`{place}`' for place in places)}" if places else ""
+    homes = _homes(name)
+    return f"; it is {' or '.join(f'`{home}`' for home in homes)}" if homes else ""
 
 
 def option_for(option: str) -> str:
@@ -79,15 +79,15 @@ def option_for(option: str) -> str:
     name = option.lstrip("-").replace("-", "_")
     if name in _COMMAND_LINE:
         return f"; {_COMMAND_LINE[name]}"
-    ways = [f"{_AS_OPTIONS[place]} VALUE" if place in _AS_OPTIONS else f"--set {place}=VALUE" for place in _homes(name)]
+    ways = [f"{_AS_OPTIONS[home]} VALUE" if home in _AS_OPTIONS else f"--set {home}=VALUE" for home in _homes(name)]
     return f"; write {' or '.join(ways)}" if ways else ""
 
 
 def _homes(name: str) -> tuple[str, ...]:
     if name in _OTHER_NAMES:
         return _OTHER_NAMES[name]
-    places = (place for place in _SECTIONS if name in keys_at(Spec, tuple(place.split("."))))
-    return tuple(f"{place}.{name}" for place in places)[:3]
+    sections = (section for section in _SECTIONS if name in keys_at(Spec, tuple(section.split("."))))
+    return tuple(f"{section}.{name}" for section in sections)[:3]
 
 
 def short_form(path: NodePath, node: Node) -> str:
@@ -95,12 +95,12 @@ def short_form(path: NodePath, node: Node) -> str:
     pattern = tuple(str(step) if index == 0 else "*" for index, step in enumerate(path))
     for_text, for_list = _FORMS.get(pattern, ("", ""))
     if isinstance(node, SequenceNode):
-        items = plain(node)
+        items = to_builtins(node)
         first = items[0] if items and isinstance(items[0], str) else "NAME"
         return f"; write {for_list.format(first)}" if for_list else ""
     form = _OF_VALUES.get(path, {}).get(type(node.value)) if isinstance(node, ScalarNode) else None
     if form is not None:
-        return f"; write {form.format(plain(node))}"
+        return f"; write {form.format(to_builtins(node))}"
     if not isinstance(node, ScalarNode) or not isinstance(node.value, str) or not for_text:
         return ""
     if pattern == ("tools", "*") and ".py:" not in node.value:

@@ -120,19 +120,22 @@ class CompiledSchema:
             if id(part) in edges:
                 continue
             self._has_costly_keyword |= not _WITHOUT_BOUND.isdisjoint(part)
-            same, inner = list(self._subschemas(part, _SAME_VALUE)), list(self._subschemas(part, _PART_OF_VALUE))
-            edges[id(part)] = list(map(id, same)), list(map(id, inner))
-            waiting += [*same, *inner]
+            same_value_schemas, part_schemas = (
+                list(self._subschemas(part, _SAME_VALUE)),
+                list(self._subschemas(part, _PART_OF_VALUE)),
+            )
+            edges[id(part)] = list(map(id, same_value_schemas)), list(map(id, part_schemas))
+            waiting += [*same_value_schemas, *part_schemas]
         return edges
 
     def _subschemas(self, part: Schema, keywords: tuple[str, ...]) -> Iterator[Schema]:
         for keyword in keywords:
-            found = part.get(keyword)
-            if keyword == "$ref" and isinstance(found, str):
-                found = self._target(found)
+            subschemas = part.get(keyword)
+            if keyword == "$ref" and isinstance(subschemas, str):
+                subschemas = self._target(subschemas)
             if keyword in ("properties", "patternProperties", "dependentSchemas"):
-                found = list(_mapping(part, keyword).values())
-            for each in found if isinstance(found, list) else [found]:
+                subschemas = list(_mapping(part, keyword).values())
+            for each in subschemas if isinstance(subschemas, list) else [subschemas]:
                 if isinstance(each, Mapping):
                     yield each
 
@@ -166,33 +169,33 @@ class CompiledSchema:
 
     def schemas_of_property(self, parts: Iterable[Schema], name: str, *, patterns: bool = True) -> list[Schema]:
         """Return the schemas of a property in parts of the schema, also by `patterns` of names, which may never end."""
-        found: list[Any] = []
+        candidates: list[Any] = []
         for part in parts:
             properties, by_pattern = _mapping(part, "properties"), _mapping(part, "patternProperties")
-            own = [properties[name]] if name in properties else []
-            own += [schema for pattern, schema in by_pattern.items() if patterns and re.search(pattern, name)]
-            found += own or [part.get("additionalProperties")]
-        return [schema for schema in found if isinstance(schema, Mapping)]
+            matches = [properties[name]] if name in properties else []
+            matches += [schema for pattern, schema in by_pattern.items() if patterns and re.search(pattern, name)]
+            candidates += matches or [part.get("additionalProperties")]
+        return [schema for schema in candidates if isinstance(schema, Mapping)]
 
-    def _types(self, schema: object, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    def _types(self, schema: object, types_by_id: dict[int, frozenset[str]]) -> frozenset[str]:
         allowed = every = frozenset(TYPES)
         if not isinstance(schema, Mapping):
             return every
-        if id(schema) in known:
-            return known[id(schema)]
-        known[id(schema)] = every  # for a schema that refers to itself
-        named = schema.get("type")
-        if kinds := every.intersection([named] if isinstance(named, str) else _texts(named)):
+        if id(schema) in types_by_id:
+            return types_by_id[id(schema)]
+        types_by_id[id(schema)] = every  # for a schema that refers to itself
+        declared_type = schema.get("type")
+        if kinds := every.intersection([declared_type] if isinstance(declared_type, str) else _texts(declared_type)):
             allowed &= kinds | {"integer"} if "number" in kinds else kinds
         if "const" in schema or isinstance(schema.get("enum"), list):
             choices = [schema["const"]] if "const" in schema else schema["enum"]
             allowed &= {kind for kind in TYPES for choice in choices if is_of(choice, {kind})}
-        for part in (*_listed(schema, "allOf"), *([self._target(schema["$ref"])] if _refers(schema) else ())):
-            allowed &= self._types(part, known)
+        for part in (*_get_list(schema, "allOf"), *([self._target(schema["$ref"])] if _refers(schema) else ())):
+            allowed &= self._types(part, types_by_id)
         for keyword in ("anyOf", "oneOf"):
-            if branches := _listed(schema, keyword):
-                allowed &= frozenset().union(*(self._types(branch, known) for branch in branches))
-        known[id(schema)] = allowed
+            if branches := _get_list(schema, keyword):
+                allowed &= frozenset().union(*(self._types(branch, types_by_id) for branch in branches))
+        types_by_id[id(schema)] = allowed
         return allowed
 
     # ---------------------------------------------------------------------------------------------------- values
@@ -209,34 +212,34 @@ class CompiledSchema:
 
     def conjunction(self, schema: Schema) -> Iterator[Schema]:
         """Yield all parts that a value must satisfy: the schema, its references, and their `allOf`."""
-        seen: set[int] = set()
+        visited_ids: set[int] = set()
         waiting: list[Any] = [schema]
         while waiting:
             part = waiting.pop(0)
-            if isinstance(part, Mapping) and id(part) not in seen:
-                seen.add(id(part))
+            if isinstance(part, Mapping) and id(part) not in visited_ids:
+                visited_ids.add(id(part))
                 yield part
-                waiting += _listed(part, "allOf")
+                waiting += _get_list(part, "allOf")
                 if _refers(part):
                     waiting.append(self._target(part["$ref"]))
 
     def unknown_properties(self, value: Mapping[str, Any]) -> list[str]:
         """Return the keys of an object that the schema does not name; none if it describes other keys."""
-        known: set[str] = set()
+        declared_keys: set[str] = set()
         patterns: set[str] = set()
         parts: list[Any] = [self.schema]
-        seen: set[int] = set()
+        visited_ids: set[int] = set()
         while parts:
             part = parts.pop()
-            if not isinstance(part, Mapping) or id(part) in seen:
+            if not isinstance(part, Mapping) or id(part) in visited_ids:
                 continue
-            seen.add(id(part))
+            visited_ids.add(id(part))
             if part.get("additionalProperties") or part.get("unevaluatedProperties"):
                 return []
-            known.update(_mapping(part, "properties"))
+            declared_keys.update(_mapping(part, "properties"))
             patterns.update(_mapping(part, "patternProperties"))
             parts += self._subschemas(part, _SAME_VALUE)
-        unknown = (key for key in value if key not in known)
+        unknown = (key for key in value if key not in declared_keys)
         return [key for key in unknown if not any(re.search(pattern, key) for pattern in patterns)]
 
     def problems(self, value: Any) -> list[str]:
@@ -247,7 +250,7 @@ class CompiledSchema:
         """
         try:
             errors = islice(self.validator.iter_errors(value), MOST_PROBLEMS)
-            return list(dict.fromkeys(text for error in errors for text in _described(error)))[:MOST_PROBLEMS]
+            return list(dict.fromkeys(text for error in errors for text in _describe_problems(error)))[:MOST_PROBLEMS]
         except (RecursionError, ArithmeticError) as error:
             raise ValueError(f"cannot be checked against the schema: {type(error).__name__}") from error
 
@@ -265,10 +268,10 @@ class _Coercion:
         if isinstance(converted, dict):
             converted = self._object(converted, parts)
         elif isinstance(converted, list):
-            converted = [self._item(item, place, parts) for place, item in enumerate(converted)]
+            converted = [self._item(item, index, parts) for index, item in enumerate(converted)]
         for part in parts:
             for keyword in ("anyOf", "oneOf"):
-                if branches := _listed(part, keyword):
+                if branches := _get_list(part, keyword):
                     converted = self._branch(converted, branches)
         return converted
 
@@ -276,20 +279,20 @@ class _Coercion:
         required = {key for part in parts for key in _texts(part.get("required"))}
         coerced: dict[str, Any] = {}
         for key, item in value.items():
-            inner = self._compiled.schemas_of_property(parts, key)
-            excluded = inner and self._repair and item is None and key not in required
-            if excluded and "null" not in self._compiled.types({"allOf": inner}):
+            schemas = self._compiled.schemas_of_property(parts, key)
+            excluded = schemas and self._repair and item is None and key not in required
+            if excluded and "null" not in self._compiled.types({"allOf": schemas}):
                 self.repaired += 1
                 continue
-            coerced[key] = self.value(item, {"allOf": inner}) if inner else item
+            coerced[key] = self.value(item, {"allOf": schemas}) if schemas else item
         return coerced
 
-    def _item(self, item: Any, place: int, parts: list[Schema]) -> Any:
-        inner: list[Any] = []
+    def _item(self, item: Any, index: int, parts: list[Schema]) -> Any:
+        candidates: list[Any] = []
         for part in parts:
-            first = _listed(part, "prefixItems")
-            inner.append(first[place] if place < len(first) else part.get("items"))
-        schemas = [schema for schema in inner if isinstance(schema, Mapping)]
+            first = _get_list(part, "prefixItems")
+            candidates.append(first[index] if index < len(first) else part.get("items"))
+        schemas = [schema for schema in candidates if isinstance(schema, Mapping)]
         return self.value(item, {"allOf": schemas}) if schemas else item
 
     def _branch(self, value: Any, branches: list[Any]) -> Any:
@@ -333,18 +336,18 @@ def type_of(value: Any) -> str:
     return next((name for name in ("boolean", *TYPES) if is_of(value, {name})), type(value).__name__)
 
 
-def _listed(schema: Schema, keyword: str) -> list[Any]:
-    found = schema.get(keyword)
-    return found if isinstance(found, list) else []
+def _get_list(schema: Schema, keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
 
 
 def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
-    found = schema.get(keyword)
-    return found if isinstance(found, Mapping) else {}
+    value = schema.get(keyword)
+    return value if isinstance(value, Mapping) else {}
 
 
-def _texts(found: object) -> list[str]:
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+def _texts(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _refers(schema: Schema) -> bool:
@@ -372,40 +375,40 @@ def frozen(value: Any) -> Hashable:
     return type(value), value
 
 
-def _unique(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+def _unique(validator: Any, unique_items: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
     """Check `uniqueItems` in linear time; jsonschema compares each object in the list with each other."""
     from jsonschema import ValidationError
 
-    if wanted and isinstance(value, list) and len(set(map(frozen, value))) < len(value):
+    if unique_items and isinstance(value, list) and len(set(map(frozen, value))) < len(value):
         yield ValidationError("must have no item twice")
 
 
-def _described(error: ValidationError, above: tuple[str | int, ...] = ()) -> Iterator[str]:
+def _describe_problems(error: ValidationError, above: tuple[str | int, ...] = ()) -> Iterator[str]:
     """Yield the problems; if no branch fits, the problems of the branch with the fewest."""
     path = (*above, *error.relative_path)
     value: Any = error.instance
-    wanted: Any = error.validator_value
+    keyword_value: Any = error.validator_value
     name = repr(place_of(path)) if path else "the value"
     match error.validator:
         case "required":
-            for key in wanted:
+            for key in keyword_value:
                 if key not in value:
                     yield f"{place_of((*path, key))!r} is missing"
         case "type":
-            kinds = " or ".join([wanted] if isinstance(wanted, str) else wanted)
+            kinds = " or ".join([keyword_value] if isinstance(keyword_value, str) else keyword_value)
             yield f"{name} must be {kinds}, not {type_of(value)}"
         case "enum" | "const":
-            choices = wanted if error.validator == "enum" else [wanted]
-            listed = ", ".join(shown(choice) for choice in choices)
-            yield f"{name} must be one of {listed}, not {shown(value)}"
+            choices = keyword_value if error.validator == "enum" else [keyword_value]
+            choice_text = ", ".join(abbreviate_json(choice) for choice in choices)
+            yield f"{name} must be one of {choice_text}, not {abbreviate_json(value)}"
         case "anyOf" | "oneOf" if error.context:
             branches: dict[object, list[ValidationError]] = {}
-            for inner in error.context:
-                branches.setdefault(inner.relative_schema_path[0], []).append(inner)
-            for inner in min(branches.values(), key=len):
-                yield from _described(inner, path)
+            for suberror in error.context:
+                branches.setdefault(suberror.relative_schema_path[0], []).append(suberror)
+            for suberror in min(branches.values(), key=len):
+                yield from _describe_problems(suberror, path)
         case str(keyword) if keyword in _WORDS:
-            yield f"{name} must be {_WORDS[keyword]} {shown(wanted)}, not {shown(value)}"
+            yield f"{name} must be {_WORDS[keyword]} {abbreviate_json(keyword_value)}, not {abbreviate_json(value)}"
         case _:
             yield f"{name}: {error.message[:PLACE]}"
 
@@ -416,11 +419,11 @@ def place_of(path: tuple[str | int, ...]) -> str:
     return text if len(text) <= PLACE else text[:PLACE] + "…"
 
 
-def shown(value: Any) -> str:
+def abbreviate_json(value: Any) -> str:
     """Return the start of a value as JSON."""
     text = ""
-    for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
-        text += piece[: SHOWN + 1]
+    for chunk in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        text += chunk[: SHOWN + 1]
         if len(text) > SHOWN:
             return text[:SHOWN] + "…"
     return text

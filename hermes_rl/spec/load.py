@@ -125,7 +125,7 @@ def _tree_of(spec: Found) -> tuple[MappingNode | None, list[Problem]]:
     dataset = None if root is None or spec.tasks is None else root.get("dataset")
     if root is None or not isinstance(dataset, MappingNode):
         return root, problems
-    return root.having(dataset=dataset.having(harbor=scalar(dataset.mark, str(spec.tasks)))), problems
+    return root.having(dataset=dataset.having(harbor=scalar(dataset.position, str(spec.tasks)))), problems
 
 
 def find_spec(source: str | Path) -> Found:
@@ -173,8 +173,8 @@ def find_spec(source: str | Path) -> Found:
 
 def repository_of(source: str | Path) -> Address | None:
     """Return the repository that a source names, or None for a local one. Raises UserError for a bad address."""
-    here = (source != "" and kind_of(Path(source))) or str(source) in shipped_specs()
-    return None if here else address_of(str(source))
+    is_local = (source != "" and kind_of(Path(source))) or str(source) in shipped_specs()
+    return None if is_local else address_of(str(source))
 
 
 def spec_of(repository: Fetched) -> Path:
@@ -229,7 +229,7 @@ class _Loading:
         if spec is None or problems:
             raise SpecError(problems)
         spec._demo = self.demo
-        spec._repository = None if self.repository is None else self.repository.described()
+        spec._repository = None if self.repository is None else self.repository.to_record()
         spec._overrides = self.overrides
         spec._policy_key = self.overrides.api_key if self.overrides is not None else None
         return spec
@@ -244,7 +244,7 @@ class _Loading:
         tree, misspelt = corrected(root)
         assert isinstance(tree, MappingNode)
         if tree.get("name") is None:
-            tree = tree.having(name=scalar(tree.mark, self.default_name))
+            tree = tree.having(name=scalar(tree.position, self.default_name))
         secrets = list(literal_secrets(tree))
         tree, unset = substitute(tree, os.environ if self.environ is None else self.environ)
         assert isinstance(tree, MappingNode)

@@ -25,7 +25,7 @@ from hermes_rl.spec.nodes import (
     is_in,
     is_null,
     mapping,
-    plain,
+    to_builtins,
 )
 from hermes_rl.spec.reader import read_file, read_text
 from hermes_rl.spec.server_types import DEFAULT
@@ -66,9 +66,9 @@ _DEFAULTS = {"backend": "bubblewrap", "type": DEFAULT}
 def _kind(block: MappingNode, choosers: tuple[str, ...], name: str) -> str | None:
     if len(choosers) == 1:
         node = block.get(choosers[0])
-        return str(plain(node)) if isinstance(node, ScalarNode) else _DEFAULTS.get(choosers[0], name)
-    there = next((key for key in choosers if block.get(key) is not None and not is_null(block.get(key))), None)
-    return "pair" if choosers[0] == "messages" and there != "messages" else there
+        return str(to_builtins(node)) if isinstance(node, ScalarNode) else _DEFAULTS.get(choosers[0], name)
+    present_key = next((key for key in choosers if block.get(key) is not None and not is_null(block.get(key))), None)
+    return "pair" if choosers[0] == "messages" and present_key != "messages" else present_key
 
 
 def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> MappingNode:
@@ -115,7 +115,7 @@ def expand_shorthand(node: Node, path: NodePath) -> Node:
         key = next((key for pattern, key in _SHORT_FOR.items() if is_in(path, (pattern,))), None)
     else:
         key = "enabled" if path == ("toolsets",) and isinstance(node, SequenceNode) else None
-    return node if key is None else mapping(node.mark, **{key: node})
+    return node if key is None else mapping(node.position, **{key: node})
 
 
 # ---------------------------------------------------------------------- Reading a file together with its parents
@@ -142,32 +142,35 @@ def _as_mapping(root: Node | None, source: SourceText, problems: list[Problem]) 
     if isinstance(root, MappingNode):
         return root
     if not problems:
-        mark = Mark(source, 1, 1) if root is None else root.mark
-        problems.append(mark.problem("a spec is a mapping" if root is not None else "the file is empty"))
+        position = Mark(source, 1, 1) if root is None else root.position
+        problems.append(position.problem("a spec is a mapping" if root is not None else "the file is empty"))
     return None
 
 
 def _with_parent(
-    child: MappingNode | None, problems: list[Problem], seen: tuple[Path, ...], within: Path | None = None
+    child: MappingNode | None, problems: list[Problem], visited: tuple[Path, ...], within: Path | None = None
 ) -> tuple[MappingNode | None, list[Problem]]:
     node = child.get("extends") if child is not None else None
     if child is None or node is None:
         return child, problems
     child = child.without("extends")
     if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
-        return child, [*problems, node.mark.problem("expected the path of one parent")]
-    path = (node.mark.source.folder / node.value).resolve()
+        return child, [*problems, node.position.problem("expected the path of one parent")]
+    path = (node.position.source.folder / node.value).resolve()
     if within is not None and not path.is_relative_to(within.resolve()):
-        return child, [*problems, node.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
-    if path in seen:
-        return child, [*problems, node.mark.problem(f"{node.value} extends this file; that is a cycle")]
-    shown = posixpath.normpath(posixpath.join(posixpath.dirname(node.mark.source.name), node.value))
+        return child, [
+            *problems,
+            node.position.problem(f"a spec of a repository names files of it alone; this is {path}"),
+        ]
+    if path in visited:
+        return child, [*problems, node.position.problem(f"{node.value} extends this file; that is a cycle")]
+    display_path = posixpath.normpath(posixpath.join(posixpath.dirname(node.position.source.name), node.value))
     try:
-        root, parents = read_file(path, shown)
+        root, parents = read_file(path, display_path)
     except OSError as error:
-        return child, [*problems, node.mark.problem(f"cannot be read: {node.value}: {error.strerror}")]
-    parent = _as_mapping(root, SourceText(shown, path.parent), parents)
-    parent, parents = _with_parent(parent, parents, (*seen, path), within)
+        return child, [*problems, node.position.problem(f"cannot be read: {node.value}: {error.strerror}")]
+    parent = _as_mapping(root, SourceText(display_path, path.parent), parents)
+    parent, parents = _with_parent(parent, parents, (*visited, path), within)
     if parent is None:
         return child, [*problems, *parents]
     return merge(parent.without("name"), child), [*problems, *parents]

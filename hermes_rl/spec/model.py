@@ -26,8 +26,19 @@ from pydantic import (
 )
 
 from hermes_rl.errors import Problem, UserError
-from hermes_rl.spec.nodes import MappingNode, Mark, NodePath, ScalarNode, SourceText, find, locate, plain, rewrite, walk
-from hermes_rl.spec.origin import line_mark, place
+from hermes_rl.spec.nodes import (
+    MappingNode,
+    Mark,
+    NodePath,
+    ScalarNode,
+    SourceText,
+    find,
+    locate,
+    rewrite,
+    to_builtins,
+    walk,
+)
+from hermes_rl.spec.origin import find_position, line_mark
 from hermes_rl.spec.section import (
     EMPTY,
     EnvText,
@@ -104,7 +115,7 @@ class Reasoning(Section):
     )
 
 
-def _words(value: Any) -> Any:
+def _to_argv(value: Any) -> Any:
     """Take a text for a command of the shell."""
     return ("/bin/sh", "-c", value) if isinstance(value, str) else value
 
@@ -128,7 +139,7 @@ class ProgramSection(Section):
         "packages, files and setup are joined.",
     )
     name: str | None = Field(None, description="Name and version, for people; default: the recipe's.")
-    command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
+    command: Annotated[Seq[SystemText], BeforeValidator(_to_argv)] = Field(
         (), description="What is run in the sandbox: a list of words, or a text for a shell."
     )
     python: str | None = Field(
@@ -931,7 +942,7 @@ class Reward(Section):
     )
 
 
-def _named(value: Any) -> Any:
+def _add_function_names(value: Any) -> Any:
     """Return the rewards with `fn` filled in: without it, the key is the name of the function."""
     if not isinstance(value, Mapping):
         return value
@@ -988,14 +999,14 @@ class Solution(Section):
     patch: str | None = Field(None, description="Gold patch of the working directory, as git diff writes it.")
 
 
-Rewards = Annotated[Map[Late[Reward]], BeforeValidator(_named)]
+Rewards = Annotated[Map[Late[Reward]], BeforeValidator(_add_function_names)]
 OnStop = Map[EndingPolicy]
 
 
 # ---------------------------------------------------------- ``servers``: the models that a run talks to, by role
 
 
-def _known(name: str) -> str:
+def _require_known_type(name: str) -> str:
     """Refuse a type of which there is none, neither here nor in another package."""
     try:
         server_type(name)
@@ -1028,7 +1039,7 @@ class Prices(Section):
 class Server(Section):
     """One model server."""
 
-    type: Annotated[str, AfterValidator(_known)] = Field(
+    type: Annotated[str, AfterValidator(_require_known_type)] = Field(
         DEFAULT,
         description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; vllm-score, "
         "vllm-classify, vllm-pooling: a reward model; or of a package.",
@@ -1067,14 +1078,14 @@ class Server(Section):
         return server_type(self.type)
 
 
-def _listed(value: Any) -> Any:
+def _wrap_single_servers(value: Any) -> Any:
     """Return the servers with each single server as a list of one, so that callers handle one form."""
     if not isinstance(value, dict):
         return value
     return {role: servers if isinstance(servers, list) else [servers] for role, servers in value.items()}
 
 
-Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]
+Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_wrap_single_servers)]
 
 
 # ----------------------------------------------------------------------- `Spec`: a complete spec as one frozen value
@@ -1210,13 +1221,13 @@ class Spec(Section):
     @property
     def folders(self) -> frozenset[Path]:
         """The folders of all files that the spec was read from."""
-        sources = {node.mark.source for node in (self._tree, *(node for _, _, node in walk(self._tree)))}
+        sources = {node.position.source for node in (self._tree, *(node for _, _, node in walk(self._tree)))}
         return frozenset(source.folder for source in sources if source.has_lines)
 
     @property
     def source(self) -> str:
         """The file as the user named it."""
-        return self._tree.mark.source.name
+        return self._tree.position.source.name
 
     @property
     def in_sandboxes(self) -> list[NodePath]:
@@ -1236,8 +1247,8 @@ class Spec(Section):
     @property
     def tool_timeout(self) -> float:
         """Seconds per tool call: the agent's setting, else 300 or the sandbox's timeout, whichever is longer."""
-        own = self.agent.tool_timeout or max(TOOL_TIMEOUT, self.sandbox.timeout)
-        return min(own, self.agent.timeout or own)
+        timeout = self.agent.tool_timeout or max(TOOL_TIMEOUT, self.sandbox.timeout)
+        return min(timeout, self.agent.timeout or timeout)
 
     @property
     def command_timeout(self) -> float:
@@ -1248,7 +1259,7 @@ class Spec(Section):
     def programs(self) -> dict[tuple[str, ...], ProgramSection]:
         """Agent programs by their path in the spec: the single agent's, or one per seat."""
         agents: dict[tuple[str, ...], Agent] = {("agent",): self.agent}
-        agents |= {("agents", seat, "agent"): own.agent for seat, own in self.agents.items()}
+        agents |= {("agents", seat, "agent"): seat_config.agent for seat, seat_config in self.agents.items()}
         return {(*path, "program"): agent.program for path, agent in agents.items() if agent.program is not None}
 
     @property
@@ -1256,7 +1267,7 @@ class Spec(Section):
         """The tools of the agent and of the simulated user, by where they stand."""
         owners: dict[NodePath, Seq[ToolSection]] = {("tools",): self.tools}
         owners |= {("user", "tools"): self.user.tools} if self.user is not None else {}
-        return {(*path, number): tool for path, tools in owners.items() for number, tool in enumerate(tools)}
+        return {(*path, index): tool for path, tools in owners.items() for index, tool in enumerate(tools)}
 
     def section(self, mode: Mode) -> Serve | Process | Evaluate:
         """Return the section of a mode."""
@@ -1282,9 +1293,9 @@ class Spec(Section):
             changes.setdefault("temperature", 0.0)
         return self.agent.model_copy(update=changes)
 
-    def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
+    def problem(self, path: NodePath, message: str, *, part: Literal["key", "value"] = "value") -> Problem:
         """Return a problem with the place where `path` was written, or where its nearest parent was."""
-        return place(self._tree, path, at).problem(message)
+        return find_position(self._tree, path, part).problem(message)
 
     def is_written(self, path: NodePath) -> bool:
         """Return True if the spec itself contains the key; False for a default."""
@@ -1303,16 +1314,16 @@ class Spec(Section):
 
     def row_problem(self, error: "TemplateError", path: NodePath = ()) -> Problem:
         """Return the problem of a value from a row, at the place that the error names, else at `path`."""
-        if error.where.startswith("/"):
-            return Problem(error.where, error.line or 1, 1, f"{error.message} (row {error.row})")
-        steps = [step for step in re.split(r"[.\[\]]", error.where) if step]
-        named: NodePath = tuple(int(step) if step.isdecimal() else step for step in steps)
-        inner = error.path if not error.where.endswith(".".join(map(str, error.path))) else ()
-        return self.template_problem((*named, *inner) or path, error)
+        if error.location.startswith("/"):
+            return Problem(error.location, error.line or 1, 1, f"{error.message} (row {error.row})")
+        steps = [step for step in re.split(r"[.\[\]]", error.location) if step]
+        error_path: NodePath = tuple(int(step) if step.isdecimal() else step for step in steps)
+        subpath = error.path if not error.location.endswith(".".join(map(str, error.path))) else ()
+        return self.template_problem((*error_path, *subpath) or path, error)
 
     def folder_of(self, path: NodePath) -> Path:
         """Return the folder that a relative path written at `path` starts from."""
-        return locate(self._tree, path)[2].mark.source.folder.absolute()
+        return locate(self._tree, path)[2].position.source.folder.absolute()
 
     def resolved(self) -> dict[str, Any]:
         """Return the spec that ran, for `spec.yaml`: `${VAR}` unexpanded, no secrets, paths absolute."""
@@ -1321,4 +1332,4 @@ class Spec(Section):
         as_written = rewrite(
             self._tree, lambda _, node: node if node.written is None else replace(node, value=node.written)
         )
-        return dict(plain(as_written))
+        return dict(to_builtins(as_written))

@@ -50,10 +50,10 @@ class Block(NamedTuple):
 class ScalarNode:
     """A single value. `written` is the original text before `${VAR}` was substituted."""
 
-    mark: Mark
+    position: Mark
     value: Any
     text: str
-    plain: bool
+    is_plain: bool
     raw: bool = False
     written: str | None = None
     block: Block | None = None
@@ -64,7 +64,7 @@ class ScalarNode:
 class SequenceNode:
     """A list."""
 
-    mark: Mark
+    position: Mark
     items: tuple[Node, ...]
 
 
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 class MappingNode:
     """A mapping, in the order of the file."""
 
-    mark: Mark
+    position: Mark
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def get(self, key: str) -> Node | None:
@@ -91,7 +91,7 @@ class MappingNode:
         """Return a copy in which these keys have these values."""
         entries = dict(self.entries)
         for key, value in values.items():
-            entries[key] = Entry(entries[key].key if key in entries else value.mark, value)
+            entries[key] = Entry(entries[key].key if key in entries else value.position, value)
         return replace(self, entries=entries)
 
     def without(self, *keys: str) -> MappingNode:
@@ -102,14 +102,14 @@ class MappingNode:
 Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
-def scalar(mark: Mark, value: Any) -> ScalarNode:
+def scalar(position: Mark, value: Any) -> ScalarNode:
     """Return a generated value, positioned at the text that caused it."""
-    return ScalarNode(mark, value, "" if value is None else str(value), plain=False)
+    return ScalarNode(position, value, "" if value is None else str(value), is_plain=False)
 
 
-def mapping(mark: Mark, /, **values: Node) -> MappingNode:
+def mapping(position: Mark, /, **values: Node) -> MappingNode:
     """Return a generated mapping, positioned at the text that caused it."""
-    return MappingNode(mark, {name: Entry(mark, value) for name, value in values.items()})
+    return MappingNode(position, {name: Entry(position, value) for name, value in values.items()})
 
 
 def is_null(node: Node | None) -> bool:
@@ -124,13 +124,13 @@ def children(node: Node) -> Iterator[tuple[str | int, Mark, Node]]:
             yield key, entry.key, entry.value
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.items):
-            yield index, item.mark, item
+            yield index, item.position, item
 
 
 def walk(node: Node, path: NodePath = ()) -> Iterator[tuple[NodePath, Mark, Node]]:
     """Yield every node below `node` with its path and the position of its key, parents first."""
-    for step, mark, child in children(node):
-        yield (*path, step), mark, child
+    for step, position, child in children(node):
+        yield (*path, step), position, child
         yield from walk(child, (*path, step))
 
 
@@ -159,23 +159,23 @@ def locate(root: Node, path: NodePath) -> tuple[NodePath, Mark, Node]:
     Steps that the tree lacks are passed over: a validator names more steps than were written.
     """
     written: list[str | int] = []
-    key, node = root.mark, root
+    key, node = root.position, root
     for step in path:
-        for name, mark, child in children(node):
+        for name, position, child in children(node):
             if name == step and isinstance(name, str) == isinstance(step, str):
                 written.append(step)
-                key, node = mark, child
+                key, node = position, child
                 break
     return tuple(written), key, node
 
 
-def plain(node: Node) -> Any:
+def to_builtins(node: Node) -> Any:
     """Return the bare value: dicts, lists and scalars."""
     if isinstance(node, ScalarNode):
         return node.value
     if isinstance(node, SequenceNode):
-        return [plain(item) for item in node.items]
-    return {key: plain(entry.value) for key, entry in node.entries.items()}
+        return [to_builtins(item) for item in node.items]
+    return {key: to_builtins(entry.value) for key, entry in node.entries.items()}
 
 
 # ----------------------------------------------------------------------------------- What stands where in a spec

@@ -15,25 +15,25 @@ from hermes_rl.spec import nodes
 from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, locate, walk
 
 
-def place(root: Node, path: NodePath, at: str) -> Mark:
+def find_position(root: Node, path: NodePath, part: str) -> Mark:
     """Return the mark of the key or of the value; the root itself is line 1, column 1."""
     written, key, node = locate(root, path)
     if not written:
-        return root.mark._replace(line=1, column=1)
+        return root.position._replace(line=1, column=1)
     stands_for = isinstance(node, ScalarNode) and path[:1] == ("state",)  # `state: x` is short for `{python: x}`
-    return key if at == "key" or (len(written) < len(path) and not stands_for) else node.mark
+    return key if part == "key" or (len(written) < len(path) and not stands_for) else node.position
 
 
 def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
     """Return the position of one line of a scalar: inside its block, or the scalar itself if it is not a block."""
     if not isinstance(node, ScalarNode) or node.block is None:
-        return node.mark
+        return node.position
     index = _folded_line(node, line, near) if node.block.folded else line - 1
     if not 0 <= index < len(node.block.lines):
-        return node.mark
+        return node.position
     written = node.block.lines[index]
     column = max(written.find("{{"), written.find("{%"), 0) or len(written) - len(written.lstrip())
-    return node.mark._replace(line=node.block.line + index, column=column + 1)
+    return node.position._replace(line=node.block.line + index, column=column + 1)
 
 
 def _folded_line(node: ScalarNode, line: int, near: str | None) -> int:
@@ -42,10 +42,10 @@ def _folded_line(node: ScalarNode, line: int, near: str | None) -> int:
     start = len("\n".join(node.text.split("\n")[: line - 1]))
     position, first = 0, None
     for index, written in enumerate(node.block.lines):
-        at = node.text.find(written.strip(), position) if written.strip() else -1
-        if at < 0:
+        offset = node.text.find(written.strip(), position) if written.strip() else -1
+        if offset < 0:
             continue
-        position = at + len(written.strip())
+        position = offset + len(written.strip())
         if position < start:
             continue
         first = index if first is None else first
@@ -62,7 +62,7 @@ class Fault(NamedTuple):
 
     path: NodePath
     message: str
-    at: Literal["key", "value"] = "value"
+    part: Literal["key", "value"] = "value"
 
 
 def section(data: Any, *path: str) -> dict[str, Any]:
@@ -91,16 +91,18 @@ def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
         yield Fault(path, f"an address must not hold a password, key or token; use {instead}")
 
 
-def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -> Iterator[Fault]:
+def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], subject: str) -> Iterator[Fault]:
     """Yield a fault where none or several of the keys are there."""
     if not isinstance(value, dict):
         return
-    named = [name for name in value if name in names]
-    wanted = f"{', '.join(names[:-1])} or {names[-1]}"
-    if not named:
-        yield Fault(path, f"{what} needs one of {wanted}", at="key")
-    for name in named[1:]:
-        yield Fault((*path, name), f"{what} takes one of {wanted}; `{named[0]}` is there already", at="key")
+    present_names = [name for name in value if name in names]
+    alternatives = f"{', '.join(names[:-1])} or {names[-1]}"
+    if not present_names:
+        yield Fault(path, f"{subject} needs one of {alternatives}", part="key")
+    for name in present_names[1:]:
+        yield Fault(
+            (*path, name), f"{subject} takes one of {alternatives}; `{present_names[0]}` is there already", part="key"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- Secrets
@@ -125,14 +127,14 @@ def holds_secret(address: str) -> bool:
 
     Broader than for keys of a spec: in a query any kind of key, token or signature is one.
     """
-    place, _, query = address.partition("#")[0].partition("?")
-    if "@" in place.partition("://")[2].partition("/")[0]:
+    base, _, query = address.partition("#")[0].partition("?")
+    if "@" in base.partition("://")[2].partition("/")[0]:
         return True
     for pair in re.split("[&;]", query):
         name, _, value = pair.partition("=")
         name = unquote_plus(name)
-        words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
-        if value and (is_secret_key(name) or not _PARAMETER_WORDS.isdisjoint(words)):
+        name_words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+        if value and (is_secret_key(name) or not _PARAMETER_WORDS.isdisjoint(name_words)):
             return True
     return False
 
@@ -158,4 +160,4 @@ def literal_secrets(root: MappingNode) -> Iterator[Problem]:
             advice += ", in `api_key_env` or `headers_env`"
         elif path[:1] == ("dataset",):
             advice = "log in to the hub, or set HF_TOKEN in the environment"
-        yield node.mark.problem(f"a secret is written in `{key}`; {advice}")
+        yield node.position.problem(f"a secret is written in `{key}`; {advice}")

@@ -27,8 +27,8 @@ from hermes_rl.spec.nodes import (
     SequenceNode,
     SourceText,
     mapping,
-    plain,
     scalar,
+    to_builtins,
 )
 from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.renamed import current, renamed
@@ -52,9 +52,9 @@ class Assignment(NamedTuple):
     """Where its key is written, if it is in a file."""
 
     @property
-    def mark(self) -> Mark:
+    def position(self) -> Mark:
         """The place of its key."""
-        return self.written or self.node.mark
+        return self.written or self.node.position
 
 
 class NoPlaceError(Exception):
@@ -66,51 +66,53 @@ def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done
     if len(done) == len(assignment.path):
         return assignment.node
     step = assignment.path[len(done)]
-    here = expand_shorthand(node, done) if node is not None else None
-    if isinstance(here, SequenceNode):
-        return _assigned_item(here, base, assignment, done)
-    if here is None or (isinstance(here, ScalarNode) and here.value is None):
-        here = MappingNode(assignment.node.mark)
-    if not isinstance(here, MappingNode):
+    current_node = expand_shorthand(node, done) if node is not None else None
+    if isinstance(current_node, SequenceNode):
+        return _assigned_item(current_node, base, assignment, done)
+    if current_node is None or (isinstance(current_node, ScalarNode) and current_node.value is None):
+        current_node = MappingNode(assignment.node.position)
+    if not isinstance(current_node, MappingNode):
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` holds no keys")
     before = base.get(str(step)) if isinstance(base, MappingNode) else None
-    value = _assigned(here.get(str(step)), before, assignment, (*done, step))
-    known = str(step) in here.entries and len(done) + 1 < len(assignment.path)
-    entry = Entry(here.entries[str(step)].key if known else assignment.mark, value)
-    here = _without_old_kind(here, base, assignment, done)
-    return replace(here, entries={**here.entries, str(step): entry})
+    value = _assigned(current_node.get(str(step)), before, assignment, (*done, step))
+    is_existing = str(step) in current_node.entries and len(done) + 1 < len(assignment.path)
+    entry = Entry(current_node.entries[str(step)].key if is_existing else assignment.position, value)
+    current_node = _without_old_kind(current_node, base, assignment, done)
+    return replace(current_node, entries={**current_node.entries, str(step): entry})
 
 
-def _without_old_kind(here: MappingNode, base: Node | None, assignment: Assignment, done: NodePath) -> MappingNode:
+def _without_old_kind(
+    current_node: MappingNode, base: Node | None, assignment: Assignment, done: NodePath
+) -> MappingNode:
     """Return the block without the keys that the file wrote for another kind of block than the option selects."""
     if len(done) + 1 != len(assignment.path) or not isinstance(base, MappingNode):
-        return here
+        return current_node
     step = str(assignment.path[-1])
-    change = mapping(assignment.node.mark, **{step: assignment.node})
+    change = mapping(assignment.node.position, **{step: assignment.node})
     if not changes_kind(base, change, done):
-        return here
-    gone: Sequence[str] = keys_of_kinds(done)
+        return current_node
+    stale_keys: Sequence[str] = keys_of_kinds(done)
     if done[:1] == ("servers",):
-        gone = SCRIPTED_ONLY if _is_scripted(base) else REAL_ONLY if _is_scripted(change) else ()
+        stale_keys = SCRIPTED_ONLY if _is_scripted(base) else REAL_ONLY if _is_scripted(change) else ()
     image = base.get("image")
-    if done == ("sandbox",) and "backend" not in base.entries and image is not None and is_template(plain(image)):
-        gone = ()  # the row selects the image, and the file leaves the backend to the user
-    own = [key for key in gone if key in base.entries and here.get(key) is base.get(key)]
-    return here.without(*own)
+    if done == ("sandbox",) and "backend" not in base.entries and image is not None and is_template(to_builtins(image)):
+        stale_keys = ()  # the row selects the image, and the file leaves the backend to the user
+    inherited_keys = [key for key in stale_keys if key in base.entries and current_node.get(key) is base.get(key)]
+    return current_node.without(*inherited_keys)
 
 
-def _assigned_item(here: SequenceNode, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
+def _assigned_item(current_node: SequenceNode, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
     step = assignment.path[len(done)]
-    items = list(here.items)
+    items = list(current_node.items)
     if assignment.all_servers and not isinstance(step, int):
         bases = base.items if isinstance(base, SequenceNode) else items
         changed = [_assigned(item, bases[index], assignment, done) for index, item in enumerate(items)]
-        return replace(here, items=tuple(changed))
+        return replace(current_node, items=tuple(changed))
     if not isinstance(step, int) or step >= len(items):
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` is a list of {len(items)}; name an item by its number from 0")
     before = base.items[step] if isinstance(base, SequenceNode) and step < len(base.items) else None
     items[step] = _assigned(items[step], before, assignment, (*done, step))
-    return replace(here, items=tuple(items))
+    return replace(current_node, items=tuple(items))
 
 
 def chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNode:
@@ -124,8 +126,8 @@ def chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNode
     policy = servers.get("policy") if isinstance(servers, MappingNode) else None
     if not isinstance(servers, MappingNode) or not isinstance(policy, MappingNode) or not _is_scripted(policy):
         return root
-    mark = by_flag.node.mark
-    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(mark, DEFAULT))
+    position = by_flag.node.position
+    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(position, DEFAULT))
     return root.having(servers=servers.having(policy=policy))
 
 
@@ -159,7 +161,7 @@ class Overrides(NamedTuple):
     earlier: Overrides | None = None
     """What was changed before, over which these changes win."""
 
-    def over(self, earlier: Overrides | None) -> Overrides:
+    def stack_on(self, earlier: Overrides | None) -> Overrides:
         """Return these changes over earlier ones: the same key may be in both."""
         key = self.api_key or (earlier.api_key if earlier is not None else None)
         return self._replace(api_key=key, earlier=earlier)
@@ -179,7 +181,7 @@ class Overrides(NamedTuple):
                 assert isinstance(changed, MappingNode)
                 root = changed
             except NoPlaceError as error:
-                problems.append(assignment.mark.problem(str(error)))
+                problems.append(assignment.position.problem(str(error)))
         return chat_server(root, assignments), problems
 
 
@@ -207,12 +209,12 @@ def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
 
 def _value(text: str, option: str, problems: list[Problem]) -> Node:
     """Return the YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
-    mark = Mark(SourceText(option, Path.cwd(), has_lines=False), 1, 1)
+    position = Mark(SourceText(option, Path.cwd(), has_lines=False), 1, 1)
     if text.startswith(("{{", "{%", "${")):
-        return ScalarNode(mark, text, text, plain=text.startswith("${"))
-    node, unreadable = read_text(text, mark.source)
+        return ScalarNode(position, text, text, is_plain=text.startswith("${"))
+    node, unreadable = read_text(text, position.source)
     problems.extend(unreadable)
-    return node if node is not None else ScalarNode(mark, None, "", plain=True, broken=bool(unreadable))
+    return node if node is not None else ScalarNode(position, None, "", is_plain=True, broken=bool(unreadable))
 
 
 def _read_set(text: str, problems: list[Problem]) -> Assignment | None:
@@ -271,7 +273,7 @@ def _current(assignment: Assignment, problems: list[Problem]) -> Assignment:
     path = current(assignment.path)
     if path != assignment.path:
         old, new = (".".join(map(str, steps)) for steps in (assignment.path, path))
-        problems.append(assignment.mark.problem(f"`{old}` is now `{new}`"))
+        problems.append(assignment.position.problem(f"`{old}` is now `{new}`"))
     node, changes = renamed(assignment.node, path)
     problems += [change.key.problem(change.message) for change in changes]
     return assignment._replace(path=path, node=node)

@@ -36,15 +36,15 @@ def salvage(validated: Validated) -> Draft | None:
     tree = validated.tree
     for section in dict.fromkeys(str(path[0]) for path in wrong):
         names = [path[1] for path in wrong if path[0] == section and len(path) > 1]
-        whole = (section,) in wrong or tree.get(section) is None
-        tree = tree.without(section) if whole else tree.having(**{section: _left(tree, section, names)})
+        is_unusable = (section,) in wrong or tree.get(section) is None
+        tree = tree.without(section) if is_unusable else tree.having(**{section: _drop_entries(tree, section, names)})
     if _roles_are_unknown(validated.tree, wrong):
         tree = tree.without("rewards")
     spec = parse_tree(_complete(tree))
     return None if spec is None else Draft(spec, ("dataset",) not in wrong)
 
 
-def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
+def _drop_entries(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
     """Return a section without these entries; a server is replaced, since rewards name its role."""
     node = tree.get(section)
     assert node is not None
@@ -53,7 +53,7 @@ def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
     if not isinstance(node, MappingNode):
         return node
     if section == "servers":
-        stand_in = Entry(node.mark, mapping(node.mark, type=scalar(node.mark, "scripted")))
+        stand_in = Entry(node.position, mapping(node.position, type=scalar(node.position, "scripted")))
         return replace(node, entries={**node.entries, **{str(name): stand_in for name in names}})
     return node.without(*map(str, names))
 
@@ -68,8 +68,8 @@ def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
 
 def _complete(tree: MappingNode) -> MappingNode:
     """Return the spec with placeholders for missing sections that every spec requires."""
-    mark = tree.mark
+    position = tree.position
     if tree.get("dataset") is None:
-        row = SequenceNode(mark, (MappingNode(mark),))
-        tree = tree.having(dataset=mapping(mark, items=row))
-    return tree if tree.get("prompt") is not None else tree.having(prompt=mapping(mark, user=scalar(mark, "-")))
+        row = SequenceNode(position, (MappingNode(position),))
+        tree = tree.having(dataset=mapping(position, items=row))
+    return tree if tree.get("prompt") is not None else tree.having(prompt=mapping(position, user=scalar(position, "-")))

@@ -49,7 +49,7 @@ def absolute(root: MappingNode) -> Node:
             or not _is_path(root, path, node)
         ):
             return node
-        folder = node.mark.source.folder
+        folder = node.position.source.folder
         value = _code(node.value, folder) if nodes.is_in(path, nodes.CODE) else _join(folder, node.value)
         return replace(node, value=value)
 
@@ -62,12 +62,12 @@ def leading_out(root: Node, folder: Path) -> Iterator[Problem]:
     for path, _, node in nodes.walk(root):
         if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
             continue
-        if not node.mark.source.folder.resolve().is_relative_to(top) or nodes.is_in(path, nodes.OUTPUTS):
+        if not node.position.source.folder.resolve().is_relative_to(top) or nodes.is_in(path, nodes.OUTPUTS):
             continue  # a command line or a set may name what it likes
         if names_host_file(path, lambda other: _value(root, other)):
             file = node.value.rpartition(":")[0] if nodes.is_in(path, nodes.CODE) else node.value
             if file.startswith("/") and not Path(file).resolve().is_relative_to(top):
-                yield node.mark.problem(f"a spec of a repository names files of it alone; this is {file}")
+                yield node.position.problem(f"a spec of a repository names files of it alone; this is {file}")
 
 
 def file_format(path: str) -> str | None:
@@ -86,12 +86,12 @@ def _with_format(node: MappingNode) -> MappingNode:
     path = node.get("path")
     if not isinstance(path, ScalarNode) or not isinstance(path.value, str) or node.get("data_files") is not None:
         return node
-    kind = _format_of(path.value, path.mark.source.folder)
+    kind = _format_of(path.value, path.position.source.folder)
     if kind is None or is_template(path.value):
         return node
     files = Entry(node.entries["path"].key, path)
-    named = node.having(path=replace(path, value=kind, written=None))
-    return replace(named, entries={**named.entries, "data_files": files})
+    format_node = node.having(path=replace(path, value=kind, written=None))
+    return replace(format_node, entries={**format_node.entries, "data_files": files})
 
 
 def _format_of(value: str, folder: Path) -> str | None:
@@ -122,7 +122,7 @@ def _is_path(root: MappingNode, path: NodePath, node: ScalarNode) -> bool:
     if _is_data_file(path):
         return not _URL.match(node.value)
     return not _may_be_on_hub(path) or (
-        looks_local(node.value, node.mark.source.folder) and node.value not in FILE_FORMATS
+        looks_local(node.value, node.position.source.folder) and node.value not in FILE_FORMATS
     )
 
 

@@ -46,13 +46,13 @@ def limited(method: str, pattern: str, text: str, *more: Any) -> Any:
 
     arguments = {"method": method, "pattern": pattern, "text": text, "more": list(more)}
     call: Coroutine[Any, Any, Any] = POOL.call(
-        Code.of(f"{__name__}:called"), arguments, "hermes_rl.plugins:identity", SECONDS
+        Code.from_ref(f"{__name__}:called"), arguments, "hermes_rl.plugins:identity", SECONDS
     )
     try:
         return asyncio.run_coroutine_threadsafe(call, _loop(os.getpid())).result()
     except (EndedError, ForeignError) as error:
-        shown = pattern if len(pattern) <= 80 else f"{pattern[:80]}…"
-        raise SlowPatternError(f"regex_{method}: {shown!r} on {len(text)} characters: {error}") from None
+        excerpt = pattern if len(pattern) <= 80 else f"{pattern[:80]}…"
+        raise SlowPatternError(f"regex_{method}: {excerpt!r} on {len(text)} characters: {error}") from None
 
 
 @cache
@@ -109,10 +109,10 @@ def _degree(part: Any) -> float:
         return 0
     operator, value = (part[0], part[1:]) if isinstance(part, tuple) and part else (None, part)
     if operator in _REPEATS:
-        low, high, inner = value[0]
+        low, high, repeated_part = value[0]
         if high <= 1:
-            return _degree(inner)
-        within = inf if _branches(inner) else 0
+            return _degree(repeated_part)
+        within = inf if _branches(repeated_part) else 0
         return within or (1 if high - low >= _FEW else 0)
     return sum(_degree(each) for each in value)
 

@@ -29,18 +29,18 @@ class PromptRow(Protocol):
     def columns(self) -> Mapping[str, Any]: ...
 
 
-def messages_of(prompt: Prompt, row: PromptRow, folder: Path = Path(), where: str = "prompt") -> list[Message]:
+def messages_of(prompt: Prompt, row: PromptRow, folder: Path = Path(), location: str = "prompt") -> list[Message]:
     """Return the messages, rendered for the row.
 
-    `where` is the prompt's path in the spec; `folder` is the base of relative image paths. Raises `TemplateError` if a
-    template fails for this row or an image is invalid, and `UserError` if a file of the prompt cannot be read.
+    `location` is the prompt's path in the spec; `folder` is the base of relative image paths. Raises `TemplateError`
+    if a template fails for this row or an image is invalid, and `UserError` if a file of the prompt cannot be read.
     """
-    return _Rendering(row, folder).messages(prompt, where)
+    return _Rendering(row, folder).messages(prompt, location)
 
 
-def content_of(text: str | TextFile, row: PromptRow, where: str) -> str:
+def content_of(text: str | TextFile, row: PromptRow, location: str) -> str:
     """Return one text of a spec, inline or from a file, rendered for the row."""
-    return str(_Rendering(row).content(text, where))
+    return str(_Rendering(row).content(text, location))
 
 
 class _Rendering:
@@ -50,55 +50,58 @@ class _Rendering:
         self._row = row
         self._folder = folder
 
-    def messages(self, prompt: Prompt, where: str) -> list[Message]:
-        place = f"{where}.messages"
+    def messages(self, prompt: Prompt, location: str) -> list[Message]:
+        messages_location = f"{location}.messages"
         if is_template(prompt.messages):
-            return self._checked(self._value(prompt.messages, place), place)
+            return self._checked(self._value(prompt.messages, messages_location), messages_location)
         if prompt.messages is not None:
-            return self._checked([self._message(one, f"{place}[{i}]") for i, one in enumerate(prompt.messages)], place)
+            return self._checked(
+                [self._message(one, f"{messages_location}[{i}]") for i, one in enumerate(prompt.messages)],
+                messages_location,
+            )
         parts = (("system", prompt.system), ("user", prompt.user))
         return [
-            {"role": role, "content": self.content(content, f"{where}.{role}")}
+            {"role": role, "content": self.content(content, f"{location}.{role}")}
             for role, content in parts
             if content is not None
         ]
 
-    def _checked(self, messages: Any, where: str) -> list[Message]:
-        checked: list[Message] = coerce(messages, ChatMessages, where=where, key=self._row.key)
+    def _checked(self, messages: Any, location: str) -> list[Message]:
+        checked: list[Message] = coerce(messages, ChatMessages, location=location, key=self._row.key)
         return checked
 
-    def _message(self, message: SpecMessage, where: str) -> Message:
-        content = None if message.content is None else self.content(message.content, f"{where}.content")
-        written: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
+    def _message(self, message: SpecMessage, location: str) -> Message:
+        content = None if message.content is None else self.content(message.content, f"{location}.content")
+        written: Message = {"role": self._text(message.role, f"{location}.role"), "content": content}
         for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
             value = getattr(message, key)
             if value is not None:
-                written[key] = self._value(to_plain(value), f"{where}.{key}")
+                written[key] = self._value(to_plain(value), f"{location}.{key}")
         return written
 
-    def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
+    def content(self, content: str | TextFile | tuple[Part, ...], location: str) -> str | list[dict[str, Any]]:
         if isinstance(content, TextFile):
             return self._text(_read(content.file), content.file)
         if isinstance(content, str):
-            return self._text(content, where)
-        parts = [self._part(part, f"{where}[{number}]") for number, part in enumerate(content)]
+            return self._text(content, location)
+        parts = [self._part(part, f"{location}[{index}]") for index, part in enumerate(content)]
         return [part for part in parts if part is not None]
 
-    def _part(self, part: Part, where: str) -> dict[str, Any] | None:
+    def _part(self, part: Part, location: str) -> dict[str, Any] | None:
         """Return a part in the form of the chat API, or None if the row has no image."""
         if part.text is not None:
-            return {"type": "text", "text": self._text(part.text, where)}
-        where = f"{where}.{'image' if part.image_url is None else 'image_url'}"
-        value = self._value(to_plain(part.image if part.image_url is None else part.image_url), where)
+            return {"type": "text", "text": self._text(part.text, location)}
+        location = f"{location}.{'image' if part.image_url is None else 'image_url'}"
+        value = self._value(to_plain(part.image if part.image_url is None else part.image_url), location)
         if value is None or value == "":
             return None
-        return {"type": "image_url", "image_url": image_url(value, self._folder, where)}
+        return {"type": "image_url", "image_url": image_url(value, self._folder, location)}
 
-    def _text(self, template: str, where: str) -> str:
-        return render_text(template, self._row.columns, where=where, key=self._row.key)
+    def _text(self, template: str, location: str) -> str:
+        return render_text(template, self._row.columns, location=location, key=self._row.key)
 
-    def _value(self, template: Any, where: str) -> Any:
-        return render(template, self._row.columns, where=where, key=self._row.key)
+    def _value(self, template: Any, location: str) -> Any:
+        return render(template, self._row.columns, location=location, key=self._row.key)
 
 
 @functools.lru_cache(maxsize=64)

@@ -59,10 +59,10 @@ def resolve(text: str) -> str | int | float | bool | None:
         return None
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
-    return _number(text)
+    return _parse_number(text)
 
 
-def _number(text: str) -> str | int | float:
+def _parse_number(text: str) -> str | int | float:
     if _INT.fullmatch(text):
         if len(text) > _LONGEST_INT:
             raise ValueError(f"a number of {len(text)} digits is too long; quote it if it is text")
@@ -111,18 +111,18 @@ def _problem(path: NodePath, node: ScalarNode) -> Problem | None:
     if not is_template(node.value):
         return _syntax(node, f"{{{{ {node.value} }}}}") if expression else None
     if expression:
-        return node.mark.problem("the filter is an expression: leave the braces out")
+        return node.position.problem("the filter is an expression: leave the braces out")
     if nodes.is_template_place(path):
         return _syntax(node, node.value)
     if nodes.is_in(path, _LEFT_ALONE) or _is_unknown(path):
         return None
-    return node.mark.problem(f"templates are not rendered here, only in {_WHERE}")
+    return node.position.problem(f"templates are not rendered here, only in {_WHERE}")
 
 
 def _is_unknown(path: NodePath) -> bool:
     """Return True below a key that no spec has: that key is what is wrong."""
-    places = (keys_at(Spec, path[:depth]) for depth in range(len(path)))
-    return any(keys and step not in keys for keys, step in zip(places, path, strict=True))
+    keys_by_depth = (keys_at(Spec, path[:depth]) for depth in range(len(path)))
+    return any(keys and step not in keys for keys, step in zip(keys_by_depth, path, strict=True))
 
 
 def _syntax(node: ScalarNode, source: str) -> Problem | None:
@@ -217,13 +217,13 @@ class _Reader:
             self.problems.append(self._syntax(error))
         except yaml.reader.ReaderError as error:
             before = text[: error.position]
-            mark = Mark(self.source, before.count("\n") + 1, len(before) - before.rfind("\n"))
-            self.problems.append(mark.problem(f"the character U+{error.character:04X} is not allowed in YAML"))
+            position = Mark(self.source, before.count("\n") + 1, len(before) - before.rfind("\n"))
+            self.problems.append(position.problem(f"the character U+{error.character:04X} is not allowed in YAML"))
         raise _UnreadableError
 
     def _syntax(self, error: yaml.MarkedYAMLError) -> Problem:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line, mark.column) if mark else (0, 0)
+        yaml_mark = error.problem_mark or error.context_mark
+        line, column = (yaml_mark.line, yaml_mark.column) if yaml_mark else (0, 0)
         message = error.problem or error.context or "cannot be read"
         written = self.lines[line] if line < len(self.lines) else ""
         braces = [match for match in _BRACES.finditer(written) if match.start() <= column]
@@ -244,23 +244,23 @@ class _Reader:
         key = _KEY.match(self.lines[line]) if line < len(self.lines) else None
         if key is None or column > key.end("name"):
             return None
-        above = ((number, _KEY.match(self.lines[number])) for number in range(line - 1, -1, -1))
-        near = next(((number, match) for number, match in above if match is not None), None)
+        above = ((line_index, _KEY.match(self.lines[line_index])) for line_index in range(line - 1, -1, -1))
+        near = next(((line_index, match) for line_index, match in above if match is not None), None)
         if near is None or near[1].start("name") == key.start("name"):
             return None
-        number, other = near
+        line_index, other = near
         indent = key.start("name")
         spaces = "1 space" if indent == 1 else f"{indent} spaces"
         return (
-            f"`{key['name']}` starts after {spaces}, `{other['name']}` in line {number + 1} after "
+            f"`{key['name']}` starts after {spaces}, `{other['name']}` in line {line_index + 1} after "
             f"{other.start('name')}: keys of one mapping must start in the same column; quote a text that has a colon"
         )
 
-    def _mark(self, mark: Any) -> Mark:
-        return Mark(self.source, mark.line + 1, mark.column + 1)
+    def _to_position(self, yaml_mark: Any) -> Mark:
+        return Mark(self.source, yaml_mark.line + 1, yaml_mark.column + 1)
 
-    def _report(self, mark: Any, message: str) -> None:
-        self.problems.append(self._mark(mark).problem(message))
+    def _report(self, yaml_mark: Any, message: str) -> None:
+        self.problems.append(self._to_position(yaml_mark).problem(message))
 
     def _node(self, event: Any, depth: int) -> Node:
         if depth > _DEEPEST:
@@ -279,7 +279,7 @@ class _Reader:
             items = []
             while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
                 items.append(self._node(item, depth + 1))
-            node = SequenceNode(self._mark(event.start_mark), tuple(items))
+            node = SequenceNode(self._to_position(event.start_mark), tuple(items))
         else:
             node = self._mapping(event, depth)
         self._sizes[id(node)] = self._size(event.start_mark, node)
@@ -287,7 +287,7 @@ class _Reader:
             self._anchors[event.anchor] = node
         return node
 
-    def _size(self, mark: Any, node: Node) -> int:
+    def _size(self, yaml_mark: Any, node: Node) -> int:
         parts: tuple[Node, ...] = ()
         if isinstance(node, SequenceNode):
             parts = node.items
@@ -295,7 +295,7 @@ class _Reader:
             parts = tuple(entry.value for entry in node.entries.values())
         size = 1 + sum(self._sizes.get(id(part), 1) for part in parts)
         if size > _MOST_NODES:
-            self._report(mark, f"aliases make this larger than {_MOST_NODES} values")
+            self._report(yaml_mark, f"aliases make this larger than {_MOST_NODES} values")
             raise _UnreadableError
         return size
 
@@ -311,14 +311,14 @@ class _Reader:
                 first = entries[name].key.line
                 self._report(key.start_mark, f"duplicate key `{name}`; the first one is in line {first}")
             else:
-                entries[name] = Entry(self._mark(key.start_mark), value)
+                entries[name] = Entry(self._to_position(key.start_mark), value)
         if braces:
             return self._broken(event, "an unquoted {{ }} is a mapping to YAML; " + _QUOTE.format("{{ … }}"))
-        return MappingNode(self._mark(event.start_mark), entries)
+        return MappingNode(self._to_position(event.start_mark), entries)
 
     def _broken(self, event: Any, message: str) -> Node:
         self._report(event.start_mark, message)
-        return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
+        return ScalarNode(self._to_position(event.start_mark), None, "", is_plain=True, broken=True)
 
     def _key(self, event: Any, depth: int) -> str | None:
         """Return the name of a key; None after a problem was reported, or where `_mapping` will report one."""
@@ -337,19 +337,19 @@ class _Reader:
         return node.value
 
     def _scalar(self, event: Any) -> ScalarNode:
-        mark = self._mark(event.start_mark)
+        position = self._to_position(event.start_mark)
         raw = event.tag == "!raw"
         if event.tag is not None and not raw:
             self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is")
-        plain = event.style is None and not raw
+        is_plain = event.style is None and not raw
         value: Any = self._joined(event)
-        if plain:
+        if is_plain:
             try:
                 value = resolve(event.value)
             except ValueError as error:
                 self._report(event.start_mark, str(error))
         text = value if isinstance(value, str) else event.value
-        return ScalarNode(mark, value, text, plain, raw, block=self._block(event))
+        return ScalarNode(position, value, text, is_plain, raw, block=self._block(event))
 
     def _joined(self, event: Any) -> str:
         """Return the text with pairs of surrogates joined: JSON has them, and no file can."""
@@ -382,8 +382,8 @@ def read_bytes(data: bytes, source: SourceText) -> tuple[Node | None, list[Probl
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start]
-        mark = Mark(source, before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
-        return None, [mark.problem("the file is not UTF-8 here")]
+        position = Mark(source, before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        return None, [position.problem("the file is not UTF-8 here")]
     return read_text(text.replace("\r\n", "\n"), source)
 
 

@@ -24,8 +24,8 @@ from hermes_rl.spec.nodes import (
     is_in,
     mapping,
     patterns,
-    plain,
     scalar,
+    to_builtins,
 )
 from hermes_rl.spec.reader import read_file
 from hermes_rl.spec.suggest import choices
@@ -56,28 +56,30 @@ def with_recipe(root: MappingNode, within: Path | None = None) -> tuple[MappingN
     """
     seats, problems = root.get("agents"), list[Problem]()
     names = seats.entries if isinstance(seats, MappingNode) else ()
-    for place in (("agent",), *(("agents", name, "agent") for name in names)):
-        root, more = _with_recipe(root, place, within)
+    for agent_path in (("agent",), *(("agents", name, "agent") for name in names)):
+        root, more = _with_recipe(root, agent_path, within)
         problems += more
     return root, problems
 
 
-def _with_recipe(root: MappingNode, place: tuple[str, ...], within: Path | None) -> tuple[MappingNode, list[Problem]]:
+def _with_recipe(
+    root: MappingNode, agent_path: tuple[str, ...], within: Path | None
+) -> tuple[MappingNode, list[Problem]]:
     """Merge the recipe of the agent at a path below this agent, and below the spec's sandbox."""
-    path = (*place, "program")
+    path = (*agent_path, "program")
     written = find(root, path)
     program = None if written is None else expand_shorthand(written, path)
-    named = program.get("recipe") if isinstance(program, MappingNode) else None
-    if not isinstance(named, ScalarNode) or not isinstance(named.value, str):
+    recipe_node = program.get("recipe") if isinstance(program, MappingNode) else None
+    if not isinstance(recipe_node, ScalarNode) or not isinstance(recipe_node.value, str):
         return root, []
     assert isinstance(program, MappingNode)
-    recipe, problems = _recipe(named, within)
+    recipe, problems = _recipe(recipe_node, within)
     if recipe is None:
-        return _having(root, path, ScalarNode(named.mark, None, "", False, broken=True)), problems
+        return _having(root, path, ScalarNode(recipe_node.position, None, "", False, broken=True)), problems
     agent = recipe.get("agent")
     assert isinstance(agent, MappingNode)
-    for step in reversed(place):
-        agent = mapping(recipe.mark, **{step: agent})
+    for step in reversed(agent_path):
+        agent = mapping(recipe.position, **{step: agent})
     below = replace(recipe, entries={**recipe.without("agent").entries, **agent.entries})
     tree = _laid_below(below, _having(root, path, program.without("recipe")), ())
     assert isinstance(tree, MappingNode)
@@ -93,33 +95,35 @@ def _having(root: MappingNode, path: tuple[str, ...], value: Node) -> MappingNod
     return root.having(**{path[0]: value})
 
 
-def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
+def _recipe(recipe_node: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
     """Return the part of a recipe that is merged below a spec, or None with the reasons."""
     shipped = shipped_recipes()
-    if named.value in shipped:
-        path = shipped[named.value]
-        shown = str(path)
-    elif "/" in named.value or named.value.endswith((".yaml", ".yml")):
-        source = named.mark.source
-        path = (source.folder / Path(named.value).expanduser()).resolve()
-        shown = posixpath.normpath(
-            posixpath.join(posixpath.dirname(source.name) if source.has_lines else "", named.value)
+    if recipe_node.value in shipped:
+        path = shipped[recipe_node.value]
+        display_path = str(path)
+    elif "/" in recipe_node.value or recipe_node.value.endswith((".yaml", ".yml")):
+        source = recipe_node.position.source
+        path = (source.folder / Path(recipe_node.value).expanduser()).resolve()
+        display_path = posixpath.normpath(
+            posixpath.join(posixpath.dirname(source.name) if source.has_lines else "", recipe_node.value)
         )
         if within is not None and not path.is_relative_to(within.resolve()):
-            return None, [named.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
+            return None, [
+                recipe_node.position.problem(f"a spec of a repository names files of it alone; this is {path}")
+            ]
     else:
-        own = "; name your own recipe by its path, such as ./agent.yaml"
-        message = f"there is no agent program `{named.value}`{choices(named.value, shipped)}{own}"
-        return None, [named.mark.problem(message)]
+        hint = "; name your own recipe by its path, such as ./agent.yaml"
+        message = f"there is no agent program `{recipe_node.value}`{choices(recipe_node.value, shipped)}{hint}"
+        return None, [recipe_node.position.problem(message)]
     try:
-        root, problems = read_file(path, shown)
+        root, problems = read_file(path, display_path)
     except OSError as error:
-        return None, [named.mark.problem(f"cannot be read: {named.value}: {error.strerror}")]
+        return None, [recipe_node.position.problem(f"cannot be read: {recipe_node.value}: {error.strerror}")]
     if problems:
         return None, problems
     if not isinstance(root, MappingNode):
         return None, [
-            (named if root is None else root).mark.problem("a recipe is a mapping with `sandbox` and `agent`")
+            (recipe_node if root is None else root).position.problem("a recipe is a mapping with `sandbox` and `agent`")
         ]
     problems = [
         entry.key.problem(f"unknown key `{key}` of a recipe{choices(key, _KEYS)}")
@@ -128,16 +132,16 @@ def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None,
     ]
     program = find(root, _PROGRAM)
     if not isinstance(program, MappingNode) or "recipe" in program.entries or "command" not in program.entries:
-        mark = root.mark if program is None else program.mark
-        problems.append(mark.problem("a recipe starts a program: it needs `agent.program` with a `command`"))
+        position = root.position if program is None else program.position
+        problems.append(position.problem("a recipe starts a program: it needs `agent.program` with a `command`"))
     if problems:
         return None, problems
     assert isinstance(program, MappingNode)
     agent, version = root.get("agent"), root.get("version")
     assert isinstance(agent, MappingNode)
     if "name" not in program.entries:
-        words = [path.stem, *([version.text] if isinstance(version, ScalarNode) else [])]
-        program = program.having(name=scalar(named.mark, " ".join(words)))
+        name_parts = [path.stem, *([version.text] if isinstance(version, ScalarNode) else [])]
+        program = program.having(name=scalar(recipe_node.position, " ".join(name_parts)))
     return root.without(*ABOUT).having(agent=agent.having(program=program)), []
 
 
@@ -145,13 +149,17 @@ def _laid_below(recipe: Node, spec: Node, path: NodePath) -> Node:
     """Return the value of a spec merged over the value of a recipe."""
     if isinstance(recipe, SequenceNode) and isinstance(spec, SequenceNode) and is_in(path, _JOINED):
         # Of two seats with one recipe the second finds all of it there.
-        there = [plain(item) for item in spec.items]
-        return SequenceNode(spec.mark, (*(item for item in recipe.items if plain(item) not in there), *spec.items))
+        existing_items = [to_builtins(item) for item in spec.items]
+        return SequenceNode(
+            spec.position, (*(item for item in recipe.items if to_builtins(item) not in existing_items), *spec.items)
+        )
     if not isinstance(recipe, MappingNode) or not isinstance(spec, MappingNode):
         return spec
     both = {
-        key: entry.value if (own := spec.get(key)) is None else _laid_below(entry.value, own, (*path, key))
+        key: entry.value
+        if (spec_value := spec.get(key)) is None
+        else _laid_below(entry.value, spec_value, (*path, key))
         for key, entry in recipe.entries.items()
     }
     keys = {key: entry for key, entry in recipe.entries.items() if key not in spec.entries}
-    return MappingNode(spec.mark, {**spec.entries, **keys}).having(**both)
+    return MappingNode(spec.position, {**spec.entries, **keys}).having(**both)

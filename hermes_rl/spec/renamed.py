@@ -87,7 +87,7 @@ class OldName(NamedTuple):
     def _value_edits(self) -> Iterator[tuple[Mark, str, str]]:
         old, new = self.old_value, self.new_value
         if isinstance(old, ScalarNode) and isinstance(new, ScalarNode) and old.value != new.value:
-            yield old.mark, old.text, new.text
+            yield old.position, old.text, new.text
 
 
 def renamed(node: Node, path: NodePath = ()) -> tuple[Node, list[OldName]]:
@@ -157,4 +157,4 @@ def _with_new_value(node: Node, path: NodePath) -> Node:
     values = _NEW_VALUES.get(path)
     if not values or not isinstance(node, ScalarNode) or node.value not in values:
         return node
-    return replace(node, value=values[node.value], text=values[node.value], plain=True)
+    return replace(node, value=values[node.value], text=values[node.value], is_plain=True)

@@ -53,8 +53,8 @@ def in_process(spec: Spec, reward: Reward, *, takes_state: bool, movable: bool) 
     """Return True if a reward runs in a separate process; `movable`: its function may."""
     # A reward that names the state runs in the state's process, unless the spec sets `isolate`.
     with_state = takes_state and spec.state is not None
-    here = reward.isolate == "none" or (reward.isolate is None and with_state and not spec.state_apart)
-    return movable and not here
+    is_in_runner = reward.isolate == "none" or (reward.isolate is None and with_state and not spec.state_apart)
+    return movable and not is_in_runner
 
 
 def unisolated(spec: Spec, name: str, reward: Reward, *, takes_state: bool, movable: bool) -> str | None:
@@ -64,10 +64,12 @@ def unisolated(spec: Spec, name: str, reward: Reward, *, takes_state: bool, mova
     if reward.isolate == "sandbox" and (
         not apart or (with_state and spec.state is not None and spec.state.isolate != "sandbox")
     ):
-        way = "say `isolate: sandbox` of the state" if with_state else "leave `isolate` out"
-        where = "where the state is" if with_state else "in the runner alone"
-        return f"rewards.{name}.isolate: it cannot run in a sandbox, as it runs {where}; {way}"
+        hint = "say `isolate: sandbox` of the state" if with_state else "leave `isolate` out"
+        location = "where the state is" if with_state else "in the runner alone"
+        return f"rewards.{name}.isolate: it cannot run in a sandbox, as it runs {location}; {hint}"
     if not apart and with_state and spec.state_apart:
-        way = "say `isolate: none` of the state too" if reward.isolate == "none" else "say `isolate: none` of the state"
-        return f"rewards.{name}: it runs in the runner and names `state`, which is in a process; {way}"
+        hint = (
+            "say `isolate: none` of the state too" if reward.isolate == "none" else "say `isolate: none` of the state"
+        )
+        return f"rewards.{name}: it runs in the runner and names `state`, which is in a process; {hint}"
     return None

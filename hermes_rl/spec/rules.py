@@ -62,13 +62,13 @@ def _sources(data: dict[str, Any]) -> Iterator[Fault]:
             yield from exactly_one(source, path, SOURCES, path[-1])
         for key in PATH_KEYS if "path" not in source else ():
             if key in source:
-                yield Fault((*path, key), f"`{key}` goes with `path`", at="key")
+                yield Fault((*path, key), f"`{key}` goes with `path`", part="key")
         name = source.get("path")
         if isinstance(name, str) and name in FILE_FORMATS and "data_files" not in source:
             yield Fault((*path, "path"), f"`{name}` is a file format; name the files in `data_files`")
         elif isinstance(name, str) and (kind := file_format(name)) and "data_files" in source:
             message = f"`path` names a file already; leave one out, or write `path: {kind}`"
-            yield Fault((*path, "data_files"), message, at="key")
+            yield Fault((*path, "data_files"), message, part="key")
         if source.get("items") == []:
             yield Fault((*path, "items"), "there must be at least one row")
 
@@ -76,10 +76,10 @@ def _sources(data: dict[str, Any]) -> Iterator[Fault]:
 def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
     dataset = section(data, "dataset")
     if "fallback" in dataset and "path" not in dataset:
-        yield Fault(("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", at="key")
+        yield Fault(("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", part="key")
     for key in ("generator", "harbor"):
         if key in section(dataset, "fallback"):
-            yield Fault(("dataset", "fallback", key), "a fallback is items or path", at="key")
+            yield Fault(("dataset", "fallback", key), "a fallback is items or path", part="key")
 
 
 def _eval(data: dict[str, Any]) -> Iterator[Fault]:
@@ -104,7 +104,9 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
         return
     opened = section(data, "user").get("speaks_first") is True or "agents" in data
     if not {"user", "messages"} & prompt.keys() and not opened:
-        yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that speaks first)", at="key")
+        yield Fault(
+            ("prompt",), "prompt needs `user` or `messages` (or a simulated user that speaks first)", part="key"
+        )
     if prompt.get("messages") == []:
         yield Fault(("prompt", "messages"), "there must be at least one message")
 
@@ -115,16 +117,16 @@ def _parts(data: dict[str, Any]) -> Iterator[Fault]:
     prompts: dict[tuple[str, ...], list[dict[str, Any]]] = {("prompt",): [] if seats else [{}]}
     for path, seat in seats:
         prompts.setdefault((*map(str, path), "prompt") if "prompt" in seat else ("prompt",), []).append(seat)
-    for place, played in prompts.items():
+    for prompt_path, played in prompts.items():
         roles = {
             str(role) for seat in played for role in (seat.get("server", "policy"), *(seat.get("opponents") or ()))
         }
         types = [str(section(server).get("type", DEFAULT)) for path, server in servers(data) if path[1] in roles]
         blind = [name for name in types if (kind := _known_type(name)) is not None and "image_url" not in kind.parts]
         contents: list[tuple[NodePath, Any]] = [
-            ((*place, name), section(data, *place).get(name)) for name in ("system", "user")
+            ((*prompt_path, name), section(data, *prompt_path).get(name)) for name in ("system", "user")
         ]
-        for path, message in entries(data, *place, "messages"):
+        for path, message in entries(data, *prompt_path, "messages"):
             contents.append(((*path, "content"), section(message).get("content")))
         for path, content in contents:
             for index, part in enumerate(content if isinstance(content, list) else []):
@@ -144,7 +146,7 @@ _EXCLUSIVE = (
 def _exclusive(data: dict[str, Any]) -> Iterator[Fault]:
     for name, key, other in _EXCLUSIVE:
         if {key, other} <= section(data, name).keys():
-            yield Fault((name, key), f"`{key}` and `{other}` exclude each other", at="key")
+            yield Fault((name, key), f"`{key}` and `{other}` exclude each other", part="key")
 
 
 def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
@@ -160,21 +162,21 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         if "state" in tool and "state" not in data:
             yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
         function = tool.get("python")
-        for place, name in enumerate(tool["ends_rollout"] if isinstance(tool.get("ends_rollout"), list) else ()):
+        for index, name in enumerate(tool["ends_rollout"] if isinstance(tool.get("ends_rollout"), list) else ()):
             if isinstance(function, str) and function.rpartition(":")[2] not in (name, "*"):
-                yield Fault((*path, "ends_rollout", place), f"the tool is named `{function.rpartition(':')[2]}`")
+                yield Fault((*path, "ends_rollout", index), f"the tool is named `{function.rpartition(':')[2]}`")
         if "schemas" in tool and "state" not in tool:
-            yield Fault((*path, "schemas"), "`schemas` goes with `state`; other tools have schemas already", at="key")
+            yield Fault((*path, "schemas"), "`schemas` goes with `state`; other tools have schemas already", part="key")
         yield from _chosen(path, tool)
         if "arguments" in tool and "mcp" in tool:
             yield Fault(
-                (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", at="key"
+                (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", part="key"
             )
         if "isolate" in tool and "python" not in tool:
-            way = "write it of `state:`" if "state" in tool else "a server runs in its own process"
-            yield Fault((*path, "isolate"), f"`isolate` goes with `python`; {way}", at="key")
+            hint = "write it of `state:`" if "state" in tool else "a server runs in its own process"
+            yield Fault((*path, "isolate"), f"`isolate` goes with `python`; {hint}", part="key")
         if "external" in tool and "python" not in tool:
-            yield Fault((*path, "external"), "`external` goes with `python`; of other tools it is known", at="key")
+            yield Fault((*path, "external"), "`external` goes with `python`; of other tools it is known", part="key")
         if isinstance(tool.get("mcp"), dict):
             yield from _mcp((*path, "mcp"), tool["mcp"])
 
@@ -184,13 +186,13 @@ def _chosen(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
     many = str(tool.get("python")).endswith(":*")
     for key in ("names", "decorated_with"):
         if key in tool and "state" not in tool and not many:
-            way = "use `allow`" if "mcp" in tool else "write file.py:* to choose among its functions"
-            yield Fault((*path, key), f"`{key}` goes with `state`; {way}", at="key")
+            hint = "use `allow`" if "mcp" in tool else "write file.py:* to choose among its functions"
+            yield Fault((*path, key), f"`{key}` goes with `state`; {hint}", part="key")
     if many and is_template(tool.get("names")):
         yield Fault((*path, "names"), "the functions of a file are the same for each row: write a list")
     if "decorated_with" in tool and "schemas" in tool:
         yield Fault(
-            (*path, "decorated_with"), "`schemas` describes tools, of which none is a function; use `names`", at="key"
+            (*path, "decorated_with"), "`schemas` describes tools, of which none is a function; use `names`", part="key"
         )
 
 
@@ -200,12 +202,14 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
         yield from address((*path, "url"), server["url"], "headers_env")
         for key in ("files", "where", "env"):
             if key in server:
-                yield Fault((*path, key), f"`{key}` is for a server started by `command`", at="key")
+                yield Fault((*path, key), f"`{key}` is for a server started by `command`", part="key")
         return
     if server.get("scope") == "shared" and server.get("where", "sandbox") == "sandbox":
-        yield Fault((*path, "scope"), "a server in the rollout's sandbox cannot be shared; `where: host` can", at="key")
+        yield Fault(
+            (*path, "scope"), "a server in the rollout's sandbox cannot be shared; `where: host` can", part="key"
+        )
     if "headers_env" in server:
-        yield Fault((*path, "headers_env"), "`headers_env` is for a server at a `url`", at="key")
+        yield Fault((*path, "headers_env"), "`headers_env` is for a server at a `url`", part="key")
 
 
 def _user(data: dict[str, Any]) -> Iterator[Fault]:
@@ -215,39 +219,43 @@ def _user(data: dict[str, Any]) -> Iterator[Fault]:
             each for each in ("turns", "server", "system", "stop", "tools", "transform") if each in user and each != key
         ]
         if key in user and others:
-            yield Fault(("user", others[0]), f"`{others[0]}` is for another kind of user than `{key}`", at="key")
+            yield Fault(("user", others[0]), f"`{others[0]}` is for another kind of user than `{key}`", part="key")
     for key in {"state", "transform"} & user.keys():
         if "state" not in data:
             yield Fault(("user", key), "there is no `state:` in this spec that could answer")
     if "user" not in data and "before_user_turn" in section(data, "state"):
         yield Fault(
-            ("state", "before_user_turn"), "there is no `user:` in this spec between whose words it is called", at="key"
+            ("state", "before_user_turn"),
+            "there is no `user:` in this spec between whose words it is called",
+            part="key",
         )
     graded = any(section(reward).get("per_step") is not None for _, reward in entries(data, "rewards"))
-    for path, words in entries(data, "user", "turns"):
-        if "min_reward" in section(words) and not graded:
-            yield Fault((*path, "min_reward"), "no reward looks at steps: give one `per_step: mean`", at="key")
-        if "min_reward" in section(words) and path[-1] == 0 and user.get("speaks_first") is True:
-            yield Fault((*path, "min_reward"), "no step comes before the first words", at="key")
+    for path, turn in entries(data, "user", "turns"):
+        if "min_reward" in section(turn) and not graded:
+            yield Fault((*path, "min_reward"), "no reward looks at steps: give one `per_step: mean`", part="key")
+        if "min_reward" in section(turn) and path[-1] == 0 and user.get("speaks_first") is True:
+            yield Fault((*path, "min_reward"), "no step comes before the first words", part="key")
     if "turns" in user and "max_turns" in user:
-        yield Fault(("user", "max_turns"), "`turns` has as many turns as there are words", at="key")
+        yield Fault(("user", "max_turns"), "`turns` has as many turns as there are words", part="key")
 
 
 def _seats(data: dict[str, Any]) -> Iterator[Fault]:
     names = [str(path[-1]) for path, _ in entries(data, "agents")]
     if not names:
         if "schedule" in data:
-            yield Fault(("schedule",), "`schedule` goes with `agents`, who speak", at="key")
+            yield Fault(("schedule",), "`schedule` goes with `agents`, who speak", part="key")
         return
     if len(names) < 2:
-        yield Fault(("agents",), "an episode of `agents` has two seats at least; for one agent leave it out", at="key")
+        yield Fault(
+            ("agents",), "an episode of `agents` has two seats at least; for one agent leave it out", part="key"
+        )
     if "schedule" not in data:
         message = "missing key `schedule`: alternate, simultaneous, call, {fn: file.py:function} or {state: METHOD}"
-        yield Fault(("agents",), message, at="key")
-    for (*outer, key), why in _OF_ONE_AGENT:
+        yield Fault(("agents",), message, part="key")
+    for (*outer, key), reason in _OF_ONE_AGENT:
         if key in section(data, *outer):
             name = ".".join((*outer, key))
-            yield Fault((*outer, key), f"`{name}` is for one agent; of several {why}", at="key")
+            yield Fault((*outer, key), f"`{name}` is for one agent; of several {reason}", part="key")
     for path, seat in entries(data, "agents"):
         yield from _seat(data, path, section(seat))
     seats = [section(seat) for _, seat in entries(data, "agents")]
@@ -256,7 +264,7 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
         message = (
             "a seat of another server than `policy` is trained, whose versions of weights this bound does not know"
         )
-        yield Fault(("serve", "max_staleness"), message, at="key")
+        yield Fault(("serve", "max_staleness"), message, part="key")
     yield from _play(data, names)
     yield from _paid(data, names)
     yield from _unasked(data, names)
@@ -272,13 +280,13 @@ def _unasked(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     if not {"user", "messages"} & section(data, "prompt").keys():
         return
     for name in asked_first(_order(data), names):
-        own = section(data, "agents", name, "prompt")
-        if own and not {"user", "messages"} & own.keys():
+        seat_prompt = section(data, "agents", name, "prompt")
+        if seat_prompt and not {"user", "messages"} & seat_prompt.keys():
             message = (
                 "it replaces the spec's `prompt` completely, but has no first question for the seat: add a `user`, "
                 "such as the spec's"
             )
-            yield Fault(("agents", name, "prompt"), message, at="key")
+            yield Fault(("agents", name, "prompt"), message, part="key")
 
 
 def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
@@ -286,9 +294,11 @@ def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
     if first is None or "user" not in data:
         return
     if _order(data) != "call":
-        yield Fault(("user",), "the first seat of `schedule: call` talks to a `user`; here the others answer", at="key")
+        yield Fault(
+            ("user",), "the first seat of `schedule: call` talks to a `user`; here the others answer", part="key"
+        )
     elif "program" in section(data, "agents", first, "agent"):
-        yield Fault(("user",), "a `user` needs the built-in loop, but the first seat runs an agent program", at="key")
+        yield Fault(("user",), "a `user` needs the built-in loop, but the first seat runs an agent program", part="key")
 
 
 def _order(data: dict[str, Any]) -> Any:
@@ -300,27 +310,27 @@ def _order(data: dict[str, Any]) -> Any:
 def _seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterator[Fault]:
     name, role, roles = str(path[-1]), seat.get("server", "policy"), section(data, "servers")
     if not _SEAT.fullmatch(name) or name in _TAKEN_SEATS:
-        yield Fault(path, f"`{name}` cannot name a seat; use letters, digits and _, and not row or episode", at="key")
+        yield Fault(path, f"`{name}` cannot name a seat; use letters, digits and _, and not row or episode", part="key")
     if isinstance(role, str) and role not in (*roles, "policy"):
         yield Fault((*path, "server"), f"there is no server role `{role}`{choices(role, (*roles, 'policy'))}")
     yield from _rivals(path, seat, roles)
     if not section(data, "prompt") and not section(seat, "prompt"):
-        yield Fault(path, "it has no prompt: give it one, or give the spec a `prompt` for all", at="key")
+        yield Fault(path, "it has no prompt: give it one, or give the spec a `prompt` for all", part="key")
 
 
 def _rivals(path: NodePath, seat: dict[str, Any], roles: dict[str, Any]) -> Iterator[Fault]:
     opponents = seat.get("opponents")
     if "opponent_sampling" in seat and not opponents:
-        yield Fault((*path, "opponent_sampling"), "`opponent_sampling` goes with `opponents`", at="key")
+        yield Fault((*path, "opponent_sampling"), "`opponent_sampling` goes with `opponents`", part="key")
     if not isinstance(opponents, list):
         return
     if "server" in seat:
-        yield Fault((*path, "server"), "`opponents` are the servers of this seat; leave one of both out", at="key")
+        yield Fault((*path, "server"), "`opponents` are the servers of this seat; leave one of both out", part="key")
     if seat.get("train") is not False:
-        yield Fault((*path, "opponents"), "opponents are not trained: write `train: false` too", at="key")
-    for place, role in enumerate(opponents):
+        yield Fault((*path, "opponents"), "opponents are not trained: write `train: false` too", part="key")
+    for index, role in enumerate(opponents):
         if isinstance(role, str) and role not in (*roles, "policy"):
-            yield Fault((*path, "opponents", place), f"there is no server role `{role}`{choices(role, roles)}")
+            yield Fault((*path, "opponents", index), f"there is no server role `{role}`{choices(role, roles)}")
 
 
 _SEAT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -340,7 +350,7 @@ def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
         return
     yield from exactly_one(play, ("schedule",), ("order", "fn", "state"), "schedule")
     if "rounds" in play and play.get("order") not in ("alternate", "simultaneous"):
-        yield Fault(("schedule", "rounds"), "`rounds` goes with `order: alternate` or `simultaneous`", at="key")
+        yield Fault(("schedule", "rounds"), "`rounds` goes with `order: alternate` or `simultaneous`", part="key")
     if "state" in play and "state" not in data:
         yield Fault(("schedule", "state"), "this spec has no `state:` that could select the next seat")
     for path, seat in entries(data, "agents"):
@@ -348,11 +358,11 @@ def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
             yield Fault(
                 (*path, "message_template"),
                 "`message_template` goes with `schedule: alternate` or `simultaneous`",
-                at="key",
+                part="key",
             )
         if "description" in section(seat) and (play.get("order") != "call" or str(path[-1]) == names[0]):
             message = "`description` is for a seat that another one calls: all but the first, with `schedule: call`"
-            yield Fault((*path, "description"), message, at="key")
+            yield Fault((*path, "description"), message, part="key")
 
 
 def _paid(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
@@ -363,12 +373,12 @@ def _paid(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
             yield Fault((*path, "seats"), "a gate has no factors per seat; name its seats in a list")
         if seats == [] or seats == {}:
             yield Fault((*path, "seats"), "a reward pays one seat at least; leave `seats` out to pay all")
-        for place, name in enumerate(seats if isinstance(seats, list | dict) else ()):
+        for index, name in enumerate(seats if isinstance(seats, list | dict) else ()):
             if isinstance(name, str) and name not in names:
                 message = f"there is no seat `{name}`{choices(name, names)}"
-                listed = isinstance(seats, list)
-                where = (*path, "seats", place if listed else name)
-                yield Fault(where, message) if listed else Fault(where, message, at="key")
+                is_list = isinstance(seats, list)
+                seat_path = (*path, "seats", index if is_list else name)
+                yield Fault(seat_path, message) if is_list else Fault(seat_path, message, part="key")
     for path, turn in entries(data, "solution", "turns"):
         seat = section(turn).get("seat")
         if isinstance(seat, str) and not is_template(seat) and seat not in names:
@@ -380,10 +390,10 @@ def _without_seats(data: dict[str, Any]) -> Iterator[Fault]:
         return
     for path, reward in entries(data, "rewards"):
         if "seats" in section(reward):
-            yield Fault((*path, "seats"), "there are no `agents:` in this spec that it could pay", at="key")
+            yield Fault((*path, "seats"), "there are no `agents:` in this spec that it could pay", part="key")
     for path, turn in entries(data, "solution", "turns"):
         if "seat" in section(turn):
-            yield Fault((*path, "seat"), "there are no `agents:` in this spec", at="key")
+            yield Fault((*path, "seat"), "there are no `agents:` in this spec", part="key")
 
 
 def _steps(data: dict[str, Any]) -> Iterator[Fault]:
@@ -392,10 +402,10 @@ def _steps(data: dict[str, Any]) -> Iterator[Fault]:
             continue
         if "turns" not in section(data, "user"):
             yield Fault(
-                (*path, "per_step"), "steps are the words of `user: {turns: […]}`, which is not there", at="key"
+                (*path, "per_step"), "steps are the words of `user: {turns: […]}`, which is not there", part="key"
             )
         if "agents" in data:
-            yield Fault((*path, "per_step"), "only rollouts of a single agent are graded per step", at="key")
+            yield Fault((*path, "per_step"), "only rollouts of a single agent are graded per step", part="key")
         if section(reward).get("sandbox") == "fresh":
             yield Fault((*path, "sandbox"), "a reward per step uses the rollout's sandbox; remove `sandbox`")
 
@@ -406,27 +416,29 @@ COPIED = ("bubblewrap", "docker", "none")
 
 def no_copies(backend: str, keep_processes: bool = False, services: bool = False) -> str | None:
     """Return the reason why such a sandbox cannot be copied, with a fix, or None if it can."""
-    why = {
+    obstacles = {
         f"the files of the sandbox backend {backend} cannot be copied; use bubblewrap or docker": backend not in COPIED,
         "processes cannot be copied; remove sandbox.keep_processes": keep_processes,
         "services cannot be copied; remove sandbox.services": services,
     }
-    problem = next((problem for problem, applies in why.items() if applies), None)
+    problem = next((problem for problem, applies in obstacles.items() if applies), None)
     return None if problem is None else f"between steps rewards look at a copy of the sandbox, and {problem}"
 
 
 def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
     for owner in (("tools",), ("user", "tools")):
-        seen: dict[str, str] = {}
+        taken_names: dict[str, str] = {}
         for path, tool in entries(data, *owner):
             python, server = section(tool).get("python"), section(tool, "mcp").get("name")
             names = {"python": python.rpartition(":")[2] if isinstance(python, str) else None, "mcp": server}
             for kind, name in names.items():
                 if not isinstance(name, str) or not isinstance(path[-1], int) or name == "*":
                     continue
-                own = f"{kind} number {path[-1] + 1}"
-                if (where := seen.setdefault(name, own)) != own:
-                    yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
+                tool_label = f"{kind} number {path[-1] + 1}"
+                if (first_label := taken_names.setdefault(name, tool_label)) != tool_label:
+                    yield Fault(
+                        (*path, kind), f"the name `{name}` is taken by {first_label}; tools need different names"
+                    )
 
 
 DATA_RULES = (
@@ -454,7 +466,7 @@ def _extra_body(data: dict[str, Any]) -> Iterator[Fault]:
     exact = [name for name in types if (kind := _known_type(name)) is not None and kind.token_level]
     for path in (("agent", "extra_body"), ("evaluate", "agent", "extra_body")):
         if exact and section(data, *path):
-            yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", at="key")
+            yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", part="key")
 
 
 def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
@@ -462,7 +474,7 @@ def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
         if not isinstance(reward, dict):
             continue
         if reward.get("gate") is True and "weight" in reward:
-            yield Fault((*path, "weight"), "a gate multiplies the score; it has no weight", at="key")
+            yield Fault((*path, "weight"), "a gate multiplies the score; it has no weight", part="key")
         fn = reward.get("fn", "")
         if isinstance(fn, str) and fn.partition(":")[0].endswith(".py") and not fn.rpartition(":")[2].isidentifier():
             yield Fault((*path, "fn"), "expected file.py:function")
@@ -477,7 +489,7 @@ def _judges(data: dict[str, Any]) -> Iterator[Fault]:
         yield from exactly_one(args, (*path, "args") if args else path, ("rubric", "assertions"), "a judge")
         for key, other in (("need", "rubric"), ("calibrate", "assertions"), ("scale", "assertions")):
             if key in args and other in args:
-                yield Fault((*path, "args", key), f"`{key}` has no effect together with `{other}`", at="key")
+                yield Fault((*path, "args", key), f"`{key}` has no effect together with `{other}`", part="key")
 
 
 def _replays(data: dict[str, Any]) -> Iterator[Fault]:
@@ -486,20 +498,20 @@ def _replays(data: dict[str, Any]) -> Iterator[Fault]:
         if section(reward).get("fn", path[-1]) != "state_matches":
             continue
         if "state" not in data:
-            yield Fault(path, "there is no `state:` in this spec that could match", at="key")
+            yield Fault(path, "there is no `state:` in this spec that could match", part="key")
         if "turns" not in section(data, "solution") and "gold" not in section(section(reward).get("args")):
-            yield Fault(path, "`solution` has no turns for this reward; add them or set `args.gold`", at="key")
+            yield Fault(path, "`solution` has no turns for this reward; add them or set `args.gold`", part="key")
 
 
 def _code(data: dict[str, Any]) -> Iterator[Fault]:
-    places: list[tuple[NodePath, Any]] = [
+    references: list[tuple[NodePath, Any]] = [
         (("dataset", "generator"), section(data, "dataset").get("generator")),
         (("schedule", "fn"), section(data, "schedule").get("fn")),
         (("state",), data.get("state")),
         (("state", "python"), section(data, "state").get("python")),
     ]
-    places += [((*path, "python"), section(tool).get("python")) for path, tool in tool_entries(data)]
-    for path, reference in places:
+    references += [((*path, "python"), section(tool).get("python")) for path, tool in tool_entries(data)]
+    for path, reference in references:
         if isinstance(reference, str):
             file, _, name = reference.rpartition(":")
             if not file.endswith(".py") or not (name.isidentifier() or (name == "*" and "tools" in path)):
@@ -522,7 +534,10 @@ def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
-    ours, known = set(map(str, INFRASTRUCTURE_FAILURES)), [*map(str, POLICY_STOP_REASONS), RETRIES_EXHAUSTED]
+    infrastructure_failures, stop_reasons = (
+        set(map(str, INFRASTRUCTURE_FAILURES)),
+        [*map(str, POLICY_STOP_REASONS), RETRIES_EXHAUSTED],
+    )
     for path, policy in entries(data, "on_stop"):
         name = str(path[-1])
         if name == RETRIES_EXHAUSTED:
@@ -530,22 +545,22 @@ def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault(path, "a rollout whose retries are exhausted has no score: expected drop or worst")
         elif policy == "worst":
             yield Fault(path, f"`worst` is for `{RETRIES_EXHAUSTED}`: expected grade, mask, drop, or a number as score")
-        elif name in ours:
-            yield Fault(path, f"`{name}` is an infrastructure failure, which is never graded", at="key")
-        elif name not in known:
-            yield Fault(path, f"there is no stop reason `{name}`{choices(name, known)}", at="key")
+        elif name in infrastructure_failures:
+            yield Fault(path, f"`{name}` is an infrastructure failure, which is never graded", part="key")
+        elif name not in stop_reasons:
+            yield Fault(path, f"there is no stop reason `{name}`{choices(name, stop_reasons)}", part="key")
 
 
 def _checks(data: dict[str, Any]) -> Iterator[Fault]:
     for path, _ in entries(data, "checks"):
         name = str(path[-1])
         if name not in DEEP_CHECKS:
-            yield Fault(path, f"`validate --deep` has no check `{name}`{choices(name, DEEP_CHECKS)}", at="key")
+            yield Fault(path, f"`validate --deep` has no check `{name}`{choices(name, DEEP_CHECKS)}", part="key")
 
 
 def _programs(data: dict[str, Any]) -> Iterator[Fault]:
     if "program" in section(data, "evaluate", "agent"):
-        yield Fault(("evaluate", "agent", "program"), "training and evaluation use the same agent program", at="key")
+        yield Fault(("evaluate", "agent", "program"), "training and evaluation use the same agent program", part="key")
     seats = [("agents", str(path[-1])) for path, _ in entries(data, "agents")]
     if not seats:
         yield from _program(data, ("agent",), (("toolsets",), ("tools",), ("user",)))
@@ -555,57 +570,57 @@ def _programs(data: dict[str, Any]) -> Iterator[Fault]:
     program = section(data, *seats[0], "agent", "program") if seats else {}
     if _order(data) == "call" and program and "tools" not in program:
         message = "the others are its tools, and it is offered none: write `tools: mcp`"
-        yield Fault((*seats[0], "agent", "program"), message, at="key")
+        yield Fault((*seats[0], "agent", "program"), message, part="key")
 
 
 def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tuple[str, ...]]) -> Iterator[Fault]:
     """Report faults of an agent's program; `of_loop` are paths outside the agent that only the built-in loop uses."""
     if "program" not in section(data, *agent):
         return
-    place = (*agent, "program")
-    program = section(data, *place)
+    program_path = (*agent, "program")
+    program = section(data, *program_path)
     for path in (*of_loop, (*agent, "reasoning"), (*agent, "repair_arguments")):
         offered = path[-1] in ("tools", "toolsets")
         if path == ("user",) and is_template(section(data, "user").get("turns")):
             continue  # rows without further user messages can run
         if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
-            way = f"; `{'.'.join(place)}.tools: mcp` offers them to it" if offered else ""
-            yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{way}", at="key")
-    yield from _started(place, section(data, *agent)["program"])
+            hint = f"; `{'.'.join(program_path)}.tools: mcp` offers them to it" if offered else ""
+            yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{hint}", part="key")
+    yield from _started(program_path, section(data, *agent)["program"])
     if "python" in program:
         return  # it lives outside of the sandbox
     backend = section(data, "sandbox").get("backend", "bubblewrap")
     if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
         message = f"backend {backend} has no separate network, which an agent program needs to reach the model"
-        yield Fault(place, f"{message}; use bubblewrap or docker", at="key")
+        yield Fault(program_path, f"{message}; use bubblewrap or docker", part="key")
     elif section(data, "sandbox").get("network") is True:
         yield Fault(
             ("sandbox", "network"),
             "an agent program needs a separate network for the model: list the hosts",
-            at="key",
+            part="key",
         )
 
 
-def _started(place: NodePath, program: Any) -> Iterator[Fault]:
+def _started(program_path: NodePath, program: Any) -> Iterator[Fault]:
     """Find fault with how a program is started: by a command in the sandbox, or as a function outside of it."""
     if isinstance(program, dict) and not program.get("command") and "python" not in program:
-        way = "a `command`, a `python` function, or the `recipe` that has one"
-        yield Fault(place, f"a program needs {way}", at="key")
+        alternatives = "a `command`, a `python` function, or the `recipe` that has one"
+        yield Fault(program_path, f"a program needs {alternatives}", part="key")
     elif isinstance(program, dict):
-        yield from exactly_one(program, place, ("command", "python"), "a program")
+        yield from exactly_one(program, program_path, ("command", "python"), "a program")
         for key in ("env", "files") if "python" in program else ():
             if key in program:
-                yield Fault((*place, key), f"`{key}` goes with `command`", at="key")
+                yield Fault((*program_path, key), f"`{key}` goes with `command`", part="key")
 
 
 def _solution(data: dict[str, Any]) -> Iterator[Fault]:
     for path, _ in entries(data, "solution"):
         name = str(path[-1])
         if name not in ("turns", "patch") and difflib.get_close_matches(name, ["turns", "patch"], cutoff=0.75):
-            yield Fault(path, f"unknown key `{name}`{choices(name, ['turns', 'patch'])}", at="key")
+            yield Fault(path, f"unknown key `{name}`{choices(name, ['turns', 'patch'])}", part="key")
     for path, turn in entries(data, "solution", "turns"):
         if isinstance(turn, dict) and not {"tools", "say", "user", "user_tools"} & turn.keys():
-            yield Fault(path, "a turn needs `tools`, `say`, or the `user` that answers", at="key")
+            yield Fault(path, "a turn needs `tools`, `say`, or the `user` that answers", part="key")
 
 
 def servers(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
@@ -618,20 +633,20 @@ def servers(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
 
 
 def _roles(data: dict[str, Any]) -> Iterator[Fault]:
-    for path, listed in entries(data, "servers"):
+    for path, role_servers in entries(data, "servers"):
         role = str(path[-1])
-        if listed == []:
+        if role_servers == []:
             yield Fault(path, "there must be at least one server")
         if not role.isidentifier() or keyword.iskeyword(role) or role in INJECTED:
             message = f"`{role}` cannot be a role: rewards name it as a parameter"
-            yield Fault(path, message, at="key")
+            yield Fault(path, message, part="key")
     for part, default in (("user", "user"), ("distill", "teacher")):
         if part == "user" and {"state", "turns"} & section(data, "user").keys():
             continue
         role = section(data, part).get("server", default)
         if isinstance(data.get(part), dict) and isinstance(role, str) and role not in section(data, "servers"):
             message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
-            yield Fault((part, "server"), message) if "server" in data[part] else Fault((part,), message, at="key")
+            yield Fault((part, "server"), message) if "server" in data[part] else Fault((part,), message, part="key")
 
 
 def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
@@ -644,7 +659,7 @@ def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
             message = (
                 f"a teacher must be a token-level server; type {name} returns no log-probabilities of given tokens"
             )
-            yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
+            yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, part="key")
 
 
 ASKING = {"reward_model": "reward_model", "llm_judge": "judge", "llm_pairwise": "judge"}
@@ -667,34 +682,38 @@ def _rating(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "type"), f"a server of type {name} is a reward model, which says nothing")
     for path, reward in entries(data, "rewards"):
         args, fn = section(section(reward).get("args")), str(section(reward).get("fn", path[-1]))
-        role, named = args.get("server", ASKING.get(fn)), "server" in args
-        where = (*path, "args", "server") if named else path
+        role, has_server = args.get("server", ASKING.get(fn)), "server" in args
+        server_path = (*path, "args", "server") if has_server else path
         if fn not in ASKING or not isinstance(role, str) or role not in kinds:
             continue
         if fn == "reward_model" and not all(kind.rates or kind.embedded for kind in kinds[role]):
             types = " or ".join(name for name, kind in TYPES.items() if kind.rates)
-            yield Fault(where, f"`{role}` is not a reward model; expected type {types}", at="value" if named else "key")
+            yield Fault(
+                server_path,
+                f"`{role}` is not a reward model; expected type {types}",
+                part="value" if has_server else "key",
+            )
         elif fn != "reward_model" and any(kind.rates for kind in kinds[role]):
             message = f"`{role}` is a reward model, which says nothing; `reward_model` takes its number"
-            yield Fault(where, message, at="value" if named else "key")
+            yield Fault(server_path, message, part="value" if has_server else "key")
 
 
-def _asked(data: dict[str, Any]) -> Iterator[Fault]:
+def _find_missing_servers(data: dict[str, Any]) -> Iterator[Fault]:
     """Find fault with shipped rewards that ask a server that does not exist."""
-    known = section(data, "servers")
+    server_roles = section(data, "servers")
     for path, reward in entries(data, "rewards"):
         fn, args = str(section(reward).get("fn", path[-1])), section(section(reward).get("args"))
         if fn not in ASKING:
             continue
         role = args.get("server", ASKING[fn])
         for each in role if isinstance(role, list) else [role]:
-            if not isinstance(each, str) or is_template(each) or each in known:
+            if not isinstance(each, str) or is_template(each) or each in server_roles:
                 continue
             if "server" in args:
-                yield Fault((*path, "args", "server"), f"there is no server role `{each}`{choices(each, known)}")
+                yield Fault((*path, "args", "server"), f"there is no server role `{each}`{choices(each, server_roles)}")
             else:
                 message = f"there is no server role `{each}`; add servers.{each}, or name another with `args.server`"
-                yield Fault(path, message, at="key")
+                yield Fault(path, message, part="key")
 
 
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
@@ -707,10 +726,10 @@ def _servers(data: dict[str, Any]) -> Iterator[Fault]:
             continue
         for key in REAL_ONLY if kind.embedded else SCRIPTED_ONLY:
             if key in server:
-                yield Fault((*path, key), f"`{key}` has no meaning for type {name}", at="key")
+                yield Fault((*path, key), f"`{key}` has no meaning for type {name}", part="key")
         for key in kind.needs:
             if key not in server:
-                yield Fault(path, f"missing key `{key}`", at="key")
+                yield Fault(path, f"missing key `{key}`", part="key")
 
 
 def _known_type(name: str) -> ServerType | None:
@@ -722,30 +741,30 @@ def _known_type(name: str) -> ServerType | None:
 
 
 def _urls(data: dict[str, Any]) -> Iterator[Fault]:
-    places = [((*path, "base_url"), section(server).get("base_url")) for path, server in servers(data)]
-    places.append((("serve", "api_url"), section(data, "serve").get("api_url")))
-    for path, url in places:
+    urls = [((*path, "base_url"), section(server).get("base_url")) for path, server in servers(data)]
+    urls.append((("serve", "api_url"), section(data, "serve").get("api_url")))
+    for path, url in urls:
         yield from address(path, url, "api_key_env or headers_env")
 
 
 def _env(data: dict[str, Any]) -> Iterator[Fault]:
     for path, value in entries(data, "atropos"):
-        for message, at in check_field(str(path[-1]), value):
-            yield Fault(path, message, at="key" if at == "key" else "value")
+        for message, part in check_field(str(path[-1]), value):
+            yield Fault(path, message, part="key" if part == "key" else "value")
 
 
 def _process(data: dict[str, Any]) -> Iterator[Fault]:
     process = section(data.get("process"))
     for key in ("min_score", "keep_best"):
         if process.get(key) is not None and (form := process.get("format", "atropos")) in ("atropos", "dpo", "kto"):
-            yield Fault(("process", key), f"`{key}` chooses rollouts for formats other than `{form}`", at="key")
+            yield Fault(("process", key), f"`{key}` chooses rollouts for formats other than `{form}`", part="key")
     if process.get("format") == "dpo" and process.get("group_size") == 1:
         yield Fault(("process", "group_size"), "`format: dpo` pairs two rollouts of a group: write 2 or more")
 
 
 RUN_RULES = (
     _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _stop_reasons, _checks, _programs,
-    _solution, _roles, _teacher, _rating, _asked, _servers, _urls, _env,
+    _solution, _roles, _teacher, _rating, _find_missing_servers, _servers, _urls, _env,
 )  # fmt: skip
 
 
@@ -756,9 +775,9 @@ def _backend(data: dict[str, Any]) -> Iterator[Fault]:
     name = section(data, "sandbox").get("backend")
     if not isinstance(name, str) or name in BACKENDS:
         return
-    known = [*BACKENDS, *published(SANDBOXES, "sandbox backend", BACKENDS)]
-    if name not in known:
-        yield Fault(("sandbox", "backend"), f"there is no backend `{name}`{choices(name, known)}")
+    backend_names = [*BACKENDS, *published(SANDBOXES, "sandbox backend", BACKENDS)]
+    if name not in backend_names:
+        yield Fault(("sandbox", "backend"), f"there is no backend `{name}`{choices(name, backend_names)}")
 
 
 def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
@@ -766,14 +785,14 @@ def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
     if sandbox.get("backend") != "none":
         return
     if "image" in sandbox:
-        yield Fault(("sandbox", "image"), "the backend `none` has no images", at="key")
+        yield Fault(("sandbox", "image"), "the backend `none` has no images", part="key")
     limits = section(sandbox, "limits")
     if limits.get("best_effort") is True:
         return
     for key in limits:
         if key != "best_effort":
             message = f"the backend `none` cannot enforce `{key}`; set best_effort: true to go without"
-            yield Fault(("sandbox", "limits", key), message, at="key")
+            yield Fault(("sandbox", "limits", key), message, part="key")
 
 
 def _packages(data: dict[str, Any]) -> Iterator[Fault]:
@@ -784,11 +803,11 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
     if backend in ("bubblewrap", "docker"):
         return
     if backend == "none":
-        way = "the backend `none` is this machine itself: install them here"
+        hint = "the backend `none` is this machine itself: install them here"
     else:
-        way = f"the backend `{backend}` does not see this machine's folders: install them in the image, or in `setup`"
+        hint = f"the backend `{backend}` does not see this machine's folders: install them in the image, or in `setup`"
     for key in {"python", "npm"} & sandbox.keys():
-        yield Fault(("sandbox", key), f"`{key}` is for bubblewrap and docker; {way}", at="key")
+        yield Fault(("sandbox", key), f"`{key}` is for bubblewrap and docker; {hint}", part="key")
 
 
 def _services(data: dict[str, Any]) -> Iterator[Fault]:
@@ -796,14 +815,14 @@ def _services(data: dict[str, Any]) -> Iterator[Fault]:
     backend = sandbox.get("backend", "bubblewrap")
     if backend in BACKENDS and backend != "docker" and section(sandbox, "services"):
         message = f"the backend `{backend}` starts no `services`; docker does, or start the program in `setup`"
-        yield Fault(("sandbox", "services"), message, at="key")
+        yield Fault(("sandbox", "services"), message, part="key")
 
 
 def _ssh(data: dict[str, Any]) -> Iterator[Fault]:
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
     if "ssh" in sandbox and backend != "ssh":
-        yield Fault(("sandbox", "ssh"), f"`ssh` is for `backend: ssh`; the backend is `{backend}`", at="key")
+        yield Fault(("sandbox", "ssh"), f"`ssh` is for `backend: ssh`; the backend is `{backend}`", part="key")
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
@@ -815,7 +834,7 @@ def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     for path, seat in entries(data, "agents"):
         lists.append(((*path, "agent", "program", "files"), section(seat, "agent", "program").get("files")))
     lists += [((*path, "mcp", "files"), section(tool, "mcp").get("files")) for path, tool in tool_entries(data)]
-    lists += [((*path, "files"), section(words).get("files")) for path, words in entries(data, "user", "turns")]
+    lists += [((*path, "files"), section(turn).get("files")) for path, turn in entries(data, "user", "turns")]
     yield from ((path, files) for path, files in lists if isinstance(files, list))
 
 
@@ -823,19 +842,19 @@ def _files(data: dict[str, Any]) -> Iterator[Fault]:
     for path, files in file_lists(data):
         targets: dict[str, int] = {}
         for index, file in enumerate(files):
-            here = (*path, index)
-            yield from exactly_one(file, here, ("content", "from", "base64"), "a file")
+            entry_path = (*path, index)
+            yield from exactly_one(file, entry_path, ("content", "from", "base64"), "a file")
             encoded, target = section(file).get("base64"), section(file).get("to")
             if isinstance(encoded, str) and not is_template(encoded):
                 try:
                     b64decode("".join(encoded.split()), validate=True)
                 except (binascii.Error, ValueError):
-                    yield Fault((*here, "base64"), "this is not base64")
+                    yield Fault((*entry_path, "base64"), "this is not base64")
             if not isinstance(target, str) or is_template(target):
                 continue
             first = targets.setdefault(posixpath.normpath(target), index)
             if first != index:
-                yield Fault((*here, "to"), f"file number {first + 1} is put at `{target}` already")
+                yield Fault((*entry_path, "to"), f"file number {first + 1} is put at `{target}` already")
 
 
 def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -> Iterator[Fault]:
@@ -843,9 +862,9 @@ def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -
     for path, files in file_lists(data):
         for index, file in enumerate(files):
             source = section(file).get("from")
-            here = (*path, index, "from")
-            if isinstance(source, str) and not is_template(source) and not is_below(source, folder_of(here)):
-                yield Fault(here, "`from` must stay below the folder of the spec, symlinks included")
+            source_path = (*path, index, "from")
+            if isinstance(source, str) and not is_template(source) and not is_below(source, folder_of(source_path)):
+                yield Fault(source_path, "`from` must stay below the folder of the spec, symlinks included")
 
 
 def is_below(source: str, folder: Path) -> bool:

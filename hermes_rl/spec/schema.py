@@ -68,18 +68,18 @@ def _evaluate(node: ast.expr, names: Mapping[str, ast.AST]) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | None):
         return None if node.value is None else _evaluate(ast.parse(node.value, mode="eval").body, names)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        left, right = _evaluate(node.left, names), _evaluate(node.right, names)
-        return typing.Union[left, right]  # noqa: UP007 - None | X is no type
+        left_type, right = _evaluate(node.left, names), _evaluate(node.right, names)
+        return typing.Union[left_type, right]  # noqa: UP007 - None | X is no type
     if not isinstance(node, ast.Subscript):
         raise ValueError("not a simple annotation")
     outer = _evaluate(node.value, names)
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if outer is typing.Literal:
         return typing.Literal[tuple(ast.literal_eval(part) for part in parts)]
-    inner = tuple(
+    arguments = tuple(
         ... if isinstance(part, ast.Constant) and part.value is ... else _evaluate(part, names) for part in parts
     )
-    return outer[inner if len(inner) > 1 else inner[0]]
+    return outer[arguments if len(arguments) > 1 else arguments[0]]
 
 
 def _typed_dict(node: ast.ClassDef, names: Mapping[str, ast.AST]) -> Any:
@@ -206,7 +206,7 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
     properties["atropos"]["additionalProperties"] = False
     reward = sections["Reward"]
     reward.pop("required", None)
-    reward["allOf"], named = [], {}
+    reward["allOf"], reward_schemas = [], {}
     for name, path in shipped_rewards().items():
         try:
             signature = function(path, name)
@@ -219,14 +219,14 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
         reward["allOf"].append({"if": chosen, "then": arguments})
         # Without `fn`, the reward's own name determines the arguments.
         by_key = {"if": {"not": {"required": ["fn"]}}, "then": arguments}
-        named[name] = {"allOf": [{"$ref": "#/$defs/Reward"}, by_key]}
+        reward_schemas[name] = {"allOf": [{"$ref": "#/$defs/Reward"}, by_key]}
         sections[f"args_{name}"] = {
             "type": "object",
             "description": signature.help,
             "properties": {argument.name: _argument(argument) for argument in signature.arguments()},
             "additionalProperties": signature.open,
         }
-    properties["rewards"]["properties"] = named
+    properties["rewards"]["properties"] = reward_schemas
     properties["rewards"]["additionalProperties"] = {"$ref": "#/$defs/Reward"}
     _nullable(top, sections)
 

@@ -48,7 +48,7 @@ def parse_duration(text: str) -> float:
     if match is None or not match[0]:
         raise ValueError(f"{text!r} is not a duration; write seconds, or 90s, 15m, 1h30m, 2d")
     parts = zip(match.groups(), _SECONDS.values(), strict=True)
-    return sum(float(number) * seconds for number, seconds in parts if number)
+    return sum(float(count) * seconds for count, seconds in parts if count)
 
 
 # -------------------------------------------------------------------------- Which keys a place of the spec knows
@@ -61,10 +61,17 @@ def keys(model: type[BaseModel]) -> list[str]:
 
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
     """Return the keys that the mapping at a path may have; empty if it accepts any key."""
-    places = types_at(model, path)
+    value_types = types_at(model, path)
     # a server may be written without its list
-    places += [inner for place in places if get_origin(place) is tuple for inner in members(get_args(place)[0])]
-    sections = [place for place in places if isinstance(place, type) and issubclass(place, BaseModel)]
+    value_types += [
+        member
+        for value_type in value_types
+        if get_origin(value_type) is tuple
+        for member in members(get_args(value_type)[0])
+    ]
+    sections = [
+        value_type for value_type in value_types if isinstance(value_type, type) and issubclass(value_type, BaseModel)
+    ]
     return [key for section in sections for key in keys(section)] + ([] if path else ["extends"])
 
 
@@ -72,7 +79,7 @@ def types_at(model: type[BaseModel], path: NodePath) -> list[Any]:
     """Return the types that the value at a path may have."""
     possible: list[Any] = [model]
     for step in path:
-        possible = [inner for outer in possible for inner in _step(outer, step)]
+        possible = [child_type for outer in possible for child_type in _step(outer, step)]
     return possible
 
 
@@ -84,9 +91,11 @@ def _step(outer: Any, step: str | int) -> list[Any]:
         return []
     container, args = get_origin(outer), get_args(outer)
     if container is tuple and args:
-        inner = members(args[0])
+        item_types = members(args[0])
         # one server may be written without its list
-        return inner if isinstance(step, int) else [part for argument in inner for part in _step(argument, step)]
+        return (
+            item_types if isinstance(step, int) else [part for argument in item_types for part in _step(argument, step)]
+        )
     if container is not None and isinstance(container, type) and issubclass(container, Mapping):
         return members(args[1])
     return []
@@ -165,10 +174,10 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def wrong(message: str, *path: str | int, at: str = "value") -> PydanticCustomError:
+def wrong(message: str, *path: str | int, part: str = "value") -> PydanticCustomError:
     """Return an error for a validator to raise; `path` leads from the validated value to the part that is wrong."""
     # pydantic formats the message with the context, so its own braces have to come from the context too
-    return PydanticCustomError("spec", "{message}", {"message": message, "path": list(path), "at": at})
+    return PydanticCustomError("spec", "{message}", {"message": message, "path": list(path), "at": part})
 
 
 def is_template(value: object) -> bool:

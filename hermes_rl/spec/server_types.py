@@ -92,18 +92,18 @@ def refused_part(messages: Sequence[Mapping[str, Any]], parts: frozenset[str]) -
 
     A text part must have no other keys if only texts are allowed, because templates also detect images by their keys.
     """
-    for number, message in enumerate(messages, start=1):
+    for position, message in enumerate(messages, start=1):
         content = message.get("content")
         for part in [content] if isinstance(content, Mapping) else () if isinstance(content, str) else content or ():
-            given = (
+            fields = (
                 {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
             )
-            kind = given.get("type")
-            is_text = kind == "text" and isinstance(given.get("text"), str)
-            if (is_text and (len(given) == 2 or parts != TEXT_PARTS)) or (kind != "text" and str(kind) in parts):
+            kind = fields.get("type")
+            is_text = kind == "text" and isinstance(fields.get("text"), str)
+            if (is_text and (len(fields) == 2 or parts != TEXT_PARTS)) or (kind != "text" and str(kind) in parts):
                 continue
-            keys, sent = ", ".join(map(str, given)), ", ".join(sorted(parts))
-            return f"message {number} has a part of type {kind!r:.50} (with {keys:.99}), and only {sent} can be sent"
+            keys, sent = ", ".join(map(str, fields)), ", ".join(sorted(parts))
+            return f"message {position} has a part of type {kind!r:.50} (with {keys:.99}), and only {sent} can be sent"
     return None
 
 
@@ -113,9 +113,9 @@ def server_type(name: str) -> ServerType:
         return TYPES[name]
     points = published(SERVERS, "type of server", TYPES)
     if name not in points:
-        known = [*TYPES, *points]
-        reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
-        raise UserError(f"there is no type {name}{reason} (there are {', '.join(known)})")
+        type_names = [*TYPES, *points]
+        reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, type_names)
+        raise UserError(f"there is no type {name}{reason} (there are {', '.join(type_names)})")
     published_type = load_published(points[name], "type of server")
     if not isinstance(published_type, ServerType):
         raise UserError(

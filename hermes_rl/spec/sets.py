@@ -20,7 +20,18 @@ from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.others_files import read_regular
 from hermes_rl.spec.load import Found, find_spec
-from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
+from hermes_rl.spec.nodes import (
+    Entry,
+    MappingNode,
+    Mark,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    find,
+    is_null,
+    locate,
+    to_builtins,
+)
 from hermes_rl.spec.overrides import Assignment, Overrides
 from hermes_rl.spec.reader import LARGEST, read_file
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
@@ -91,11 +102,11 @@ def set_json_schema() -> dict[str, Any]:
         del section["title"]
         for name, field in section["properties"].items():
             field.pop("title", None)
-            words = {key: field.pop(key) for key in ("description", "default") if key in field}
+            annotations = {key: field.pop(key) for key in ("description", "default") if key in field}
             choices = field.pop("anyOf", [field])
             if name not in section["required"] and {"type": "null"} not in choices:
                 choices = [*choices, {"type": "null"}]  # a key without a value is as good as absent
-            section["properties"][name] = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **words}
+            section["properties"][name] = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **annotations}
     specs = sections["SetBody"]["properties"]["specs"]
     specs["items"] = {"anyOf": [specs["items"], {"type": "string"}]}
     return {
@@ -123,7 +134,7 @@ class Combination:
     setting: str
     source: str
     overrides: Overrides
-    mark: Mark
+    position: Mark
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -179,7 +190,7 @@ def load_set(source: str | Path) -> SpecSet:
     assert isinstance(tree, MappingNode)
     problems += misspelt.values()
     try:
-        body = SetFile.model_validate(plain(tree)).body
+        body = SetFile.model_validate(to_builtins(tree)).body
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
         more = [problem for each in errors if (problem := problem_of(tree, each, SetFile)) is not None]
@@ -205,7 +216,7 @@ def _in_full(root: MappingNode) -> MappingNode:
 
 def _item(node: Node) -> Node:
     if isinstance(node, ScalarNode) and isinstance(node.value, str):
-        return MappingNode(node.mark, {"spec": Entry(node.mark, node)})
+        return MappingNode(node.position, {"spec": Entry(node.position, node)})
     return _without_nulls(node) if isinstance(node, MappingNode) else node
 
 
@@ -223,7 +234,7 @@ class _Reading:
 
     def combinations(self) -> Iterator[Combination]:
         body = self.body
-        sources = [self._source(number, entry.spec) for number, entry in enumerate(body.specs)]
+        sources = [self._source(index, entry.spec) for index, entry in enumerate(body.specs)]
         specs = [
             entry.name or (Path(entry.spec) if source is None else source.path).stem
             for entry, source in zip(body.specs, sources, strict=True)
@@ -232,35 +243,35 @@ class _Reading:
         settings = [setting.name for setting in body.settings] if body.settings is not None else [""]
         changes = []
         for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
-            for number, name in enumerate(names):
-                if name in names[:number]:
-                    mark = locate(self.tree, ("set", kind, number, "name"))[2].mark
-                    self.problems.append(mark.problem(f"two {kind} are called `{name}`; give one another `name`"))
-            changes.append([self._changes(kind, number) for number in range(len(names))])
+            for index, name in enumerate(names):
+                if name in names[:index]:
+                    position = locate(self.tree, ("set", kind, index, "name"))[2].position
+                    self.problems.append(position.problem(f"two {kind} are called `{name}`; give one another `name`"))
+            changes.append([self._changes(kind, index) for index in range(len(names))])
         folders: dict[str, str] = {}
         for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
-            mark, source = locate(self.tree, ("set", "models", b))[2].mark, sources[a]
-            overrides = changes[2][c].over(changes[1][b].over(changes[0][a]))
-            combination = Combination(spec, model, setting, "" if source is None else source.name, overrides, mark)
+            position, source = locate(self.tree, ("set", "models", b))[2].position, sources[a]
+            overrides = changes[2][c].stack_on(changes[1][b].stack_on(changes[0][a]))
+            combination = Combination(spec, model, setting, "" if source is None else source.name, overrides, position)
             other = folders.setdefault(str(combination.folder), combination.label)
             if other != combination.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
                 problem = f"{other} and {combination.label} would both use the directory {combination.folder}"
-                self.problems.append(mark.problem(problem))
+                self.problems.append(position.problem(problem))
             yield combination
 
-    def _source(self, number: int, written: str) -> Found | None:
+    def _source(self, index: int, written: str) -> Found | None:
         """Return the spec that an entry names, with its name for messages, or None if there is none."""
-        mark = locate(self.tree, ("set", "specs", number, "spec"))[2].mark
-        here = posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
+        position = locate(self.tree, ("set", "specs", index, "spec"))[2].position
+        local_path = posixpath.normpath(posixpath.join(posixpath.dirname(position.source.name), written))
         try:
-            return find_spec(here if (mark.source.folder / written).exists() else written)
+            return find_spec(local_path if (position.source.folder / written).exists() else written)
         except UserError as error:
-            self.problems.append(mark.problem(str(error)))
+            self.problems.append(position.problem(str(error)))
         return None
 
-    def _changes(self, kind: str, number: int) -> Overrides:
+    def _changes(self, kind: str, index: int) -> Overrides:
         """Return the changes of an entry to a spec, in the form of `--set`, with the positions of its keys."""
-        node = find(self.tree, ("set", kind, number, "set"))
+        node = find(self.tree, ("set", kind, index, "set"))
         if not isinstance(node, MappingNode):
             return Overrides()
         assignments = []

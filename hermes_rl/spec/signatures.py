@@ -94,10 +94,10 @@ def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
     for node in body:
         statements.append(node)
         if isinstance(node, ast.If | ast.Try):
-            inner = [*node.body, *node.orelse]
+            nested = [*node.body, *node.orelse]
             if isinstance(node, ast.Try):
-                inner += [statement for handler in node.handlers for statement in handler.body]
-            statements.extend(_top_level(inner))
+                nested += [statement for handler in node.handlers for statement in handler.body]
+            statements.extend(_top_level(nested))
     return statements
 
 

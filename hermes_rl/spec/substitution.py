@@ -32,7 +32,7 @@ def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Probl
         try:
             return _changed(path, node, environ)
         except ValueError as error:
-            problems.append(node.mark.problem(str(error)))
+            problems.append(node.position.problem(str(error)))
             return replace(node, broken=True, value=None)
 
     return rewrite(root, change), problems
@@ -41,9 +41,9 @@ def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Probl
 def _changed(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> ScalarNode:
     if not isinstance(node.value, str) or "$" not in node.text or node.raw or _stays(path, node):
         return node
-    whole = _WHOLE.fullmatch(node.text)
-    if whole:
-        return _filled(node, _value(whole[1], whole[2], environ))
+    match = _WHOLE.fullmatch(node.text)
+    if match:
+        return _filled(node, _value(match[1], match[2], environ))
     if nodes.is_in(path, nodes.PROSE):
         return _filled(node, node.text[1:]) if _ESCAPED.fullmatch(node.text) else node
     if _PART.search(node.text):
@@ -58,7 +58,7 @@ def _stays(path: NodePath, node: ScalarNode) -> bool:
 
 
 def _filled(node: ScalarNode, text: str) -> ScalarNode:
-    value = resolve(text) if node.plain else text
+    value = resolve(text) if node.is_plain else text
     return replace(node, value=value, text=text, written=node.text)
 
 
@@ -80,13 +80,13 @@ def read_env_file(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     variables = {}
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         text = line.strip().removeprefix("export ").strip()
         if not text or text.startswith("#"):
             continue
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.strip()):
-            raise UserError(f"{path}:{number}:1: expected NAME=value")
+            raise UserError(f"{path}:{line_number}:1: expected NAME=value")
         variables[name.strip()] = _unquoted(value.strip())
     return variables
 

@@ -9,9 +9,9 @@ from hermes_rl.plugins import did_you_mean
 _MOST_CHOICES = 24
 
 
-def choices(name: str, known: Iterable[str]) -> str:
+def choices(name: str, known_names: Iterable[str]) -> str:
     """Return `; did you mean x? Choices: a, b, c`, without the choices if there are too many."""
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(known_names))
     hint = did_you_mean(name, names)
     if not names or len(names) > _MOST_CHOICES:
         return hint

@@ -105,38 +105,42 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _size(value: Any, known: dict[int, int]) -> int:
+def _size(value: Any, size_cache: dict[int, int]) -> int:
     """Return the number of elements of a value, nested ones included; repeated ones count each time."""
     kind = type(value)
     if kind is str or isinstance(value, (str, bytes)):
         return len(value)
     if kind in _SCALARS or not isinstance(value, (dict, list, tuple, Mapping)):
         return 1
-    if id(value) not in known:
-        inner = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
-        known[id(value)] = 1 + sum(_size(each, known) for each in inner)
-    return known[id(value)]
+    if id(value) not in size_cache:
+        children = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
+        size_cache[id(value)] = 1 + sum(_size(each, size_cache) for each in children)
+    return size_cache[id(value)]
 
 
-def _require_operands(operator: str, left: Any, right: Any) -> None:
-    if isinstance(left, str) and operator == "%":
-        _require_call((left, *(right if isinstance(right, tuple) else (right,))), {}, formats=True)
-    elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
-        _require(len(left) + len(right))
+def _require_operands(operator: str, left_operand: Any, right: Any) -> None:
+    if isinstance(left_operand, str) and operator == "%":
+        _require_call((left_operand, *(right if isinstance(right, tuple) else (right,))), {}, formats=True)
+    elif operator == "+" and isinstance(left_operand, Sized) and isinstance(right, Sized):
+        _require(len(left_operand) + len(right))
     elif operator == "*":
-        for value, count in ((left, right), (right, left)):
+        for value, count in ((left_operand, right), (right, left_operand)):
             if isinstance(value, Sized) and isinstance(count, int):
                 _require(len(value) * max(count, 0))
-    if isinstance(left, int) and isinstance(right, int) and operator in ("*", "**"):
-        bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
-        if abs(left) > 1 and bits > DIGITS_OF_NUMBERS:
+    if isinstance(left_operand, int) and isinstance(right, int) and operator in ("*", "**"):
+        bits = (
+            left_operand.bit_length() * max(right, 1)
+            if operator == "**"
+            else left_operand.bit_length() + right.bit_length()
+        )
+        if abs(left_operand) > 1 and bits > DIGITS_OF_NUMBERS:
             raise TemplateTooLarge(f"the template makes a number of more than {DIGITS_OF_NUMBERS} bits")
 
 
-def _require_call(arguments: tuple[Any, ...], named: Mapping[str, Any], *, formats: bool = False) -> None:
+def _require_call(arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, formats: bool = False) -> None:
     """Raise `TemplateTooLarge` if the result of a filter or method may be too large for its arguments."""
     _tick()
-    values = [*arguments, *named.values()]
+    values = [*arguments, *keywords.values()]
     if any(isinstance(value, int) and abs(value) > LARGEST_COUNT for value in values):
         raise TemplateTooLarge(f"the template gives a filter or method a number above {LARGEST_COUNT}")
     if formats and isinstance(arguments[0], str) and _WIDTH.search(arguments[0]):
@@ -153,17 +157,17 @@ _LOOKING = frozenset(
 _FORMATTING = frozenset({"format", "format_map"})
 
 
-def _require_result(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+def _require_result(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
     """Raise `TemplateTooLarge` if the result of this filter or method may be too large."""
-    _require_call(arguments, named, formats=name in _FORMATTING)
+    _require_call(arguments, keywords, formats=name in _FORMATTING)
     if name in _LOOKING:
         return
     texts = [value for value in arguments if isinstance(value, str)]
     if name == "replace" and len(texts) == 3:
         _require(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
         return
-    known = dict[int, int]()
-    sizes = sorted((_size(value, known) for value in (*arguments, *named.values())), reverse=True)
+    size_cache = dict[int, int]()
+    sizes = sorted((_size(value, size_cache) for value in (*arguments, *keywords.values())), reverse=True)
     _require(math.prod(sizes[:2]) if name in _MULTIPLYING else sum(sizes))
 
 
@@ -174,11 +178,11 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     formats = name in _FORMATTING
 
     @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        if not (named or formats) and all(type(value) is str and len(value) <= SHORT for value in arguments):
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if not (keywords or formats) and all(type(value) is str and len(value) <= SHORT for value in arguments):
             return function(*arguments)
-        _require_result(name, arguments, named)
-        return _charged(function(*arguments, **named))
+        _require_result(name, arguments, keywords)
+        return _charged(function(*arguments, **keywords))
 
     return call
 
@@ -214,8 +218,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     tick = staticmethod(_tick)
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **{"finalize": _writable, **named})
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"finalize": _writable, **options})
         filters = self.filters
         self.filters = _Filters()
         for name, function in filters.items():

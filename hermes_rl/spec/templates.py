@@ -74,24 +74,24 @@ def fromjson(value: Any) -> Any:
 def tojson(value: Any, indent: int | None = None) -> str:
     """Return JSON text without escaping characters (this is not HTML)."""
 
-    def plain(value: Any) -> Any:
+    def to_dict(value: Any) -> Any:
         if isinstance(value, Mapping):
             return dict(value)
         raise TypeError(f"tojson: a {type(value).__name__} cannot be written as JSON")
 
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=plain)
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=to_dict)
 
 
 def regex_search(value: Any, pattern: str, group: int | str | None = None) -> str | None:
     """Return the first match: the given group, else the first group, else the whole; None without a match."""
-    found: str | None = limited("search", pattern, str(value), group)
-    return found
+    match: str | None = limited("search", pattern, str(value), group)
+    return match
 
 
 def regex_findall(value: Any, pattern: str) -> list[Any]:
     """Return all matches, in the form of `re.findall`."""
-    found: list[Any] = limited("findall", pattern, str(value))
-    return found
+    matches: list[Any] = limited("findall", pattern, str(value))
+    return matches
 
 
 def regex_replace(value: Any, pattern: str, replacement: str = "") -> str:
@@ -155,11 +155,11 @@ def _environment() -> RowEnvironment:
 def guard_text(template: nodes.Template) -> nodes.Template:
     """Wrap every expression inside text in `not_none`, which knows its line and its columns."""
     for output in template.find_all(nodes.Output):
-        for place, node in enumerate(output.nodes):
+        for index, node in enumerate(output.nodes):
             if not isinstance(node, nodes.TemplateData):
                 columns = nodes.List([nodes.Const(name) for name in columns_of(node)], lineno=node.lineno)
                 arguments: list[nodes.Expr] = [columns, nodes.Const(node.lineno, lineno=node.lineno)]
-                output.nodes[place] = nodes.Filter(node, _TEXT_FILTER, arguments, [], None, None, lineno=node.lineno)
+                output.nodes[index] = nodes.Filter(node, _TEXT_FILTER, arguments, [], None, None, lineno=node.lineno)
     return template
 
 
@@ -176,8 +176,8 @@ def columns_of(node: nodes.Node) -> list[str]:
 
 
 def _all(node: nodes.Node, kind: type[Any]) -> list[Any]:
-    own = [node] if isinstance(node, kind) else []
-    return [*own, *node.find_all(kind)]
+    root_match = [node] if isinstance(node, kind) else []
+    return [*root_match, *node.find_all(kind)]
 
 
 # -------------------------------------------------------------------------------------------- Compiled templates
@@ -221,10 +221,12 @@ def _single_expression(source: str) -> str | None:
     tokens = list(_environment().lex(source))
     if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
         return None
-    inner = tokens[1:-1]
-    if any(kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner):
+    expression_tokens = tokens[1:-1]
+    if any(
+        kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in expression_tokens
+    ):
         return None
-    return "".join(text for _, _, text in inner)
+    return "".join(text for _, _, text in expression_tokens)
 
 
 def _columns(tree: nodes.Template) -> dict[str, int]:
@@ -274,73 +276,80 @@ class TemplateError(UserError):
         self,
         message: str,
         *,
-        where: str = "",
+        location: str = "",
         row: str = "",
         line: int | None = None,
         column: str | None = None,
         path: tuple[str | int, ...] = (),
     ) -> None:
-        place = ", ".join(part for part in (where, f"row {row}" if row else "") if part)
-        super().__init__(f"{place}: {message}" if place else message)
-        self.message, self.where, self.row, self.line, self.column, self.path = message, where, row, line, column, path
+        prefix = ", ".join(part for part in (location, f"row {row}" if row else "") if part)
+        super().__init__(f"{prefix}: {message}" if prefix else message)
+        self.message, self.location, self.row, self.line, self.column, self.path = (
+            message,
+            location,
+            row,
+            line,
+            column,
+            path,
+        )
 
 
-def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
+def render(value: Any, row: Mapping[str, Any], *, location: str = "", key: str = "") -> Any:
     """Return a value of the spec for a row, with all templates in nested lists and mappings rendered.
 
     Args:
         value: the value in the spec.
         row: the columns.
-        where: path in the spec, for messages, such as ``rewards.tests.args``.
+        location: path in the spec, for messages, such as ``rewards.tests.args``.
         key: the row's key, for messages.
 
     Raises:
         TemplateError: a column is missing, None would become text, or the expression fails.
     """
     if isinstance(value, Mapping):
-        return {name: render(item, row, where=_below(where, name), key=key) for name, item in value.items()}
+        return {name: render(item, row, location=_below(location, name), key=key) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [render(item, row, where=_below(where, index), key=key) for index, item in enumerate(value)]
+        return [render(item, row, location=_below(location, index), key=key) for index, item in enumerate(value)]
     if not is_template(value):
         return value
-    return _rendered(value, row, where, key)
+    return _rendered(value, row, location, key)
 
 
-def _below(where: str, step: object) -> str:
-    return f"{where}.{step}" if where else str(step)
+def _below(location: str, step: object) -> str:
+    return f"{location}.{step}" if location else str(step)
 
 
-def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
+def _rendered(source: str, row: Mapping[str, Any], location: str, key: str) -> Any:
     try:
         with limited_rendering():
             return compiled(source)(row)
     except NoneInTextError as error:
-        raise _none_in_text(error, row, where, key) from None
+        raise _none_in_text(error, row, location, key) from None
     except TemplateSyntaxError as error:
-        raise TemplateError(f"template: {error.message}", where=where, row=key, line=error.lineno) from None
+        raise TemplateError(f"template: {error.message}", location=location, row=key, line=error.lineno) from None
     except UndefinedError as error:
-        raise _missing(error, source, row, where, key) from None
+        raise _missing(error, source, row, location, key) from None
     except (
         JinjaError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError
     ) as error:  # fmt: skip
         message = f"template: {type(error).__name__}: {error}"
-        raise TemplateError(message, where=where, row=key, line=_line(error, source)) from None
+        raise TemplateError(message, location=location, row=key, line=_line(error, source)) from None
 
 
-def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
+def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], location: str, key: str) -> TemplateError:
     column = next((name for name in error.columns if name in row and row[name] is None), None)
-    over = f" over {', '.join(error.columns)}" if error.columns else ""
-    what = f"column `{column}` is None" if column else f"an expression{over} is None"
-    message = f"{what}, which cannot be text; use `| default('…')`"
-    return TemplateError(message, where=where, row=key, line=error.line, column=column)
+    column_list = f" over {', '.join(error.columns)}" if error.columns else ""
+    subject = f"column `{column}` is None" if column else f"an expression{column_list} is None"
+    message = f"{subject}, which cannot be text; use `| default('…')`"
+    return TemplateError(message, location=location, row=key, line=error.line, column=column)
 
 
-def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
+def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], location: str, key: str) -> TemplateError:
     for name, line in compiled(source).columns.items():
         if name not in row:
             message = f"there is no column `{name}`{did_you_mean(name, row)}"
-            return TemplateError(message, where=where, row=key, line=line, column=name)
-    return TemplateError(f"template: {error.message}", where=where, row=key, line=_line(error, source))
+            return TemplateError(message, location=location, row=key, line=line, column=name)
+    return TemplateError(f"template: {error.message}", location=location, row=key, line=_line(error, source))
 
 
 def _line(error: BaseException, source: str) -> int | None:
@@ -352,35 +361,35 @@ def _line(error: BaseException, source: str) -> int | None:
     return lines[-1] if lines else None
 
 
-def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> str:
+def render_text(value: str, row: Mapping[str, Any], *, location: str = "", key: str = "") -> str:
     """Return a text rendered like `render`: numbers become text, None is a TemplateError."""
-    result = render(value, row, where=where, key=key)
+    result = render(value, row, location=location, key=key)
     if result is None:
         columns = tuple(columns_used(value))
-        raise _none_in_text(NoneInTextError(columns, 1), row, where, key)
+        raise _none_in_text(NoneInTextError(columns, 1), row, location, key)
     if isinstance(result, list | dict | bytes):
         kind = {list: "a list", dict: "a mapping"}.get(type(result), "bytes")
         message = f"the template gives {kind}, and this is text; write it as text, such as by `| tojson` or `| join`"
-        raise TemplateError(message, where=where, row=key)
+        raise TemplateError(message, location=location, row=key)
     return result if isinstance(result, str) else str(result)
 
 
-def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str = "") -> S:
+def render_section(part: S, row: Mapping[str, Any], *, location: str = "", key: str = "") -> S:
     """Return a section for a row, each value with the type of its key. Raises TemplateError for another type."""
     if not part.model_fields_set:
         return part
-    values = render(part.model_dump(by_alias=True, exclude_unset=True), row, where=where, key=key)
+    values = render(part.model_dump(by_alias=True, exclude_unset=True), row, location=location, key=key)
     try:
         return type(part).model_validate(values, strict=False, context={RENDERED: True})
     except ValidationError as error:
-        raise _wrong_type(error, where, key) from None
+        raise _wrong_type(error, location, key) from None
 
 
-def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
+def _wrong_type(error: ValidationError, location: str, key: str) -> TemplateError:
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(step) for step in (where, *first["loc"]) if step != "")
+    value_location = ".".join(str(step) for step in (location, *first["loc"]) if step != "")
     message = f"the template gives a value that does not fit: {_reason(first)}"
-    return TemplateError(message, where=place, row=key, path=first["loc"])
+    return TemplateError(message, location=value_location, row=key, path=first["loc"])
 
 
 def _reason(error: ErrorDetails) -> str:
@@ -389,17 +398,17 @@ def _reason(error: ErrorDetails) -> str:
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
+def coerce(value: Any, annotation: Any, *, location: str = "", key: str = "") -> Any:
     """Return a rendered value as the type of its target: `"3"` as 3 for an int; raises TemplateError."""
     try:
         (coerced,) = _adapter_of(annotation).validate_python((value,), context={RENDERED: True})
         return coerced
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        inner = ".".join(map(str, first["loc"][1:]))
+        subpath = ".".join(map(str, first["loc"][1:]))
         raise TemplateError(
-            f"the template gives a value that does not fit{inner and f' (at {inner})'}: {_reason(first)}",
-            where=where,
+            f"the template gives a value that does not fit{subpath and f' (at {subpath})'}: {_reason(first)}",
+            location=location,
             row=key,
             path=first["loc"][1:],
         ) from None
@@ -442,9 +451,9 @@ def _portable(annotation: Any) -> Any:
     return annotation
 
 
-def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
+def evaluate(expression: str, row: Mapping[str, Any], *, location: str = "", key: str = "") -> Any:
     """Return the value of an expression without braces, such as `dataset.filter`; raises TemplateError."""
-    return _rendered(f"{{{{ {expression} }}}}", row, where, key)
+    return _rendered(f"{{{{ {expression} }}}}", row, location, key)
 
 
 def has_template(value: Any) -> bool:

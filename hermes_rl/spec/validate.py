@@ -28,10 +28,10 @@ from hermes_rl.spec.nodes import (
     find,
     is_null,
     locate,
-    plain,
     rewrite,
+    to_builtins,
 )
-from hermes_rl.spec.origin import is_secret_key, place
+from hermes_rl.spec.origin import find_position, is_secret_key
 from hermes_rl.spec.rules import broken_rules
 from hermes_rl.spec.section import keys_at
 from hermes_rl.spec.suggest import choices
@@ -83,15 +83,15 @@ def corrected(node: Node, model: type[BaseModel] = Spec, path: NodePath = ()) ->
         return replace(node, items=tuple(items)), problems
     if isinstance(node, ScalarNode) or nodes.is_row(path):
         return node, {}
-    known, entries = keys_at(model, path), {}
+    known_keys, entries = keys_at(model, path), {}
     for name, entry in node.entries.items():
-        meant = None if not known or name in known or is_secret_key(name) else closest(name, known)
+        meant = None if not known_keys or name in known_keys or is_secret_key(name) else closest(name, known_keys)
         key = meant if meant and meant not in node.entries and meant not in entries else name
         value, below = corrected(entry.value, model, (*path, key))
         entries[key] = Entry(entry.key, value)
         problems |= below
         if key != name:
-            problems[(*path, key)] = entry.key.problem(f"unknown key `{name}`{choices(name, known)}")
+            problems[(*path, key)] = entry.key.problem(f"unknown key `{name}`{choices(name, known_keys)}")
     return replace(node, entries=entries), problems
 
 
@@ -105,7 +105,7 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
         _prune(root, ()),
         lambda path, node: (
             replace(node, value=node.text)
-            if node.plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
+            if node.is_plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
             else node
         ),
     )
@@ -114,14 +114,14 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
     wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
     clear = [error for error, path in zip(errors, wrong, strict=True) if not _is_below(path, misspelt)]
     problems = [problem for error in clear if (problem := problem_of(tree, error)) is not None]
-    data = plain(tree)
-    folder_of = (lambda path: locate(tree, path)[2].mark.source.folder) if confined else None
+    data = to_builtins(tree)
+    folder_of = (lambda path: locate(tree, path)[2].position.source.folder) if confined else None
     for fault in broken_rules(data, folder_of):
         wrong.append(fault.path)
         node = find(tree, fault.path)
         unread = isinstance(node, ScalarNode) and node.broken  # so that a problem is already known
         if not unread and not _is_below(fault.path, misspelt):
-            problems.append(place(tree, fault.path, fault.at).problem(fault.message))
+            problems.append(find_position(tree, fault.path, fault.part).problem(fault.message))
     if spec is None or problems:
         return Validated(tree, None, problems, wrong)
     spec._tree = tree
@@ -139,7 +139,7 @@ def parse_tree(tree: MappingNode) -> Spec | None:
 def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetails]]:
     """Return a variable's value as the type of its field: text where text is wanted, even if it is 8."""
     try:
-        return tree, Spec.model_validate(plain(tree)), []
+        return tree, Spec.model_validate(to_builtins(tree)), []
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
     texts = {locate(tree, error["loc"])[0] for error in errors if error["type"] == "string_type"}
@@ -151,7 +151,7 @@ def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetai
 
 
 def _as_text(node: ScalarNode) -> ScalarNode:
-    if node.written is None or not node.plain or isinstance(node.value, str):
+    if node.written is None or not node.is_plain or isinstance(node.value, str):
         return node
     return replace(node, value=node.text)
 
@@ -162,15 +162,15 @@ def _prune(node: Node, path: NodePath) -> Node:
         return node
     entries = {}
     for key, entry in node.entries.items():
-        here = (*path, key)
-        if is_null(entry.value) and not nodes.is_in(here, nodes.FREE):
+        entry_path = (*path, key)
+        if is_null(entry.value) and not nodes.is_in(entry_path, nodes.FREE):
             continue
-        entries[key] = Entry(entry.key, _prune(entry.value, here))
+        entries[key] = Entry(entry.key, _prune(entry.value, entry_path))
     return replace(node, entries=entries)
 
 
-def _is_below(path: NodePath, places: Collection[NodePath]) -> bool:
-    return any(path[: len(place)] == place for place in places)
+def _is_below(path: NodePath, ancestors: Collection[NodePath]) -> bool:
+    return any(path[: len(ancestor)] == ancestor for ancestor in ancestors)
 
 
 def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = Spec) -> Problem | None:
@@ -178,24 +178,24 @@ def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = 
     path = error["loc"]
     if error["type"] == "spec":
         path = (*locate(tree, path)[0], *error["ctx"]["path"])
-        return _unless_broken(tree, path, place(tree, path, error["ctx"]["at"]), error["ctx"]["message"])
+        return _unless_broken(tree, path, find_position(tree, path, error["ctx"]["at"]), error["ctx"]["message"])
     if error["type"] == "extra_forbidden":
         return _unknown_key(tree, path, model)
     if error["type"] == "missing":
         key, (written, _, _) = path[-1], locate(tree, path[:-1])
-        what = f"missing key `{key}`" if isinstance(key, str) else f"expected {key + 1} values or more"
-        return _unless_broken(tree, written, place(tree, written, "key"), what)
+        message = f"missing key `{key}`" if isinstance(key, str) else f"expected {key + 1} values or more"
+        return _unless_broken(tree, written, find_position(tree, written, "key"), message)
     written, _, node = locate(tree, path)
     if error["type"] == "too_short" and isinstance(node, SequenceNode) and node.items:
         return None  # pydantic counts the valid items; each invalid one has its own problem
-    return _unless_broken(tree, written, place(tree, written, "value"), _wrong_value(error, node, written))
+    return _unless_broken(tree, written, find_position(tree, written, "value"), _wrong_value(error, node, written))
 
 
-def _unless_broken(tree: Node, path: NodePath, mark: Mark, message: str) -> Problem | None:
+def _unless_broken(tree: Node, path: NodePath, position: Mark, message: str) -> Problem | None:
     node = locate(tree, path)[2]
     if isinstance(node, ScalarNode) and node.broken:
         return None
-    return mark.problem(message)
+    return position.problem(message)
 
 
 def _unknown_key(tree: MappingNode, path: NodePath, model: type[BaseModel]) -> Problem | None:
@@ -203,9 +203,9 @@ def _unknown_key(tree: MappingNode, path: NodePath, model: type[BaseModel]) -> P
     if is_secret_key(name):
         return None
     written, key, _ = locate(tree, path)
-    known = keys_at(model, written[:-1])
-    elsewhere = "" if model is not Spec or did_you_mean(name, known) else home_of(name)
-    hint = elsewhere or choices(name, known)
+    known_keys = keys_at(model, written[:-1])
+    elsewhere = "" if model is not Spec or did_you_mean(name, known_keys) else home_of(name)
+    hint = elsewhere or choices(name, known_keys)
     return key.problem(f"unknown key `{name}`{hint}")
 
 
@@ -214,8 +214,8 @@ def _wrong_value(error: ErrorDetails, node: Node, path: NodePath) -> str:
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {describe(node)}{short_form(path, node)}"
     if kind in _BOUNDS:
-        words, bound = _BOUNDS[kind]
-        return f"must be {words} {context[bound]:g}, got {describe(node)}"
+        comparison, bound = _BOUNDS[kind]
+        return f"must be {comparison} {context[bound]:g}, got {describe(node)}"
     if kind == "literal_error":
         names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
         names = [name.lower() if name in ("True", "False") else name for name in names]
@@ -238,14 +238,14 @@ def describe(node: Node) -> str:
         return "nothing"
     if isinstance(node.value, bool):
         return "true" if node.value else "false"
-    shown = node.text if len(node.text) <= 40 else f"{node.text[:37]}…"
-    return f'the text "{shown}"' if isinstance(node.value, str) else f"the number {shown}"
+    excerpt = node.text if len(node.text) <= 40 else f"{node.text[:37]}…"
+    return f'the text "{excerpt}"' if isinstance(node.value, str) else f"the number {excerpt}"
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
     """Return the problems sorted by position, one per position: later ones usually follow from the first."""
     first: dict[tuple[str, int, int, str], Problem] = {}
     for problem in problems:
-        same = problem.message if problem.line is None else ""
-        first.setdefault((problem.file, problem.line or 0, problem.column or 0, same), problem)
+        message = problem.message if problem.line is None else ""
+        first.setdefault((problem.file, problem.line or 0, problem.column or 0, message), problem)
     return [first[key] for key in sorted(first)]

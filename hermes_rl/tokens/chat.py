@@ -60,19 +60,21 @@ def chat_tokens(
         turns: data of the sampled messages in order; may be omitted.
         longest: maximum length of a sequence; longer ones are cut.
     """
-    places = [i for i, message in enumerate(messages) if i >= sampled_from and message.get("role") == "assistant"]
-    if not places:
+    reply_indices = [
+        i for i, message in enumerate(messages) if i >= sampled_from and message.get("role") == "assistant"
+    ]
+    if not reply_indices:
         return ChatTokens(None, "no assistant turn was sampled")
     try:
         with refusals(tokenizer.name):
             steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
-            for number, place in enumerate(places):
-                turn = turns[number] if number < len(turns) else SampledTurn()
-                if not steps.add(messages[: place + 1], turn):
+            for turn_index, reply_index in enumerate(reply_indices):
+                turn = turns[turn_index] if turn_index < len(turns) else SampledTurn()
+                if not steps.add(messages[: reply_index + 1], turn):
                     break
     except (TemplateRefused, RendererRefused) as problem:
         return ChatTokens(None, str(problem))
-    sequences = steps.sequences(len(turns) == len(places))
+    sequences = steps.sequences(len(turns) == len(reply_indices))
     return ChatTokens(sequences) if sequences else ChatTokens(None, f"its prompt has more than {longest} tokens")
 
 
@@ -83,10 +85,10 @@ def turn_ids(
 
     def encoded(guard: Guard) -> tuple[list[int], list[int]]:
         prompt = tokenizer.render(guard.messages[:-1], guard.tools, add_generation_prompt=True)
-        whole = tokenizer.render(guard.messages, guard.tools, add_generation_prompt=False)
-        if not whole.startswith(prompt):
+        full_text = tokenizer.render(guard.messages, guard.tools, add_generation_prompt=False)
+        if not full_text.startswith(prompt):
             raise TemplateRefused("the chat template renders a turn otherwise than it asks for one")
-        ended = whole[len(prompt) :].rstrip()
+        ended = full_text[len(prompt) :].rstrip()
         if not ended.endswith(tuple(tokenizer.control)):
             raise TemplateRefused("the chat template does not end a turn with a control token")
         return guard.encode(prompt), guard.encode(ended)
@@ -115,7 +117,7 @@ class _Steps:
         room = len(completion) if self._longest is None else self._longest - len(prompt.ids)
         if room > 0:
             values = (logprobs or [0.0] * len(completion))[:room]
-            step = Step.of(prompt.ids, completion[:room], values, turn.finish_reason or "stop")
+            step = Step.from_lists(prompt.ids, completion[:room], values, turn.finish_reason or "stop")
             self._transcript.add(step, messages, prompt)
         return room >= len(completion)
 
@@ -139,9 +141,9 @@ def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: Sampled
     if turn.tokens is None:
         return turn.logprobs
     pairs = zip(completion, turn.tokens, strict=True)
-    return turn.logprobs if all(_same(tokenizer.decode([token]), sent) for token, sent in pairs) else None
+    return turn.logprobs if all(_is_same_text(tokenizer.decode([token]), sent) for token, sent in pairs) else None
 
 
-def _same(ours: str, sent: str) -> bool:
+def _is_same_text(expected: str, sent: str) -> bool:
     """Return True if two texts of a token agree. Servers omit control tokens, and partial characters have no text."""
-    return not sent or ours == sent or "\ufffd" in ours + sent
+    return not sent or expected == sent or "\ufffd" in expected + sent

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.tokens.hub import without_advice
-from hermes_rl.tokens.parsers.base import Parsed, ParsedCall, Quotes, Status, made, parse_ids
+from hermes_rl.tokens.parsers.base import Parsed, ParsedCall, Quotes, Status, make_call, parse_ids
 from hermes_rl.tokens.parsers.table import load_parser
 from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template, parse_in_thread
 from hermes_rl.tokens.texts import Guard, guarded
@@ -84,11 +84,11 @@ def family_renderer(name: str, tokenizer: Tokenizer, settings: RendererSettings)
 def require_family(name: str) -> str:
     """Return the canonical name of a family, which may lack dots and dashes. Raises UserError if unknown."""
     names = family_names()
-    known = {name.replace(".", "").replace("-", ""): name for name in names}
-    wanted = known.get(name.replace(".", "").replace("-", "").replace("_", ""))
-    if wanted is None:
+    names_by_key = {name.replace(".", "").replace("-", ""): name for name in names}
+    family = names_by_key.get(name.replace(".", "").replace("-", "").replace("_", ""))
+    if family is None:
         raise UserError(f"there is no renderer {name!r}{did_you_mean(name, names)} (template, {', '.join(names)})")
-    return wanted
+    return family
 
 
 def _family_renderer(family: str, tokenizer: Any, retention: str | None) -> Any:
@@ -114,8 +114,8 @@ class FamilyRenderer:
                 f"the renderer {family!r} does not fit the tokenizer {tokenizer.name}: {error}. "
                 "`renderer: {name: template}` works with any template that allows exact tokens"
             ) from error
-        further = [tokenizer.encode(stop) for stop in settings.stop]
-        self.stop_ids = tuple(dict.fromkeys([*stops, *(ids[0] for ids in further if len(ids) == 1)]))
+        stop_encodings = [tokenizer.encode(stop) for stop in settings.stop]
+        self.stop_ids = tuple(dict.fromkeys([*stops, *(ids[0] for ids in stop_encodings if len(ids) == 1)]))
         self._parser = load_parser(settings.tool_parser) if settings.tool_parser else None
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
@@ -134,8 +134,10 @@ class FamilyRenderer:
             make(written := _Written(), messages, tools)
             return "".join(written.texts)
 
-        plain = [_plain(message) for message in messages]
-        return guarded(self.tokenizer, plain, tools, lambda guard: make(guard, guard.messages, guard.tools), write)
+        prepared_messages = [_prepare_message(message) for message in messages]
+        return guarded(
+            self.tokenizer, prepared_messages, tools, lambda guard: make(guard, guard.messages, guard.tools), write
+        )
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         last = branch.spans[-1]
@@ -162,15 +164,15 @@ class FamilyRenderer:
             return await parse_in_thread(work, len(completion))
         sampled, before = list(completion), list(prompt[-_TAIL:])
         text = await parse_in_thread(partial(self.tokenizer.decode, sampled), len(sampled))
-        listed = list(tools) if tools else None
+        tool_list = list(tools) if tools else None
         few = len(sampled) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS
         try:
             if few or MARK not in text:
                 response = await parse_in_thread(
-                    partial(_response, self._renderer, sampled, before, listed), len(sampled)
+                    partial(_response, self._renderer, sampled, before, tool_list), len(sampled)
                 )
             else:
-                response = await self._apart(sampled, before, listed)
+                response = await self._apart(sampled, before, tool_list)
         except (
             *(ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError),
             *(EndedError, ForeignError),
@@ -187,7 +189,7 @@ class FamilyRenderer:
             "retention": self._retention,
             "tokenizer": self._adapter,
             "texts": texts,
-            "said": tokens[len(before) :],
+            "sampled": tokens[len(before) :],
             "before": tokens[: len(before)],
             "tools": tools,
         }
@@ -197,27 +199,27 @@ class FamilyRenderer:
         calls: list[ParsedCall] = []
         aside: list[str] = []
         spans = [call["span"] for call in response["calls"] if call["span"]]
-        cuts = sorted({0, len(sampled), *(place for span in spans for place in span)})
-        pieces = {place: self.tokenizer.decode(sampled[place:end]) for place, end in pairwise(cuts)}
-        places = dict(zip(cuts, accumulate(map(len, pieces.values()), initial=0), strict=True))
-        text, begun = "".join(pieces.values()), 0
+        cuts = sorted({0, len(sampled), *(cut for span in spans for cut in span)})
+        text_by_start = {cut: self.tokenizer.decode(sampled[cut:end]) for cut, end in pairwise(cuts)}
+        char_offsets = dict(zip(cuts, accumulate(map(len, text_by_start.values()), initial=0), strict=True))
+        text, segment_start = "".join(text_by_start.values()), 0
         quotes = Quotes(text)
         for call in response["calls"]:
             if call["span"]:
-                start, end = (places[place] for place in call["span"])
-                thought = text.rfind("</think>", begun, start)
+                start, end = (char_offsets[cut] for cut in call["span"])
+                thought = text.rfind("</think>", segment_start, start)
                 if thought >= 0:
-                    begun = thought + len("</think>")
-                    quotes.begin(begun)
+                    segment_start = thought + len("</think>")
+                    quotes.forget_before(segment_start)
                 if quotes.quoted(start, end):
                     aside.append(text[start:end])
-                    begun = start
+                    segment_start = start
                     continue
-                begun = end
-                quotes.begin(end)
+                segment_start = end
+                quotes.forget_before(end)
             status = _STATUS.get(call["status"], Status.MALFORMED)
             if status is Status.OK:
-                calls.append(made(call["raw"], call["name"], call["arguments"], call["id"]))
+                calls.append(make_call(call["raw"], call["name"], call["arguments"], call["id"]))
             else:
                 calls.append(ParsedCall(call["raw"], status, call["name"] or "", id=call["id"]))
         content = "\n".join([response["content"], *aside]) if aside else response["content"]
@@ -241,7 +243,7 @@ def _response(renderer: Any, sampled: list[int], before: list[int], tools: list[
     return {"content": response.content or "", "reasoning": response.reasoning_content or None, "calls": calls}
 
 
-def _plain(message: Any) -> dict[str, Any]:
+def _prepare_message(message: Any) -> dict[str, Any]:
     """Return the message in the form that families accept: its content is a text, and arguments are an object."""
     prepared = for_template(message)
     if prepared.get("content") is None:
@@ -287,13 +289,13 @@ class _FamilyTokenizer:
             self._texts[token] = self.decode(token)
         renamed = list(tokens)
         texts = {token: self._texts[token] for token in set(tokens)}
-        for parts, places in groupby(range(len(tokens)), lambda place: "\ufffd" in self._texts[tokens[place]]):
+        for parts, positions in groupby(range(len(tokens)), lambda place: "\ufffd" in self._texts[tokens[place]]):
             if parts:
-                row = list(places)
-                whole = self.decode([tokens[place] for place in row])
-                for place in row:
-                    renamed[place] = _PART + place
-                    texts[_PART + place] = whole if place == row[0] else ""
+                row = list(positions)
+                full_text = self.decode([tokens[position] for position in row])
+                for position in row:
+                    renamed[position] = _PART + position
+                    texts[_PART + position] = full_text if position == row[0] else ""
         if "".join(texts[token] for token in renamed) != self.decode(tokens):
             raise ValueError(f"{self.name_or_path} decodes tokens otherwise beside others")
         return renamed, texts
@@ -328,19 +330,19 @@ class TokenizerApart:
 
     unk_token_id = eos_token_id = bos_token = None
 
-    def __init__(self, number: int, name_or_path: str) -> None:
-        self._number = number
+    def __init__(self, tokenizer_id: int, name_or_path: str) -> None:
+        self._tokenizer_id = tokenizer_id
         self.name_or_path = name_or_path
         self.texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        return list(current_runner().ask(self._number, "encode", text).result())
+        return list(current_runner().ask(self._tokenizer_id, "encode", text).result())
 
     def decode(self, token_ids: Any, **_: Any) -> str:
         return "".join(map(self.texts.__getitem__, [token_ids] if isinstance(token_ids, int) else token_ids))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return current_runner().ask(self._number, "convert_tokens_to_ids", tokens).result()
+        return current_runner().ask(self._tokenizer_id, "convert_tokens_to_ids", tokens).result()
 
 
 def parse_response(
@@ -348,14 +350,14 @@ def parse_response(
     retention: str | None,
     tokenizer: TokenizerApart,
     texts: dict[int, str],
-    said: list[int],
+    sampled: list[int],
     before: list[int],
     tools: list[Any] | None,
 ) -> dict[str, Any]:
     """Parse a turn in a worker process."""
     tokenizer.texts = texts
-    return _response(_family_renderer(family, tokenizer, retention), said, before, tools)
+    return _response(_family_renderer(family, tokenizer, retention), sampled, before, tools)
 
 
 parse_response.imports = ("renderers",)  # type: ignore[attr-defined]
-_RESPONSE = Code.of(f"{__name__}:parse_response")
+_RESPONSE = Code.from_ref(f"{__name__}:parse_response")

@@ -177,11 +177,11 @@ def _engine_of(tokenizer: Any) -> Any:
     """
     from transformers import PreTrainedTokenizerFast as Wrapper
 
-    plain = isinstance(tokenizer, Wrapper) and all(
+    is_unmodified = isinstance(tokenizer, Wrapper) and all(
         getattr(type(tokenizer), method, None) is getattr(Wrapper, method, tokenizer)
         for method in ("encode", "_encode_plus")
     )
-    if not plain or tokenizer.split_special_tokens:
+    if not is_unmodified or tokenizer.split_special_tokens:
         return None
     engine = tokenizer.backend_tokenizer
     engine.no_truncation()

@@ -89,8 +89,8 @@ def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
     messages = [{"role": "system", "content": "s"}, QUESTION]
     for tools in (None, [TOOL]):
         try:
-            own = tokenizer.encode(tokenizer.render(messages, tools, add_generation_prompt=True))
-            if family.first(messages, tools).tolist() != own:
+            template_ids = tokenizer.encode(tokenizer.render(messages, tools, add_generation_prompt=True))
+            if family.first(messages, tools).tolist() != template_ids:
                 return False
         except TemplateRefused:
             return False

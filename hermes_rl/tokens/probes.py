@@ -23,7 +23,7 @@ TOOL: dict[str, Any] = {
 }
 
 
-def said(content: str) -> dict[str, Any]:
+def make_reply(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
@@ -41,5 +41,5 @@ def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
 
 def with_call(content: str, argument: str) -> list[dict[str, Any]]:
     """Return a conversation with a call of the tool, and `RESULT`."""
-    turn = {**said(content), "tool_calls": [call(TOOL_NAME, {"x": argument})]}
+    turn = {**make_reply(content), "tool_calls": [call(TOOL_NAME, {"x": argument})]}
     return [QUESTION, turn, {"role": "tool", **answering("tool"), "content": RESULT}]

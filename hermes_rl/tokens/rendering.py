@@ -43,10 +43,10 @@ def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     return prepared
 
 
-def named(new: Sequence[Mapping[str, Any]], tools_called: Sequence[str]) -> list[Mapping[str, Any]]:
+def add_tool_names(new: Sequence[Mapping[str, Any]], tools_called: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return messages with the tool's name in each result that has none; results follow the order of the calls."""
     names = iter(tools_called)
-    return [_named(message, next(names, None)) if message.get("role") == "tool" else message for message in new]
+    return [_add_name(message, next(names, None)) if message.get("role") == "tool" else message for message in new]
 
 
 def history_named(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -57,12 +57,12 @@ def history_named(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
         for call in message.get("tool_calls") or ()
     }
     return [
-        _named(message, names.get(message.get("tool_call_id"))) if message.get("role") == "tool" else message
+        _add_name(message, names.get(message.get("tool_call_id"))) if message.get("role") == "tool" else message
         for message in messages
     ]
 
 
-def _named(message: Mapping[str, Any], name: Any) -> Mapping[str, Any]:
+def _add_name(message: Mapping[str, Any], name: Any) -> Mapping[str, Any]:
     return message if message.get("name") or not name else {**message, "name": name}
 
 
@@ -96,7 +96,7 @@ class RendererSettings:
     stop: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, written: Mapping[str, Any] | None) -> RendererSettings:
+    def from_mapping(cls, written: Mapping[str, Any] | None) -> RendererSettings:
         """Return the settings from the mapping in a server's configuration."""
         written = written or {}
         if not isinstance(written, Mapping):
@@ -155,8 +155,8 @@ def extend_prompt(branch: Branch, renderer: Renderer, messages: Messages, tools:
     if any(message.get("role") == "assistant" for message in new):
         return None
     called = [name for name, _ in branch.history.snapshots[-1].calls]
-    further = renderer.following(branch, named(new, called), tools)
-    return None if further is None else RenderedPrompt(branch.tokens + further, branch, tools)
+    continuation = renderer.following(branch, add_tool_names(new, called), tools)
+    return None if continuation is None else RenderedPrompt(branch.tokens + continuation, branch, tools)
 
 
 def render_prompt(renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt:
@@ -179,20 +179,20 @@ def require_tools(tokenizer: Tokenizer) -> None:
         text = tokenizer.render(probes.with_call("", probes.ARGUMENT), [probes.TOOL], add_generation_prompt=True)
     except TemplateRefused as error:
         raise RendererRefused(f"the chat template of {tokenizer.name} refuses tools: {error}") from error
-    for what, is_there in (
+    for subject, is_there in (
         ("the tools", probes.TOOL_NAME in prompt),
         ("the arguments of calls", probes.ARGUMENT in text),
         ("the results of calls", probes.RESULT in text),
     ):
         if not is_there:
-            raise RendererRefused(f"the chat template of {tokenizer.name} leaves out {what}")
+            raise RendererRefused(f"the chat template of {tokenizer.name} leaves out {subject}")
 
 
 def closers(tokenizer: Tokenizer) -> list[str]:
     """Return the control tokens that end an assistant turn: after text, before another message, after calls."""
     shapes: list[tuple[list[dict[str, Any]], Tools | None]] = [
-        ([probes.QUESTION, probes.said(probes.ANCHOR)], None),
-        ([probes.QUESTION, probes.said(probes.ANCHOR), probes.QUESTION], None),
+        ([probes.QUESTION, probes.make_reply(probes.ANCHOR)], None),
+        ([probes.QUESTION, probes.make_reply(probes.ANCHOR), probes.QUESTION], None),
         (probes.with_call("", probes.ANCHOR), [probes.TOOL]),
     ]
     stops: list[str] = []
@@ -206,12 +206,13 @@ def closers(tokenizer: Tokenizer) -> list[str]:
         ended = text.rpartition(probes.ANCHOR)[2].partition(probes.RESULT)[0]
         # After a call its own tokens come first; the turn ends like others, or with a token that only calls end with.
         if not any(stop in ended for stop in stops):
-            places = [(ended.find(token), -len(token), token) for token in tokenizer.control if token in ended]
-            stops += [min(places)[2]] if places else []
+            stop_matches = [(ended.find(token), -len(token), token) for token in tokenizer.control if token in ended]
+            stops += [min(stop_matches)[2]] if stop_matches else []
     if not stops:
-        why = f" ({refusals[0]})" if refusals else ""
+        refusal_note = f" ({refusals[0]})" if refusals else ""
         raise RendererRefused(
-            f"the chat template of {tokenizer.name} ends a turn with no control token{why}, so its tokens cannot be "
+            f"the chat template of {tokenizer.name} ends a turn with no control token{refusal_note}, so its tokens "
+            "cannot be "
             "told from the next message; use another tokenizer, or `type: openai`"
         )
     return list(dict.fromkeys(stops))
@@ -239,7 +240,7 @@ class ContinuationKind:
     """True if there were assistant turns before the last one."""
     thought: bool
     called: bool
-    said: bool
+    has_text: bool
     roles: tuple[str, ...]
     """Roles of the new messages; consecutive equal roles count as one."""
     tools: bool
@@ -262,7 +263,7 @@ class TemplateRenderer:
                 raise RendererRefused(f"renderer.stop: {stop!r} is {len(tokens)} tokens of {tokenizer.name}, not one")
         self.stop_ids = tuple(tokens[0] for tokens in encoded.values())
         ends = [stop for stop in self._stops if _begins_anew(tokenizer, stop)]
-        self._pieces = re.compile(f"(?={'|'.join(map(re.escape, ends))})") if ends else re.compile(r"\A")
+        self._boundary_pattern = re.compile(f"(?={'|'.join(map(re.escape, ends))})") if ends else re.compile(r"\A")
         self._encoded = functools.lru_cache(KEPT_PIECES)(lambda piece: ids(tokenizer.encode(piece)))
 
     @functools.cached_property
@@ -279,8 +280,8 @@ class TemplateRenderer:
 
     def _encode(self, text: str) -> array[int]:
         tokens = ids()
-        for piece in self._pieces.split(text):
-            tokens += self._encoded(piece) if len(piece) <= KEPT_PIECE else ids(self.tokenizer.encode(piece))
+        for chunk in self._boundary_pattern.split(text):
+            tokens += self._encoded(chunk) if len(chunk) <= KEPT_PIECE else ids(self.tokenizer.encode(chunk))
         return tokens
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
@@ -306,8 +307,8 @@ class TemplateRenderer:
             earlier=len(spoken) > 1,
             thought=any(message.thought for message in spoken) and self._settings.thinking_retention != "all",
             called=bool(spoken[-1].calls),
-            said=bool(spoken[-1].content),
-            roles=tuple(role for place, role in enumerate(roles) if place == 0 or roles[place - 1] != role),
+            has_text=bool(spoken[-1].content),
+            roles=tuple(role for index, role in enumerate(roles) if index == 0 or roles[index - 1] != role),
             tools=bool(tools),
         )
 
@@ -318,7 +319,7 @@ class TemplateRenderer:
         tools = [probes.TOOL] if join.tools else None
         try:
             ended = self.tokenizer.render(before, tools, add_generation_prompt=False)
-            whole = self.tokenizer.render([*before, *after], tools, add_generation_prompt=True)
+            full_text = self.tokenizer.render([*before, *after], tools, add_generation_prompt=True)
             opening = self.tokenizer.render(before[:-1], tools, add_generation_prompt=True)
             with_tools, without = (self._suffix(join, after, offered) for offered in (tools, None))
         except TemplateRefused:
@@ -326,41 +327,41 @@ class TemplateRenderer:
         self._needs_tools[join] = with_tools != without
         if with_tools is None:
             return False
-        return whole.startswith(self._without_end(ended)) or self._stands_as_written(whole, opening, before[-1])
+        return full_text.startswith(self._without_end(ended)) or self._stands_as_written(full_text, opening, before[-1])
 
-    def _stands_as_written(self, whole: str, opening: str, turn: dict[str, Any]) -> bool:
-        """Return True if `whole` contains the turn in the form that a model writes after `opening`.
+    def _stands_as_written(self, full_text: str, opening: str, turn: dict[str, Any]) -> bool:
+        """Return True if `full_text` contains the turn in the form that a model writes after `opening`.
 
         Some templates render the last turn differently from earlier ones: Qwen3's inserts an empty thinking block,
         which no model has sampled. So the form of the turn as the last one proves nothing. This method searches for the
         turn with all its parts, and without a thinking block if it has none.
         """
-        if not whole.startswith(opening):
+        if not full_text.startswith(opening):
             return False
-        rest = whole[len(opening) :]
+        rest = full_text[len(opening) :]
         ends = [rest.find(stop) for stop in self._stops if stop in rest]
         if not ends:
             return False
         body = rest[: min(ends)]
         thought, called = turn.get("reasoning_content"), (probes.TOOL_NAME, '"v"') if turn.get("tool_calls") else ()
-        wanted = [part for part in (thought, turn.get("content"), *called) if part]
-        if not wanted or not all(part in body for part in wanted):
+        required_parts = [part for part in (thought, turn.get("content"), *called) if part]
+        if not required_parts or not all(part in body for part in required_parts):
             return False
         return bool(thought) or self._thinking_mark is None or self._thinking_mark not in body
 
     @functools.cached_property
     def _thinking_mark(self) -> str | None:
         """Text that the template writes before a turn's thinking, or None if it writes no thinking."""
-        turn = probes.thinking(probes.said("said"), True)
+        turn = probes.thinking(probes.make_reply("said"), True)
         anchored = {**turn, "reasoning_content": probes.ANCHOR}
         try:
             opening = self.tokenizer.render([probes.QUESTION], None, add_generation_prompt=True)
             text = self.tokenizer.render([probes.QUESTION, anchored], None, add_generation_prompt=False)
         except TemplateRefused:
             return None
-        place = text.find(probes.ANCHOR)
+        anchor_start = text.find(probes.ANCHOR)
         start = len(opening) if text.startswith(opening) else 0
-        return text[start:place].strip() or None if place >= 0 else None
+        return text[start:anchor_start].strip() or None if anchor_start >= 0 else None
 
     def _without_end(self, text: str) -> str:
         """Remove the token that ends the last turn, because it may depend on the message after the turn."""
@@ -379,7 +380,9 @@ class TemplateRenderer:
         ]
         anchor = stand_in(answered, new, tools)
         calls = [probes.call(name, {"x": anchor}, identity) for name, identity in answered]
-        anchored = {**probes.said(""), "tool_calls": calls} if join.called and calls else probes.said(anchor)
+        anchored = (
+            {**probes.make_reply(""), "tool_calls": calls} if join.called and calls else probes.make_reply(anchor)
+        )
 
         def written(messages: Messages, offered: Tools | None) -> str:
             text = self.tokenizer.render(messages, offered, add_generation_prompt=True)
@@ -402,21 +405,21 @@ class TemplateRenderer:
 
 def _begins_anew(tokenizer: Tokenizer, stop: str) -> bool:
     """Return True if text before a stop token, blanks included, does not affect its tokens and those after it."""
-    parts = [(before, f"{stop}{behind}") for before in ("a", "a ", "a\n", ".\n\n") for behind in ("", "b", " b", "\nb")]
+    parts = [(before, f"{stop}{suffix}") for before in ("a", "a ", "a\n", ".\n\n") for suffix in ("", "b", " b", "\nb")]
     encode = tokenizer.encode
-    return all(encode(before + behind) == [*encode(before), *encode(behind)] for before, behind in parts)
+    return all(encode(before + suffix) == [*encode(before), *encode(suffix)] for before, suffix in parts)
 
 
 def _conversation(join: ContinuationKind) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if join.system else []
     messages.append(probes.QUESTION)
-    last = probes.said("said" if join.said else "")
+    last = probes.make_reply("said" if join.has_text else "")
     if join.earlier:
         # An earlier call has its result, and a model thinks before it calls.
         earlier = (
-            {**probes.said(""), "tool_calls": [probes.call(probes.TOOL_NAME, {"x": "e"})]}
+            {**probes.make_reply(""), "tool_calls": [probes.call(probes.TOOL_NAME, {"x": "e"})]}
             if join.tools
-            else probes.said("early")
+            else probes.make_reply("early")
         )
         messages.append(probes.thinking(earlier, join.thought))
         messages.append({"role": "tool", "content": "r", **probes.answering("tool")} if join.tools else probes.QUESTION)

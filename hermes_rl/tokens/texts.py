@@ -66,17 +66,17 @@ def guarded(
     messages = [_of_texts(message) for message in messages]
     for everywhere in (False, True):
         guard = Guard(tokenizer, messages, tools, everywhere=everywhere)
-        made = make(guard)
+        encoded_prompt = make(guard)
         if guard.forged:
             continue  # the tokenizer normalizes texts: the source of a control token does not look like one
         if guard.broken:
             other = Guard(tokenizer, messages, tools, everywhere=everywhere, digits=DIGITS[1])
             other._encoded = guard._encoded  # the same pieces, unless the template changed the text
-            if make(other) != made or other.forged:
+            if make(other) != encoded_prompt or other.forged:
                 raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
         if write is not None:
             _require_texts(messages, tools, write, since, guard.prompt)
-        return made
+        return encoded_prompt
     raise TemplateRefused("the tokenizer finds other control tokens than those that a text contains")
 
 
@@ -97,23 +97,23 @@ def _require_texts(messages: Messages, tools: Tools | None, write: Write, since:
         order.append(index := indexes.setdefault((role, core), str(len(indexes))))
         return text.replace(core, f"{word}{index}n{core}{word}{index}n", 1)
 
-    asked = list(messages[:since])
+    marked_messages = list(messages[:since])
     for message in messages[since:]:
         role, content = str(message.get("role")), message.get("content")
         if isinstance(content, str):
             content = marked(role, content)
         elif content:
             content = [{**part, "text": marked(role, part["text"])} for part in content]
-        asked.append({**message, "content": content})
-    before, *pieces = write(asked, tools).split(word)
-    split = [piece.partition("n") for piece in pieces]
+        marked_messages.append({**message, "content": content})
+    before, *chunks = write(marked_messages, tools).split(word)
+    split = [chunk.partition("n") for chunk in chunks]
     starts, ends = ([index for index, _, _ in marks] for marks in (split[::2], split[1::2]))
     others = {index: core for (role, core), index in indexes.items() if role != "system"}
-    found, expected = ([index for index in each if index in others] for each in (starts, order))
-    if starts != ends or sorted(starts) != sorted(order) or found != expected:
+    actual_order, expected = ([index for index in each if index in others] for each in (starts, order))
+    if starts != ends or sorted(starts) != sorted(order) or actual_order != expected:
         raise TemplateRefused("the chat template changes texts: it does not write each message once and in order")
-    kept = all(_writes(text, others[index]) for index, _, text in split[::2] if index in others)
-    if not kept or before + "".join(text for _, _, text in split) != prompt:
+    is_complete = all(_writes(text, others[index]) for index, _, text in split[::2] if index in others)
+    if not is_complete or before + "".join(text for _, _, text in split) != prompt:
         raise TemplateRefused("the chat template changes texts: it writes a message otherwise than it is")
 
 
@@ -165,10 +165,12 @@ class Guard:
         if not everywhere and not any(map(_is_risky, (*risks, self._of_others), (*messages, tools))):
             return
         word = self._break = stand_in(messages, tools, digits=digits)
-        kept = re.compile("|".join(map(re.escape, sorted(tokenizer.markup, key=len, reverse=True))) or r"(?!)")
+        markup_pattern = re.compile(
+            "|".join(map(re.escape, sorted(tokenizer.markup, key=len, reverse=True))) or r"(?!)"
+        )
 
         def breaker(risk: _Risk) -> Callable[[str], str]:
-            markup = kept if everywhere and risk is self._of_model else None
+            markup = markup_pattern if everywhere and risk is self._of_model else None
             return lambda text: risk.broken(_broken_everywhere(text, word, markup) if everywhere else text, word)
 
         self.messages = [_mapped(message, breaker(risk)) for message, risk in zip(messages, risks, strict=True)]
@@ -183,13 +185,13 @@ class Guard:
         """Encode a text rendered from the guarded messages, and detect control tokens that it does not contain."""
         encode = encode or self._tokenizer.encode
         tokens: list[int] = []
-        pieces = [rendered] if self._break is None else rendered.split(self._break)
-        self.prompt += "".join(pieces)
-        for place, piece in enumerate(pieces):
-            if (encoded := self._encoded.get((piece, place > 0))) is None:
-                encoded = encode(piece) if place == 0 else _encode_behind(self._tokenizer, piece)
-                self._encoded[piece, place > 0] = encoded
-                self.forged = self.forged or not self._of_others.explains(encoded, piece)
+        chunks = [rendered] if self._break is None else rendered.split(self._break)
+        self.prompt += "".join(chunks)
+        for index, chunk in enumerate(chunks):
+            if (encoded := self._encoded.get((chunk, index > 0))) is None:
+                encoded = encode(chunk) if index == 0 else _encode_behind(self._tokenizer, chunk)
+                self._encoded[chunk, index > 0] = encoded
+                self.forged = self.forged or not self._of_others.explains(encoded, chunk)
             tokens += encoded
         return tokens
 
@@ -232,7 +234,7 @@ class _Risk:
     joined: str
 
     @classmethod
-    def of(cls, strings: Iterable[str], tokenizer: Tokenizer) -> _Risk:
+    def from_strings(cls, strings: Iterable[str], tokenizer: Tokenizer) -> _Risk:
         # Runs of blanks and single characters are tokens of some vocabularies, but not control tokens.
         risky = sorted((s for s in strings if len(s) > 1 and s.strip()), key=lambda s: (-len(s), s))
         encoded = {string: tokenizer.encode(string) for string in risky}
@@ -276,45 +278,49 @@ class _Risk:
         inside = self._holds(core)
         if not core or (self.edges.search(core) is None and not inside):
             return []
-        places = {match.start() + 1 for match in self.starts.finditer(text)}
+        positions = {match.start() + 1 for match in self.starts.finditer(text)}
         start = len(text) - len(text.lstrip())
         end = start + len(core)
         if not self.first.isdisjoint(core[-self.longest :]):
             sizes = range(1, min(self.longest, len(core) + 1))
-            places.update(end - size + 1 for size in sizes if core[-size:] in self.heads)
+            positions.update(end - size + 1 for size in sizes if core[-size:] in self.heads)
         if not self.last.isdisjoint(core[: self.longest]):
             sizes = range(1, min(self.longest, len(core) + 1))
-            places.update(start + size - 1 for size in sizes if core[:size] in self.tails)
+            positions.update(start + size - 1 for size in sizes if core[:size] in self.tails)
         if inside:
-            places |= {start, end}
-        return sorted(places)
+            positions |= {start, end}
+        return sorted(positions)
 
     def broken(self, text: str, word: str) -> str:
         """Return the text with the word at each of these positions."""
-        places = self.breaks(text)
-        cuts = [0, *places, len(text)]
-        return word.join(text[cuts[i] : cuts[i + 1]] for i in range(len(places) + 1))
+        positions = self.breaks(text)
+        cuts = [0, *positions, len(text)]
+        return word.join(text[cuts[i] : cuts[i + 1]] for i in range(len(positions) + 1))
 
 
 _UNWORDED = re.compile(r"[^\w\s]")
 _BESIDE_UNWORDED = re.compile(r"(?<=[^\w\s])(?=\S)|(?<=\w)(?=[^\w\s])")
 
 
-def _broken_everywhere(text: str, word: str, kept: re.Pattern[str] | None) -> str:
-    """Return the text with the word around each character that is not a letter, digit or blank, except in `kept`."""
+def _broken_everywhere(text: str, word: str, markup: re.Pattern[str] | None) -> str:
+    """Return the text with the word around each character that is not a letter, digit or blank, except in `markup`."""
     if not _UNWORDED.search(text):
         return text
-    if kept is None:
+    if markup is None:
         start, end = len(text) - len(text.lstrip()), len(text.rstrip())
         return f"{text[:start]}{word}{_BESIDE_UNWORDED.sub(word, text[start:end])}{word}{text[end:]}"
-    pieces, marks = kept.split(text), [*kept.findall(text), ""]
-    return "".join(_broken_everywhere(piece, word, None) + mark for piece, mark in zip(pieces, marks, strict=True))
+    chunks, marks = markup.split(text), [*markup.findall(text), ""]
+    return "".join(
+        _broken_everywhere(chunk, word, None) + markup_text for chunk, markup_text in zip(chunks, marks, strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=16)
 def _risks(tokenizer: Tokenizer) -> tuple[_Risk, _Risk]:
     """Return the strings to break, in texts of the model and in all others."""
-    return _Risk.of(tokenizer.control, tokenizer), _Risk.of(tokenizer.control | tokenizer.markup, tokenizer)
+    return _Risk.from_strings(tokenizer.control, tokenizer), _Risk.from_strings(
+        tokenizer.control | tokenizer.markup, tokenizer
+    )
 
 
 def _is_risky(risk: _Risk, value: Any) -> bool:
@@ -325,17 +331,17 @@ def _strings(value: Any) -> set[str]:
     """Return every string in a value, keys included."""
     strings, pending = set(), [value]
     while pending:
-        inner = pending.pop()
-        kind = type(inner)
+        item = pending.pop()
+        kind = type(item)
         if kind is str:
-            strings.add(inner)
-        elif kind is dict or isinstance(inner, Mapping):
-            pending += inner.keys()
-            pending += inner.values()
-        elif kind is list or kind is tuple or isinstance(inner, list | tuple):
-            pending += inner
-        elif isinstance(inner, str):
-            strings.add(inner)
+            strings.add(item)
+        elif kind is dict or isinstance(item, Mapping):
+            pending += item.keys()
+            pending += item.values()
+        elif kind is list or kind is tuple or isinstance(item, list | tuple):
+            pending += item
+        elif isinstance(item, str):
+            strings.add(item)
     return strings
 
 

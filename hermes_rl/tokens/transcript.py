@@ -41,7 +41,7 @@ def ids(values: Iterable[int] = ()) -> array[int]:
     return array("i", values)
 
 
-def listed(tokens: array[int]) -> bytes:
+def format_ids(tokens: array[int]) -> bytes:
     """Return token ids as a JSON list without its brackets."""
     return str(tokens.tolist())[1:-1].encode("ascii")
 
@@ -81,7 +81,7 @@ class TokenSequence:
             )
 
     @classmethod
-    def of(cls, tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float] | None = None) -> Self:
+    def from_lists(cls, tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float] | None = None) -> Self:
         """Return a sequence from lists of equal length; a mask is `MASKED` or the token. Runs of tokens are turns."""
         if len({len(tokens), len(masks), len(tokens if logprobs is None else logprobs)}) != 1:
             raise ValueError("tokens, masks and logprobs differ in length")
@@ -105,7 +105,7 @@ class TokenSequence:
         if self.sampled is None or len(spans) == len(self.spans):
             return replace(self, spans=spans)
         spread = self.spread(self.sampled, MASKED_LOGPROB)
-        return TokenSequence(self.ids, spans, numbers(spread[at] for s in spans for at in range(s.start, s.stop)))
+        return TokenSequence(self.ids, spans, numbers(spread[index] for s in spans for index in range(s.start, s.stop)))
 
     @property
     def tokens(self) -> list[int]:
@@ -126,11 +126,11 @@ class TokenSequence:
 
     def spread(self, values: Sequence[float], elsewhere: float) -> list[float]:
         """Return a list with the values of sampled tokens at their positions, and `elsewhere` at all others."""
-        line, place = [elsewhere] * len(self.ids), 0
+        line, offset = [elsewhere] * len(self.ids), 0
         for span in self.spans:
             count = span.stop - span.start
-            line[span.start : span.stop] = values[place : place + count]
-            place += count
+            line[span.start : span.stop] = values[offset : offset + count]
+            offset += count
         return line
 
     @property
@@ -141,11 +141,11 @@ class TokenSequence:
 
 def _runs(masks: Sequence[int]) -> Iterator[SampledSpan]:
     start, turn = None, 0
-    for place, mask in enumerate([*masks, MASKED]):
+    for index, mask in enumerate([*masks, MASKED]):
         if mask != MASKED and start is None:
-            start = place
+            start = index
         elif mask == MASKED and start is not None:
-            yield SampledSpan(turn, start, place)
+            yield SampledSpan(turn, start, index)
             start, turn = None, turn + 1
 
 
@@ -156,7 +156,7 @@ class TokenLogprobs:
     The first token has none, because nothing precedes it. All arrays are flat.
     """
 
-    own: array[float]
+    token_logprobs: array[float]
     """Log-probability of each token except the first."""
     top_k: int
     top_ids: array[int]
@@ -164,14 +164,16 @@ class TokenLogprobs:
     top_logprobs: array[float]
 
     def __post_init__(self) -> None:
-        wanted = len(self.own) * self.top_k
-        if len(self.top_ids) != wanted or len(self.top_logprobs) != wanted:
-            raise ValueError(f"{len(self.own)} places with {self.top_k} tokens each do not make {len(self.top_ids)}")
+        expected_size = len(self.token_logprobs) * self.top_k
+        if len(self.top_ids) != expected_size or len(self.top_logprobs) != expected_size:
+            raise ValueError(
+                f"{len(self.token_logprobs)} places with {self.top_k} tokens each do not make {len(self.top_ids)}"
+            )
 
     @property
     def reference(self) -> list[float]:
         """One log-probability per token, `MASKED_LOGPROB` for the first."""
-        return [MASKED_LOGPROB, *self.own]
+        return [MASKED_LOGPROB, *self.token_logprobs]
 
     @property
     def distill_ids(self) -> list[list[int]]:
@@ -185,21 +187,21 @@ class TokenLogprobs:
 
     def _rows(self, flat: array[Number]) -> list[list[Number]]:
         rows: list[list[Number]] = [[]]
-        for place in range(len(self.own)):
-            rows.append(flat[place * self.top_k : (place + 1) * self.top_k].tolist())
+        for index in range(len(self.token_logprobs)):
+            rows.append(flat[index * self.top_k : (index + 1) * self.top_k].tolist())
         return rows
 
     def packed(self) -> dict[str, Any]:
         """Return the JSON form, in the format of `packed` for sequences."""
-        arrays = {"own": _text(self.own), "ids": _text(self.top_ids), "logprobs": _text(self.top_logprobs)}
+        arrays = {"own": _text(self.token_logprobs), "ids": _text(self.top_ids), "logprobs": _text(self.top_logprobs)}
         return {"top_k": self.top_k, **arrays}
 
     @classmethod
     def unpacked(cls, record: Mapping[str, Any]) -> Self:
         """Return the values of a record; raise ValueError if it contains none."""
         try:
-            own, values = _numbers(record["own"], numbers()), _numbers(record["logprobs"], numbers())
-            return cls(own, int(record["top_k"]), _numbers(record["ids"], ids()), values)
+            token_logprobs, values = _numbers(record["own"], numbers()), _numbers(record["logprobs"], numbers())
+            return cls(token_logprobs, int(record["top_k"]), _numbers(record["ids"], ids()), values)
         except (KeyError, TypeError, zlib.error) as error:
             raise ValueError(f"these are no packed log-probabilities: {type(error).__name__}: {error}") from error
 
@@ -269,7 +271,7 @@ class Snapshot:
     thought: str = ""
     """Reasoning without surrounding blanks; templates may drop it later on."""
 
-    def same(self, message: Mapping[str, Any]) -> bool:
+    def has_same_meaning(self, message: Mapping[str, Any]) -> bool:
         """Return True if the message has the same meaning.
 
         A model's reply may come back without its reasoning and without the blanks around its text; other texts must be
@@ -326,17 +328,17 @@ class History:
         # Comparing lists with identical objects is fast.
         if head == self._messages and contents == self._contents and calls == self._calls:
             return True
-        if len(head) < len(self) or not all(map(Snapshot.same, self.snapshots, head)):
+        if len(head) < len(self) or not all(map(Snapshot.has_same_meaning, self.snapshots, head)):
             return False
         self._messages, self._contents, self._calls = head, contents, calls
         return True
 
-    def same(self, messages: Sequence[Mapping[str, Any]]) -> int:
+    def count_common(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Return the number of messages at the start of a conversation that equal these."""
         if self.begins(messages):
             return len(self)
         pairs = zip(self.snapshots, messages, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0].same(pair[1]), pairs))
+        return sum(1 for _ in takewhile(lambda pair: pair[0].has_same_meaning(pair[1]), pairs))
 
     def extend(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Append the new messages of a conversation that is known to start with these."""
@@ -385,7 +387,7 @@ def _canonical_written(arguments: Any) -> str:
     """
     try:
         text = (arguments or "{}") if isinstance(arguments, str) else json.dumps(arguments, default=str)
-        parsed = json.loads(text, parse_float=_number, object_pairs_hook=_named_once)
+        parsed = json.loads(text, parse_float=_parse_number, object_pairs_hook=_named_once)
         return json.dumps(parsed, sort_keys=True)  # NaN and null differ
     except (ValueError, RecursionError):
         return str(arguments)
@@ -394,16 +396,16 @@ def _canonical_written(arguments: Any) -> str:
 _canonical_short = functools.lru_cache(maxsize=1024)(_canonical_written)
 
 
-def _number(text: str) -> float:
-    number = float(text)
-    return int(number) if number.is_integer() and abs(number) <= EXACT else number
+def _parse_number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= EXACT else value
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    named = dict(pairs)
-    if len(named) < len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         raise ValueError("a name stands there twice")
-    return named
+    return by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +427,7 @@ class Step:
     weights: WeightVersions = WeightVersions()
 
     @classmethod
-    def of(
+    def from_lists(
         cls,
         prompt: Iterable[int],
         completion: Iterable[int],
@@ -444,7 +446,7 @@ class Step:
 class TranscriptTurn:
     """Position of a step: tokens `start` to `stop` of sequence `sequence`; `how` its prompt was made."""
 
-    number: int
+    index: int
     sequence: int
     start: int
     stop: int
@@ -467,7 +469,7 @@ class Branch:
     """For each span, the number of messages of the history up to and including its reply."""
     text: tuple[bytes, ...] = ()
     """The first tokens as parts of a JSON list, cached because each request of the rollout repeats them."""
-    listed: int = 0
+    text_token_count: int = 0
     """Number of tokens in `text`."""
 
     def until(self, answer: int) -> Branch:
@@ -489,7 +491,7 @@ class RenderedPrompt:
     def __post_init__(self) -> None:
         # The current state of the branch: it may grow by the reply to another prompt before this one gets its reply.
         self._answers = 0 if self.onto is None else len(self.onto.spans)
-        self._listed = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
+        self._cached_text = ((), 0) if self.onto is None else (self.onto.text, self.onto.text_token_count)
 
     @property
     def is_stale(self) -> bool:
@@ -499,8 +501,8 @@ class RenderedPrompt:
     @cached_property
     def text(self) -> tuple[bytes, ...]:
         """The ids as parts of a JSON list without its brackets; the branch's parts are reused."""
-        text, done = self._listed
-        return (*text, listed(self.ids[done:]))
+        text, done = self._cached_text
+        return (*text, format_ids(self.ids[done:]))
 
 
 class Transcript:
@@ -525,35 +527,37 @@ class Transcript:
         `prompt` is the step's own prompt: if it extends a branch, neither tokens nor messages are compared.
         """
         onto = None if prompt is None else prompt.onto
-        place = self._place(step.prompt, prompt)
-        how: How = "first" if not self.turns else "extended" if place is not None else "branched" if onto else "anew"
-        if place is None:
-            place = len(self.branches)
+        branch_index = self._find_branch(step.prompt, prompt)
+        how: How = (
+            "first" if not self.turns else "extended" if branch_index is not None else "branched" if onto else "anew"
+        )
+        if branch_index is None:
+            branch_index = len(self.branches)
             self.branches.append(Branch())
-        branch = self.branches[place]
+        branch = self.branches[branch_index]
         if prompt is not None:
             branch.tools = prompt.tools
         start = len(step.prompt)
         branch.tokens += step.prompt[len(branch.tokens) :] + step.completion
         if prompt is not None and "text" in vars(prompt):  # a request has used it
-            branch.text, branch.listed = prompt.text, start
+            branch.text, branch.text_token_count = prompt.text, start
         branch.sampled.extend(step.logprobs)
-        number = len(self.turns)
-        branch.spans.append(SampledSpan(number, start, len(branch.tokens)))
+        turn_index = len(self.turns)
+        branch.spans.append(SampledSpan(turn_index, start, len(branch.tokens)))
         if messages is not None:
             if onto is not branch and not branch.history.begins(messages):
                 branch.history = History()  # the same tokens, but another conversation
                 branch.answered = [0] * len(branch.answered)
             branch.history.extend(messages)
         branch.answered.append(len(branch.history))
-        turn = TranscriptTurn(number, place, start, len(branch.tokens), step.finish, step.weights, how)
+        turn = TranscriptTurn(turn_index, branch_index, start, len(branch.tokens), step.finish, step.weights, how)
         self.turns.append(turn)
         return turn
 
     def first_sampled(self, prompt: RenderedPrompt) -> int:
         """Return the start of the response in the sequence that a step with this prompt becomes part of."""
-        place = self._place(prompt.ids, prompt)
-        return len(prompt.ids) if place is None else self.branches[place].spans[0].start
+        branch_index = self._find_branch(prompt.ids, prompt)
+        return len(prompt.ids) if branch_index is None else self.branches[branch_index].spans[0].start
 
     def holding(self, messages: Sequence[Any], tools: Tools | None = None) -> Branch | None:
         """Return the branch with the longest start of a conversation, up to and including a reply of the model, or
@@ -566,15 +570,17 @@ class Transcript:
         for branch in sorted(self.branches, key=lambda branch: -len(branch.history)):
             if len(branch.history) < max(deepest, 1) or (branch.tools or None) != (tools or None):
                 continue
-            same = min(branch.history.same(messages), len(messages) - 1)
-            answer = max((place for place, size in enumerate(branch.answered) if 0 < size <= same), default=None)
+            common_length = min(branch.history.count_common(messages), len(messages) - 1)
+            answer = max(
+                (index for index, size in enumerate(branch.answered) if 0 < size <= common_length), default=None
+            )
             if answer is None or branch.answered[answer] < deepest:
                 continue
             if branch.answered[answer] > deepest:
                 deepest, candidates = branch.answered[answer], []
             candidates.append((branch, answer))
-        whole = [branch for branch, answer in candidates if answer == len(branch.spans) - 1]
-        beginnings = whole[-1:] or [branch.until(answer) for branch, answer in candidates[-1:]]
+        complete_branches = [branch for branch, answer in candidates if answer == len(branch.spans) - 1]
+        beginnings = complete_branches[-1:] or [branch.until(answer) for branch, answer in candidates[-1:]]
         for branch, answer in candidates if len(candidates) > 1 else ():
             if branch.tokens[: branch.spans[answer].stop] != beginnings[0].tokens:
                 return None
@@ -586,20 +592,20 @@ class Transcript:
         Sequences without a trained turn are omitted, unless there is no other.
         """
         for branch in self.branches:
-            branch.text, branch.listed = (), 0  # if the rollout continues nevertheless, it is created again
-        whole = [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
+            branch.text, branch.text_token_count = (), 0  # if the rollout continues nevertheless, it is created again
+        all_sequences = [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
         if not self.excluded:
-            return whole
-        parts = [sequence.without(self.excluded) for sequence in whole]
+            return all_sequences
+        parts = [sequence.without(self.excluded) for sequence in all_sequences]
         return [part for part in parts if part.spans] or parts[:1]
 
-    def _place(self, ids: array[int], prompt: RenderedPrompt | None) -> int | None:
+    def _find_branch(self, ids: array[int], prompt: RenderedPrompt | None) -> int | None:
         """Return the index of the branch that a prompt extends, or None if it starts one."""
         if prompt is None or prompt.onto is None:
-            for place in sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens)):
-                tokens = self.branches[place].tokens
+            for index in sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens)):
+                tokens = self.branches[index].tokens
                 if len(tokens) <= len(ids) and ids[: len(tokens)].tobytes() == tokens.tobytes():
-                    return place
+                    return index
             return None
         return self.branches.index(prompt.onto) if prompt.onto in self.branches and not prompt.is_stale else None
 

@@ -36,8 +36,8 @@ SETTINGS = {
     "maintenance.auto": "false",
 }
 _VARIABLES = " ".join(
-    f"GIT_CONFIG_KEY_{number}={name} GIT_CONFIG_VALUE_{number}='{value}'"
-    for number, (name, value) in enumerate(SETTINGS.items())
+    f"GIT_CONFIG_KEY_{index}={name} GIT_CONFIG_VALUE_{index}='{value}'"
+    for index, (name, value) in enumerate(SETTINGS.items())
 )
 PRELUDE = f"""
 _clean_git=FOLDER
@@ -125,22 +125,22 @@ class TakenArtifact:
     @property
     def digest(self) -> str:
         """SHA-256 over names and contents, independent of their order."""
-        whole = hashlib.sha256()
+        hasher = hashlib.sha256()
         for file in sorted(self.files, key=lambda file: file.path):
-            whole.update(f"{len(file.path)} {file.path} {len(file.data)}\n".encode("utf-8", "surrogateescape"))
-            whole.update(file.data)
-        return whole.hexdigest()
+            hasher.update(f"{len(file.path)} {file.path} {len(file.data)}\n".encode("utf-8", "surrogateescape"))
+            hasher.update(file.data)
+        return hasher.hexdigest()
 
 
 @dataclass
 class _Budget:
-    left: int = LIMIT
+    remaining_bytes: int = LIMIT
     files: int = MOST_FILES
 
     def spend(self, size: int) -> None:
-        self.left -= size
+        self.remaining_bytes -= size
         self.files -= 1
-        if self.left < 0 or self.files < 0:
+        if self.remaining_bytes < 0 or self.files < 0:
             raise OSError(errno.E2BIG, TOO_MUCH)
 
 
@@ -185,13 +185,13 @@ async def _files(
 
 
 async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Budget) -> ArtifactFile:
-    data = await sandbox.read_file(source, limit=max(budget.left, 0))
+    data = await sandbox.read_file(source, limit=max(budget.remaining_bytes, 0))
     budget.spend(len(data))
     return ArtifactFile(path, data, mode & 0o777)
 
 
 async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: float) -> bytes:
-    limit = max(budget.left, 0) * 2
+    limit = max(budget.remaining_bytes, 0) * 2
     try:
         done = await sandbox.run(with_clean_git(command), timeout=timeout, output_limit=limit, merge_stderr=False)
     finally:

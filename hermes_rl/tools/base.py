@@ -117,7 +117,7 @@ class ListedProcess:
     command: str
     cwd: str
     process: BackgroundProcess
-    began: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
     killed: bool = False
 
     @property
@@ -126,7 +126,7 @@ class ListedProcess:
 
     @property
     def uptime(self) -> int:
-        return int(time.monotonic() - self.began)
+        return int(time.monotonic() - self.started_at)
 
 
 MOST_LISTED = 32
@@ -140,7 +140,7 @@ class ProcessTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, ListedProcess] = {}
-        self._begun = self._starting = 0
+        self._started_count = self._starting = 0
 
     @contextmanager
     def room(self) -> Iterator[None]:
@@ -161,8 +161,8 @@ class ProcessTable:
             self._starting -= 1
 
     def add(self, command: str, cwd: str, process: BackgroundProcess) -> ListedProcess:
-        self._begun += 1
-        entry = ListedProcess(f"proc_{self._begun}", command, cwd, process)
+        self._started_count += 1
+        entry = ListedProcess(f"proc_{self._started_count}", command, cwd, process)
         self._entries[entry.id] = entry
         return entry
 
@@ -172,13 +172,13 @@ class ProcessTable:
     def get(self, identity: str) -> ListedProcess:
         """Return the process with this id; raises `ToolInputError` that lists the existing ids."""
         if identity not in self._entries:
-            known = ", ".join(self._entries) or "none"
+            ids = ", ".join(self._entries) or "none"
             dropped = (
                 f"; of those that have ended, only the last of {MOST_LISTED} are kept"
-                if self._begun > len(self._entries)
+                if self._started_count > len(self._entries)
                 else ""
             )
-            raise ToolInputError(f"no process has the session_id {identity!r} (there are: {known}{dropped})")
+            raise ToolInputError(f"no process has the session_id {identity!r} (there are: {ids}{dropped})")
         return self._entries[identity]
 
 
@@ -429,11 +429,11 @@ class RewardTimeBudget:
     @contextmanager
     def spent(self) -> Iterator[None]:
         """Subtract the duration of the block."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             yield
         finally:
-            self.seconds -= time.monotonic() - began
+            self.seconds -= time.monotonic() - started_at
 
 
 Phase = Literal["model", "tools", "rewards"]
@@ -564,10 +564,10 @@ class ToolRuntime:
         sandbox = await self.sandbox()
         async with self._preparing:
             if not self._prepared:
-                began = time.perf_counter()
+                started_at = time.perf_counter()
                 for tool in self.toolkit.tools:
                     await tool.prepare(self)
-                self.start_seconds += time.perf_counter() - began
+                self.start_seconds += time.perf_counter() - started_at
                 self._prepared = True
         return sandbox
 
@@ -577,17 +577,17 @@ class ToolRuntime:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
-    async def settle(self, *, over: bool = True) -> None:
+    async def settle(self, *, agent_done: bool = True) -> None:
         """Kill the agent's processes after its end, unless the spec keeps them. Rewards look after this.
 
-        Not `over`: it has ended its turn, and the sandbox's lifetime continues.
+        Not `agent_done`: it has ended its turn, and the sandbox's lifetime continues.
         """
         if self._sandbox is None or not self._sandbox.alive:
             return
         try:
             await self._sandbox.end_shells()
             if not self.config.keep_processes:
-                await self._sandbox.kill_all(over=over)
+                await self._sandbox.kill_all(agent_done=agent_done)
         except SandboxFailure as failure:
             # The agent's effects on its sandbox are graded: rewards find that the sandbox is gone.
             if not failure.stop_reason.graded:
@@ -611,7 +611,7 @@ class ToolRuntime:
 
     async def _start(self) -> Sandbox:
         self.loop = asyncio.get_running_loop()
-        began, self.sandbox_started_at = time.perf_counter(), time.time()
+        started_at, self.sandbox_started_at = time.perf_counter(), time.time()
         try:
             sandbox = create_sandbox(self.config)
             await sandbox.start()
@@ -621,7 +621,7 @@ class ToolRuntime:
             # Another task closed the runtime meanwhile and did not know this sandbox yet.
             await sandbox.close()
             raise self._released()
-        self.start_seconds = time.perf_counter() - began
+        self.start_seconds = time.perf_counter() - started_at
         return sandbox
 
     def _released(self) -> UserError:
@@ -642,7 +642,7 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 
 def free_task_id(name: str) -> str:
     """Return this name, or a variant if another rollout of this process has it: two runs may use one row."""
-    numbered = (f"{name}~{number}" for number in itertools.count(2))
+    numbered = (f"{name}~{suffix}" for suffix in itertools.count(2))
     return next(name_tried for name_tried in itertools.chain((name,), numbered) if name_tried not in _live)
 
 
@@ -685,8 +685,8 @@ def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> N
     """
     unknown = sorted(set(overrides) - {"env_type", "cwd", "env", *_IMAGES})
     if unknown:
-        known = ", ".join(("env_type", "cwd", "env", *_IMAGES))
-        raise UserError(f"task {task_id!r}: unknown override {unknown[0]!r}; known are {known}")
+        override_names = ", ".join(("env_type", "cwd", "env", *_IMAGES))
+        raise UserError(f"task {task_id!r}: unknown override {unknown[0]!r}; known are {override_names}")
     _OVERRIDES[task_id] = dict(overrides)
 
 
@@ -699,24 +699,24 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
     overrides = _OVERRIDES.get(task_id or "")
     if not overrides:
         return sandbox
-    own = sandbox or SandboxConfig()
-    backend = overrides.get("env_type") or (own.backend if sandbox is not None else None)
+    config = sandbox or SandboxConfig()
+    backend = overrides.get("env_type") or (config.backend if sandbox is not None else None)
     backend = "bubblewrap" if backend == "local" else backend
     require_by_hand(backend or "", f"task {task_id!r}")
     own_image = f"{backend}_image"
-    named = own_image if own_image in overrides else next((n for n in _IMAGES if overrides.get(n)), None)
-    image = overrides[named] if named is not None else None
-    if backend is None and named is not None:
-        backend = named.removesuffix("_image")
+    image_key = own_image if own_image in overrides else next((n for n in _IMAGES if overrides.get(n)), None)
+    image = overrides[image_key] if image_key is not None else None
+    if backend is None and image_key is not None:
+        backend = image_key.removesuffix("_image")
     if image is not None:
         _require_image(task_id or "", image, backend)
     return replace(
-        own,
-        backend=backend or own.backend,
-        image=image or own.image,
-        workdir=overrides.get("cwd", own.workdir),
-        env={**own.env, **overrides.get("env", {})},
-        network=own.network or (backend in CLOUD and (sandbox is None or backend != own.backend)),
+        config,
+        backend=backend or config.backend,
+        image=image or config.image,
+        workdir=overrides.get("cwd", config.workdir),
+        env={**config.env, **overrides.get("env", {})},
+        network=config.network or (backend in CLOUD and (sandbox is None or backend != config.backend)),
     )
 
 

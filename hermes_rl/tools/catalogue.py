@@ -87,7 +87,7 @@ def own_names() -> tuple[str, ...]:
 
 
 @functools.cache
-def _own(name: str) -> Toolset:
+def _load_builtin(name: str) -> Toolset:
     toolset: Toolset = importlib.import_module(f"{package.__name__}.{name}").TOOLSET
     return toolset
 
@@ -108,7 +108,9 @@ def _loaded(point: EntryPoint) -> Toolset:
 
 def toolsets() -> dict[str, Toolset]:
     """Load all toolsets that need no hermes-agent, by name: bundled ones, and toolsets of other packages."""
-    return {name: _own(name) for name in own_names()} | {name: _loaded(point) for name, point in _published().items()}
+    return {name: _load_builtin(name) for name in own_names()} | {
+        name: _loaded(point) for name, point in _published().items()
+    }
 
 
 def known_toolsets() -> tuple[str, ...]:
@@ -144,8 +146,8 @@ def toolkit_of(
     """
     if isinstance(schemas, Schemas):
         return schemas.toolkit.only(names)
-    known = among or Toolkit()
-    tools = [known.get(name := schema["function"]["name"]) or find_tool(name) for schema in schemas]
+    available = among or Toolkit()
+    tools = [available.get(name := schema["function"]["name"]) or find_tool(name) for schema in schemas]
     return Toolkit(tools, schemas).only(names)
 
 
@@ -153,9 +155,9 @@ def check_toolsets(names: Sequence[str]) -> None:
     """Raise `UserError` for a name that no toolset has."""
     for name in names:
         # Other packages are searched only for a name that is unknown without them.
-        if name not in own_names() and name not in NAMES and name not in (known := known_toolsets()):
-            choices = ", ".join(known)
-            raise UserError(f"no toolset is named {name!r}{did_you_mean(name, known)} (there are {choices})")
+        if name not in own_names() and name not in NAMES and name not in (available := known_toolsets()):
+            choices = ", ".join(available)
+            raise UserError(f"no toolset is named {name!r}{did_you_mean(name, available)} (there are {choices})")
 
 
 def resolve_toolsets(
@@ -172,14 +174,14 @@ def resolve_toolsets(
         logger.warning("no toolsets are named: the model gets all of them (%s)", ", ".join(enabled))
     enabled = tuple(enabled)
     check_toolsets([*enabled, *disabled])
-    wanted = [name for name in dict.fromkeys(enabled) if name not in disabled]
-    tools = [tool for name in wanted for tool in _tools_of(name, others)]
+    selected_names = [name for name in dict.fromkeys(enabled) if name not in disabled]
+    tools = [tool for name in selected_names for tool in _tools_of(name, others)]
     return tuple({tool.name: tool for tool in tools}.values())
 
 
 def _tools_of(name: str, others: Supplier | None) -> tuple[Tool, ...]:
     if name in own_names():
-        return _own(name).tools
+        return _load_builtin(name).tools
     if name in NAMES:
         return (others or _hermes_of_process()).tools(name)
     return _loaded(_published()[name]).tools

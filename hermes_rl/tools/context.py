@@ -109,17 +109,17 @@ class ToolContext(RenamedAttributes):
 
         It is a list of (process id, text), or None if the messages exceed the limit.
         """
-        heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), _heard)
-        return {"heard": [], **heard}
+        report = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), _add_messages)
+        return {"heard": [], **report}
 
     def terminal_apart(
-        self, command: str, *, here: Sequence[str], there: Sequence[str], timeout: float = 180
+        self, command: str, *, local_command: Sequence[str], remote_command: Sequence[str], timeout: float = 180
     ) -> dict[str, Any]:
         """Run a command in this `pristine_sandbox` as `terminal_heard` does, with two programs connected to each
         other.
 
-        Meanwhile the standard output of `here`, a program in this sandbox, is the standard input of `there`, a program
-        in the sandbox from which this one was opened, and the reverse. Add ``"seconds"``.
+        Meanwhile the standard output of `local_command`, a program in this sandbox, is the standard input of
+        `remote_command`, a program in the sandbox from which this one was opened, and the reverse. Add ``"seconds"``.
         """
         other = find_runtime(self.task_id.removesuffix(UNTOUCHED)) if self.task_id.endswith(UNTOUCHED) else None
         if other is None:
@@ -127,11 +127,11 @@ class ToolContext(RenamedAttributes):
 
         async def run(sandbox: Sandbox, seconds: float) -> tuple[CommandResult, list[Message] | None]:
             self._require_no_fault(other)
-            async with connect_programs(sandbox, here, await other.sandbox(), there):
+            async with connect_programs(sandbox, local_command, await other.sandbox(), remote_command):
                 return await sandbox.run_heard(command, timeout=seconds)
 
-        heard = self._run(timeout, run, lambda done: {**_heard(done), "seconds": done[0].duration})
-        return {"heard": [], "seconds": 0.0, **heard}
+        report = self._run(timeout, run, lambda done: {**_add_messages(done), "seconds": done[0].duration})
+        return {"heard": [], "seconds": 0.0, **report}
 
     def _run(
         self,
@@ -187,8 +187,8 @@ class ToolContext(RenamedAttributes):
         """
         artifacts = self.runtime.artifacts
         if name not in artifacts:
-            known = ", ".join(artifacts) or "none"
-            raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
+            artifact_names = ", ".join(artifacts) or "none"
+            raise UserError(f"the spec has no artifact {name!r} (there are: {artifact_names})")
         artifact = artifacts[name]
         if artifact.problem is not None:
             raise agent_error(OSError)(errno.ENODATA, artifact.problem, f"artifact {name}")
@@ -247,9 +247,9 @@ class ToolContext(RenamedAttributes):
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Return the lines that match a regular expression, in the form of the tool `search_files`."""
-        wanted = Query(query, path=path)
+        search_query = Query(query, path=path)
         try:
-            return self._on_sandbox(lambda sandbox: search(sandbox, wanted, cwd=None, timeout=60))
+            return self._on_sandbox(lambda sandbox: search(sandbox, search_query, cwd=None, timeout=60))
         except KilledByAgentError as error:
             return {"error": str(error)}
 
@@ -408,13 +408,15 @@ class ToolContext(RenamedAttributes):
     @contextmanager
     def pristine_sandbox(self) -> Iterator[ToolContext]:
         """Open a new sandbox from the spec's description, for the block; it contains no file of the rollout."""
-        own = self.runtime
+        rollout_runtime = self.runtime
         name = self.task_id + UNTOUCHED
-        fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, loop=own.loop)
+        fresh = ToolRuntime(
+            rollout_runtime.config, task_id=name, toolkit=rollout_runtime.toolkit, loop=rollout_runtime.loop
+        )
         try:
             yield ToolContext(name)
         finally:
-            self._wait(own, fresh.close())
+            self._wait(rollout_runtime, fresh.close())
 
     def cleanup(self) -> None:
         """Release the sandbox of a task that the caller created; the run releases the sandboxes of its rollouts."""
@@ -558,7 +560,7 @@ def _answer(result: CommandResult) -> dict[str, Any]:
     return answer | ({"truncated": True} if result.truncated else {})
 
 
-def _heard(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
+def _add_messages(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
     return {**_answer(done[0]), "heard": done[1]}
 
 

@@ -68,21 +68,21 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
     if old == new:
         raise NoMatchError("old_string and new_string are the same: nothing would change")
     crlf = only_crlf(text)
-    plain, old, new = (unix(part) if crlf else part for part in (text, old, new))
-    count, changed = _replaced(plain, old, new, MOST_ADDED)
-    places = [] if count else find_lines(plain, old)
-    times = count or len(places)
+    unix_text, old, new = (unix(part) if crlf else part for part in (text, old, new))
+    count, changed = _replaced(unix_text, old, new, MOST_ADDED)
+    matches = [] if count else find_lines(unix_text, old)
+    times = count or len(matches)
     if not times:
-        raise NoMatchError(f"old_string was not found in the file{_nearest(plain, old)}")
+        raise NoMatchError(f"old_string was not found in the file{_nearest(unix_text, old)}")
     if times > 1 and not everywhere:
         raise NoMatchError(f"old_string is in the file {times} times; add lines around it, or set replace_all=true")
-    _require_room(count * (len(new) - len(old)) + len(places) * len(new))
+    _require_room(count * (len(new) - len(old)) + len(matches) * len(new))
     spans, added = [], 0
-    for place in places:
-        spans.append(place.span(old, new))
+    for match in matches:
+        spans.append(match.span(old, new))
         added += len(spans[-1].text)
         _require_room(added)
-    changed = changed if count else apply(plain, spans)
+    changed = changed if count else apply(unix_text, spans)
     return _windows(changed) if crlf else changed
 
 
@@ -94,13 +94,13 @@ def _replaced(text: str, old: str, new: str, most_added: float = math.inf) -> tu
     parts, count, start = list[str](), 0, 0
     while start < len(text):
         end = start + max(PIECE, len(old)) + len(old)
-        pieces = text[start:end].split(old)
-        count += len(pieces) - 1
-        begun = min(len(old) - 1, len(pieces[-1])) if end < len(text) else 0  # a possible start of an `old`
-        pieces[-1] = pieces[-1][: len(pieces[-1]) - begun]
+        chunks = text[start:end].split(old)
+        count += len(chunks) - 1
+        overlap = min(len(old) - 1, len(chunks[-1])) if end < len(text) else 0  # a possible start of an `old`
+        chunks[-1] = chunks[-1][: len(chunks[-1]) - overlap]
         if count * (len(new) - len(old)) <= most_added:
-            parts.append(new.join(pieces))
-        start = min(end, len(text)) - begun
+            parts.append(new.join(chunks))
+        start = min(end, len(text)) - overlap
     return count, "".join(parts)
 
 
@@ -131,9 +131,9 @@ def find_lines(text: str, old: str) -> list[LooseMatch]:
         return []
     lines = text.split("\n")
     for normal, reindent in ((str.rstrip, False), (str.strip, True), (_folded, True)):
-        places = _by_lines(lines, old, normal, reindent=reindent)
-        if places:
-            return places
+        matches = _by_lines(lines, old, normal, reindent=reindent)
+        if matches:
+            return matches
     return []
 
 
@@ -147,22 +147,22 @@ def apply(text: str, spans: list[Span]) -> str:
 
 
 def _by_lines(lines: list[str], old: str, normal: Callable[[str], str], *, reindent: bool) -> list[LooseMatch]:
-    wanted = [normal(line) for line in old.removesuffix("\n").split("\n")]
-    if not any(wanted):
+    old_lines = [normal(line) for line in old.removesuffix("\n").split("\n")]
+    if not any(old_lines):
         return []
     # As one text each, so that the search takes time in proportion to its length, even with repetitions.
     normals = [normal(line) for line in lines]
-    whole, part = "\n".join(["", *normals, ""]), "\n".join(["", *wanted, ""])
+    full_text, part = "\n".join(["", *normals, ""]), "\n".join(["", *old_lines, ""])
     begins = list(accumulate((len(line) + 1 for line in normals), initial=0))
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-    places, size = [], len(wanted)
-    at = whole.find(part)
-    while at != -1:
-        i = bisect_left(begins, at)
+    matches, size = [], len(old_lines)
+    offset = full_text.find(part)
+    while offset != -1:
+        i = bisect_left(begins, offset)
         cut = not (old.endswith("\n") and i + size < len(lines))
-        places.append(LooseMatch(starts[i], starts[i + size] - cut, _indent(lines[i]) if reindent else None, cut))
-        at = whole.find(part, begins[i + size])
-    return places
+        matches.append(LooseMatch(starts[i], starts[i + size] - cut, _indent(lines[i]) if reindent else None, cut))
+        offset = full_text.find(part, begins[i + size])
+    return matches
 
 
 def _reindented(new: str, old: str, want: str) -> str:
@@ -186,9 +186,9 @@ def _folded(line: str) -> str:
 def _nearest(text: str, old: str) -> str:
     """Return a hint if the first line of `old` occurs in the text alone."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
-    at = text.find(first) if first else -1
-    if at != -1:
-        return f"; its first line is at line {text.count(chr(10), 0, at) + 1}, but what follows differs"
+    offset = text.find(first) if first else -1
+    if offset != -1:
+        return f"; its first line is at line {text.count(chr(10), 0, offset) + 1}, but what follows differs"
     return "; read the file again and copy the passage as it is"
 
 
@@ -271,11 +271,11 @@ def update(text: str, hunks: list[Hunk]) -> str:
     crlf = only_crlf(text)
     text = unix(text) if crlf else text
     position, search = 0, LenientSearch()
-    for number, hunk in enumerate(hunks, 1):
+    for index, hunk in enumerate(hunks, 1):
         try:
             text, position = _apply(text, hunk, position, search)
         except NoMatchError as error:
-            raise NoMatchError(f"hunk {number}: {error}") from None
+            raise NoMatchError(f"hunk {index}: {error}") from None
     return _windows(text) if crlf else text
 
 
@@ -285,7 +285,7 @@ class LenientSearch:
     def __init__(self) -> None:
         self._remaining = LENIENT_WORK
 
-    def places(self, text: str, old: str) -> list[LooseMatch]:
+    def find(self, text: str, old: str) -> list[LooseMatch]:
         """Return the locations of the lines; an empty list if the limit is exceeded."""
         self._remaining -= len(text) + LINE_WORK * text.count("\n")
         return find_lines(text, old) if self._remaining >= 0 else []
@@ -340,9 +340,9 @@ def _apply(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple
     span = _whole_lines(text, hunk, start)
     if span is None:
         old, new = "\n".join(hunk.before), "\n".join(hunk.after)
-        places = search.places(text, old)
-        place = next((place for place in places if place.start >= start), places[0] if places else None)
-        span = place.span(old, new) if place is not None else None
+        matches = search.find(text, old)
+        match = next((match for match in matches if match.start >= start), matches[0] if matches else None)
+        span = match.span(old, new) if match is not None else None
     if span is None:
         raise NoMatchError(f"its lines were not found, beginning with {hunk.before[0][:80]!r}")
     end = span.end
@@ -356,22 +356,22 @@ def _whole_lines(text: str, hunk: Hunk, start: int) -> Span | None:
     """Return the exact location of the lines of a hunk: from `start` on, or else anywhere."""
     old = "\n".join(hunk.before)
     framed = f"\n{text}\n"
-    at = framed.find(f"\n{old}\n", start)
-    at = at if at != -1 else framed.find(f"\n{old}\n")
-    return Span(at, at + len(old), "\n".join(hunk.after)) if at != -1 else None
+    offset = framed.find(f"\n{old}\n", start)
+    offset = offset if offset != -1 else framed.find(f"\n{old}\n")
+    return Span(offset, offset + len(old), "\n".join(hunk.after)) if offset != -1 else None
 
 
 def _after_hint(text: str, hint: str, position: int) -> int:
     """Return the offset of the line after the one that the hint names; if it is missing, `position`."""
-    at = text.find(hint, position) if hint else -1
-    if at == -1:
+    hint_start = text.find(hint, position) if hint else -1
+    if hint_start == -1:
         return position
-    end = text.find("\n", at)
+    end = text.find("\n", hint_start)
     return len(text) if end == -1 else end + 1
 
 
-def _insert(text: str, hunk: Hunk, at: int) -> tuple[str, int]:
+def _insert(text: str, hunk: Hunk, offset: int) -> tuple[str, int]:
     new = "\n".join(hunk.after) + "\n"
-    if at == len(text) and text and not text.endswith("\n"):
+    if offset == len(text) and text and not text.endswith("\n"):
         new = "\n" + new
-    return text[:at] + new + text[at:], at + len(new)
+    return text[:offset] + new + text[offset:], offset + len(new)

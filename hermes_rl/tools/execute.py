@@ -99,9 +99,9 @@ def check_arguments(
     if not check:
         return coerced, repaired
     problems = []
-    known = compiled.schema.get("properties") or {}
+    properties = compiled.schema.get("properties") or {}
     for key in compiled.unknown_properties(coerced)[:MOST_PROBLEMS]:
-        hint = f"{did_you_mean(key, known)} (there are: {', '.join(known) or 'none'})"
+        hint = f"{did_you_mean(key, properties)} (there are: {', '.join(properties) or 'none'})"
         problems.append(f"unknown parameter {place_of((key,))!r}{hint}")
     try:
         problems += compiled.problems(coerced)
@@ -116,7 +116,7 @@ async def _checked_apart(raw: str, tool: Tool, repair: bool) -> tuple[dict[str, 
     """Check arguments in a process that can be killed: a regular expression blocks all threads of its process."""
     try:
         answer = await POOL.call(
-            Code.of(f"{__name__}:answer_checked"),
+            Code.from_ref(f"{__name__}:answer_checked"),
             {"raw": raw, "schema": tool.parameters, "repair": repair, "check": tool.checks_arguments},
             "hermes_rl.plugins:identity",
             CHECK_SECONDS,

@@ -98,7 +98,7 @@ class HermesToolsets:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = {name: value for name, value in environ.items() if name != "HERMES_HOME"}
-        self._described: dict[str, Any] = {}
+        self._descriptions: dict[str, Any] = {}
         self._process: HostProcess | None = None
         self._folder: Path | None = None
         self._starting = asyncio.Lock()
@@ -111,10 +111,10 @@ class HermesToolsets:
         problem = self.problem(source)
         if problem is not None:
             raise UserError(problem)
-        described = self._described[source]
-        for tool in described["missing"]:
-            log.warning("toolset %s: %s is left out, %s", source, tool, _remedy(source, described["missing"]))
-        return tuple(HermesTool(self, schema["function"]) for schema in described["schemas"])
+        description = self._descriptions[source]
+        for tool in description["missing"]:
+            log.warning("toolset %s: %s is left out, %s", source, tool, _remedy(source, description["missing"]))
+        return tuple(HermesTool(self, schema["function"]) for schema in description["schemas"])
 
     def problem(self, toolset: str) -> str | None:
         """Return why a toolset cannot be used here, with a fix, or None if it can be used. May take a second."""
@@ -122,12 +122,12 @@ class HermesToolsets:
             return f"toolset {toolset} cannot be used in a rollout: {REFUSED[toolset]}"
         if importlib.util.find_spec("model_tools") is None:
             return f"toolset {toolset} needs the extra `hermes`: {install_command('hermes')}"
-        if toolset not in self._described:
-            self._described |= self._describe(toolset)
-        described = self._described[toolset]
-        if described["schemas"]:
+        if toolset not in self._descriptions:
+            self._descriptions |= self._describe(toolset)
+        description = self._descriptions[toolset]
+        if description["schemas"]:
             return None
-        return f"toolset {toolset} cannot work here: {_remedy(toolset, described['missing'])}"
+        return f"toolset {toolset} cannot work here: {_remedy(toolset, description['missing'])}"
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
         """Return the connection of the rollout."""
@@ -189,8 +189,8 @@ class HermesToolsets:
         if ended.returncode != 0:
             message = ended.stderr.decode("utf-8", "replace").strip()[-1000:]
             raise UserError(f"toolset {toolset}: hermes-agent cannot be asked what it offers: {message}")
-        described: dict[str, Any] = json.loads(ended.stdout)
-        return described
+        descriptions: dict[str, Any] = json.loads(ended.stdout)
+        return descriptions
 
 
 _COMMAND = (sys.executable, "-P", "-m", "hermes_rl.tools.hermes_worker")
@@ -220,14 +220,14 @@ class HermesSession:
                     self._writer.transport.abort()
                 reader, self._writer = await self._toolsets.connect()
                 self._reading = asyncio.create_task(self._read(reader))
-        number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._writer.write(json.dumps({"id": number, "tool": tool, "arguments": arguments}).encode() + b"\n")
+        request_id = next(self._numbers)
+        answer = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        self._writer.write(json.dumps({"id": request_id, "tool": tool, "arguments": arguments}).encode() + b"\n")
         try:
             text: str = await answer
             return text
         finally:
-            self._waiting.pop(number, None)
+            self._waiting.pop(request_id, None)
 
     async def close(self) -> None:
         """End the process: it ends with the connection."""

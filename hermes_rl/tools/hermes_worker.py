@@ -43,14 +43,14 @@ def describe(names: list[str]) -> dict[str, Any]:
     from tools.registry import registry
     from toolsets import resolve_toolset
 
-    described: dict[str, Any] = {}
+    descriptions: dict[str, Any] = {}
     for name in names:
         schemas = get_tool_definitions([name], quiet_mode=True, skip_tool_search_assembly=True)
-        there = {schema["function"]["name"] for schema in schemas}
-        entries = {tool: registry.get_entry(tool) for tool in sorted(set(resolve_toolset(name)) - there)}
+        available_names = {schema["function"]["name"] for schema in schemas}
+        entries = {tool: registry.get_entry(tool) for tool in sorted(set(resolve_toolset(name)) - available_names)}
         missing = {tool: list(entry.requires_env or ()) for tool, entry in entries.items() if entry is not None}
-        described[name] = {"schemas": schemas, "missing": missing}
-    return described
+        descriptions[name] = {"schemas": schemas, "missing": missing}
+    return descriptions
 
 
 def serve(path: str, out: IO[str]) -> None:

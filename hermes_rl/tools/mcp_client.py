@@ -95,9 +95,9 @@ class Listed:
     """The JSON Schema of its structured results, or None if it declares none."""
 
 
-def fingerprint(listed: tuple[Listed, ...]) -> str:
+def fingerprint(listed_tools: tuple[Listed, ...]) -> str:
     """Return the SHA-256 over names, descriptions and schemas, independent of the order of the list."""
-    tools = sorted([tool.name, tool.description, json.dumps(tool.parameters, sort_keys=True)] for tool in listed)
+    tools = sorted([tool.name, tool.description, json.dumps(tool.parameters, sort_keys=True)] for tool in listed_tools)
     return hashlib.sha256(json.dumps(tools).encode()).hexdigest()
 
 
@@ -228,7 +228,7 @@ class McpSession:
         arguments = {"content": result.structured_content, "schema": schema}
         try:
             problem: object = await POOL.call(
-                Code.of(f"{__name__}:problem_of"), arguments, "hermes_rl.plugins:identity", CHECK_SECONDS
+                Code.from_ref(f"{__name__}:problem_of"), arguments, "hermes_rl.plugins:identity", CHECK_SECONDS
             )
         except EndedError as error:
             raise RuntimeError(f"checking it {error}") from None
@@ -241,18 +241,18 @@ class McpSession:
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
-        listed: list[Listed] = []
+        tools: list[Listed] = []
         cursor: str | None = None
         try:
             for _ in range(MOST_PAGES):
                 page = await self._open_client().list_tools(cursor=cursor)
-                listed += [
+                tools += [
                     Listed(tool.name, tool.description or "", tool.input_schema, tool.output_schema)
                     for tool in page.tools
                 ]
                 cursor = page.next_cursor
-                if cursor is None and len(listed) <= MOST_TOOLS:
-                    return tuple(listed)
+                if cursor is None and len(tools) <= MOST_TOOLS:
+                    return tuple(tools)
         except (MCPError, RuntimeError, ValidationError) as error:
             raise McpLostError(f"its tools cannot be listed: {str(error).splitlines()[0]}") from None
         raise McpLostError(f"it lists more than {MOST_TOOLS} tools")
@@ -285,8 +285,8 @@ def _block(block: dict[str, Any]) -> str:
     resource = block.get("resource", {})
     if "text" in resource:
         return str(resource["text"])
-    what = block.get("mimeType") or resource.get("mimeType") or block.get("uri") or resource.get("uri") or "content"
-    return f"[{block.get('type', 'content')}: {what}]"
+    label = block.get("mimeType") or resource.get("mimeType") or block.get("uri") or resource.get("uri") or "content"
+    return f"[{block.get('type', 'content')}: {label}]"
 
 
 def _message(line: bytes) -> JSONRPCMessage | None:

@@ -30,10 +30,10 @@ class McpTool(DescribedTool):
 
     checks_arguments = False
 
-    def __init__(self, source: McpSource, listed: Listed, name: str) -> None:
-        accepted = {"type": "object", "properties": {}, **listed.parameters}
-        super().__init__(name, listed.description, accepted)
-        self.listed, self._source = listed, source
+    def __init__(self, source: McpSource, listing: Listed, name: str) -> None:
+        accepted = {"type": "object", "properties": {}, **listing.parameters}
+        super().__init__(name, listing.description, accepted)
+        self.listing, self._source = listing, source
         try:
             self.compiled.check()
         except InvalidSchemaError:
@@ -47,7 +47,7 @@ class McpTool(DescribedTool):
             await self._source.server(runtime).tools()
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return await self._source.server(runtime).call(self.listed.name, args)
+        return await self._source.server(runtime).call(self.listing.name, args)
 
 
 class McpSource:
@@ -72,11 +72,11 @@ class McpSource:
             if self.fingerprint is None:
                 try:
                     async with ToolRuntime(config) as runtime:
-                        listed = await self.server(runtime).tools()
+                        listed_tools = await self.server(runtime).tools()
                 except ToolServerFailure as failure:
                     raise RunError(failure.detail) from failure
-                self._tools = tuple(self._tool(tool, reserved) for tool in self._allowed(listed))
-                self.fingerprint = fingerprint(listed)
+                self._tools = tuple(self._tool(tool, reserved) for tool in self._allowed(listed_tools))
+                self.fingerprint = fingerprint(listed_tools)
             return self._tools
 
     def server(self, runtime: ToolRuntime) -> McpServer:
@@ -102,8 +102,8 @@ class McpSource:
             return HostServer(self.settings, self.fingerprint, self._starts)
         return SandboxServer(self.settings, self.fingerprint, self._starts, runtime)
 
-    def _allowed(self, listed: tuple[Listed, ...]) -> list[Listed]:
-        names = [tool.name for tool in listed]
+    def _allowed(self, listed_tools: tuple[Listed, ...]) -> list[Listed]:
+        names = [tool.name for tool in listed_tools]
         allow = self.settings.allow
         for name in allow or ():
             if name not in names:
@@ -111,22 +111,22 @@ class McpSource:
                 raise UserError(
                     f"MCP server {self.settings.name} has no tool {name!r}{did_you_mean(name, names)} (it has {have})"
                 )
-        return [tool for tool in listed if allow is None or tool.name in allow]
+        return [tool for tool in listed_tools if allow is None or tool.name in allow]
 
-    def _tool(self, listed: Listed, reserved: Collection[str]) -> McpTool:
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", (self.settings.prefix or "") + listed.name)
+    def _tool(self, listing: Listed, reserved: Collection[str]) -> McpTool:
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", (self.settings.prefix or "") + listing.name)
         if name in reserved:
             name = f"{self.settings.name}_{name}"
-        where = f"tool {listed.name!r} of the MCP server {self.settings.name}"
+        label = f"tool {listing.name!r} of the MCP server {self.settings.name}"
         if not NAME.fullmatch(name):
-            raise UserError(f"{where} cannot be offered as {name!r}: a name has 1 to 64 letters, digits, _ and -")
-        schema = listed.parameters
+            raise UserError(f"{label} cannot be offered as {name!r}: a name has 1 to 64 letters, digits, _ and -")
+        schema = listing.parameters
         if schema.get("type", "object") != "object":
             raise UserError(
-                f"{where} has parameters of type {schema['type']!r}; only objects can be offered to a model"
+                f"{label} has parameters of type {schema['type']!r}; only objects can be offered to a model"
             )
         if not isinstance(schema.get("properties", {}), Mapping):
-            raise UserError(f"{where} has no JSON Schema for its parameters: properties are no mapping")
+            raise UserError(f"{label} has no JSON Schema for its parameters: properties are no mapping")
         if len(json.dumps(schema)) > SCHEMA_LIMIT:
-            raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
-        return McpTool(self, listed, name)
+            raise UserError(f"{label} has a schema of more than {SCHEMA_LIMIT} characters")
+        return McpTool(self, listing, name)

@@ -75,7 +75,7 @@ class BoundedClient(httpx2.AsyncClient):
             body = await _body(response, ANSWER_LIMIT)
             if await run_exclusively(too_many_values, body) if len(body) > MOST_VALUES else False:
                 raise TooLargeError
-            return httpx2.Response(200, headers=_kept(response), content=body, request=request)
+            return httpx2.Response(200, headers=_select_headers(response), content=body, request=request)
         elif response.status_code >= 300 or request.method == "POST":
             exchange.fail(f"it answered with the HTTP status {response.status_code} and content type {kind[:100]!r}")
         return response
@@ -88,30 +88,30 @@ async def _refused(request: httpx2.Request, response: httpx2.Response, exchange:
         body = await _body(response, ERROR_LIMIT)
     except TooLargeError:
         body = b""
-    asked, told = (read_object(each, ANSWER_LIMIT) or {} for each in (request.content, body))
+    request_body, response_body = (read_object(each, ANSWER_LIMIT) or {} for each in (request.content, body))
     has_session = "mcp-session-id" in request.headers
-    is_rpc = isinstance(told.get("error"), dict) and "jsonrpc" in told
-    if is_rpc and told.get("id") is not None and told.get("id") == asked.get("id"):
-        return httpx2.Response(status, headers=_kept(response), content=body, request=request)
+    is_rpc = isinstance(response_body.get("error"), dict) and "jsonrpc" in response_body
+    if is_rpc and response_body.get("id") is not None and response_body.get("id") == request_body.get("id"):
+        return httpx2.Response(status, headers=_select_headers(response), content=body, request=request)
     # By the specification 404 means that the session has ended. Some servers send 400, before they have read the id.
     ended = has_session and (status == 404 or (status == 400 and is_rpc))
     exchange.fail(f"HTTP status {status}", executed=not ended and status not in NOT_EXECUTED, ended=ended)
     return httpx2.Response(status, request=request)
 
 
-def _kept(response: httpx2.Response) -> dict[str, str]:
+def _select_headers(response: httpx2.Response) -> dict[str, str]:
     """Return the headers that the SDK reads."""
     names = ("content-type", "mcp-session-id")
     return {name: response.headers[name] for name in names if name in response.headers}
 
 
-async def _body(response: httpx2.Response, most: int) -> bytes:
+async def _body(response: httpx2.Response, limit: int) -> bytes:
     """Return the complete body; raises `TooLargeError`."""
     body = bytearray()
     try:
         async for part in response.aiter_raw():
             body += part
-            if len(body) > most:
+            if len(body) > limit:
                 raise TooLargeError
     finally:
         await response.aclose()
@@ -135,7 +135,11 @@ class Events(httpx2.AsyncByteStream):
                 total += len(part)
                 waiting += part
                 since = max(0, len(waiting) - len(part) - 3)
-                ends = [place + len(mark) for mark in _BLANK_LINES if (place := waiting.rfind(mark, since)) >= 0]
+                ends = [
+                    position + len(separator)
+                    for separator in _BLANK_LINES
+                    if (position := waiting.rfind(separator, since)) >= 0
+                ]
                 if len(waiting) > ANSWER_LIMIT or total > STREAM_LIMIT:
                     self._exchange.large = True
                     raise TooLargeError

@@ -44,15 +44,15 @@ class Signature:
     adapter: TypeAdapter[Any]
 
     @classmethod
-    def of(cls, function: Callable[..., Any], name: str, *, skip_first: bool = False) -> Signature:
+    def from_function(cls, function: Callable[..., Any], name: str, *, skip_first: bool = False) -> Signature:
         """Read a function; raises `UserError` where a model could not call it. `skip_first` leaves out self."""
         text = inspect.getdoc(function) or ""
         if not text:
             raise UserError(f"tool {name!r} has no docstring; its first paragraph is what the model is told")
-        described = _argument_texts(text)
+        descriptions = _argument_texts(text)
         fields: dict[str, Any] = {}
         for parameter in _parameters(function, name, skip_first=skip_first):
-            fields[parameter.name] = _field(parameter, described.get(parameter.name))
+            fields[parameter.name] = _field(parameter, descriptions.get(parameter.name))
         # A TypedDict, since a model class would reserve names such as `schema` and `copy` for itself.
         shape = TypedDict(name, fields)  # type: ignore[misc]
         shape.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
@@ -104,8 +104,8 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
     schema.setdefault("properties", {})
     for part in (schema, *schema.get("$defs", {}).values()):
         part.pop("title", None)
-        for inner in part.get("properties", {}).values():
-            inner.pop("title", None)
+        for property_schema in part.get("properties", {}).values():
+            property_schema.pop("title", None)
     return schema
 
 
@@ -146,10 +146,10 @@ def _signature_of(code: Callable[..., Any], name: str) -> Signature:
         case MethodType(__func__=FunctionType(__closure__=None) as function):
             return _signature(function, name, skip_first=True)
         case _:
-            return Signature.of(code, name)
+            return Signature.from_function(code, name)
 
 
-_signature = functools.lru_cache(maxsize=1024)(Signature.of)
+_signature = functools.lru_cache(maxsize=1024)(Signature.from_function)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -265,21 +265,21 @@ def described_tools(state: object, method: str, schemas: Schemas, choice: Choice
     """Return the chosen tools of those that `schemas` describes, and the method `method` of a state answers. Raises
     `UserError` where there is no such attribute, file or method, or it describes no tools."""
     turns = _turns_of(_method(state, method))
-    where = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
-    described: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas
-    if isinstance(described, Mapping):
-        where, described = described["file"], _document(described["file"])
-    if not isinstance(described, list | tuple):
-        described = [described]
-    described = [each.get("function", each) if isinstance(each, Mapping) else each for each in described]
-    for schema in described:
+    source = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
+    tool_schemas: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas
+    if isinstance(tool_schemas, Mapping):
+        source, tool_schemas = tool_schemas["file"], _document(tool_schemas["file"])
+    if not isinstance(tool_schemas, list | tuple):
+        tool_schemas = [tool_schemas]
+    tool_schemas = [each.get("function", each) if isinstance(each, Mapping) else each for each in tool_schemas]
+    for schema in tool_schemas:
         parameters = schema.get("parameters") if isinstance(schema, Mapping) else None
         if not isinstance(parameters, Mapping) or not NAME.fullmatch(str(schema.get("name"))):
             raise UserError(
-                f"{where} has to be a list of tools, each a mapping of `name` (letters, digits, _ and -), "
+                f"{source} has to be a list of tools, each a mapping of `name` (letters, digits, _ and -), "
                 f"`description` and `parameters`, not {schema!r:.200}"
             )
-    chosen = [schema for schema in described if choice.takes(schema["name"], None)]
+    chosen = [schema for schema in tool_schemas if choice.takes(schema["name"], None)]
     return tuple(DescribedStateTool(schema, method, turns) for schema in chosen)
 
 
@@ -307,21 +307,21 @@ class Choice:
         self._any = names is None
         self._patterns = [name for name in names or () if WILDCARD & set(name)]
         self._names = dict.fromkeys(name for name in names or () if not WILDCARD & set(name))
-        self.known: set[str] = set()
+        self.seen_names: set[str] = set()
         """Names that were asked about."""
 
     def takes(self, name: str, code: object) -> bool:
-        self.known.add(name)
-        named = self._any or name in self._names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
-        return named and (self.decorated_with is None or bool(getattr(code, self.decorated_with, False)))
+        self.seen_names.add(name)
+        is_named = self._any or name in self._names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+        return is_named and (self.decorated_with is None or bool(getattr(code, self.decorated_with, False)))
 
-    def require_met(self, where: str, tools: Sequence[object]) -> None:
+    def require_met(self, source: str, tools: Sequence[object]) -> None:
         """Raise `UserError` for a name, which is no pattern, that nothing has, and for a mark that nothing has."""
         for name in self._names:
-            if name not in self.known:
-                raise UserError(f"{where} has no tool {name!r}{did_you_mean(name, self.known)}")
+            if name not in self.seen_names:
+                raise UserError(f"{source} has no tool {name!r}{did_you_mean(name, self.seen_names)}")
         if self.decorated_with is not None and not tools:
-            raise UserError(f"{where} has no function or method with {self.decorated_with!r} that could be a tool")
+            raise UserError(f"{source} has no function or method with {self.decorated_with!r} that could be a tool")
 
 
 def state_tools(state: object, name: str | None = None, choice: Choice | None = None) -> tuple[Tool, ...]:
@@ -329,31 +329,31 @@ def state_tools(state: object, name: str | None = None, choice: Choice | None = 
     choice = choice or Choice()
     owner = state if name is None else _attribute(state, name)
     if isinstance(owner, list | tuple):
-        own = [(str(each), _method(state, str(each))) for each in owner]
-        return tuple(StateTool(None, method, each) for each, method in own if choice.takes(each, method))
+        member = [(str(each), _method(state, str(each))) for each in owner]
+        return tuple(StateTool(None, method, each) for each, method in member if choice.takes(each, method))
     if name is not None and inspect.isroutine(owner):
         return (StateTool(None, owner, name),) if choice.takes(name, owner) else ()
     public = list(_public_methods(owner))
     if not public:
         raise UserError(f"{name or type(state).__name__} has no public methods, so there are no tools")
-    return tuple(StateTool(name, method, own) for own, method in public if choice.takes(own, method))
+    return tuple(StateTool(name, method, member) for member, method in public if choice.takes(member, method))
 
 
 def functions_of(reference: str, names: Sequence[str] | None, decorated_with: str | None) -> list[str]:
     """Return references to the functions that a reference names: itself, or all public ones of `file.py:*`."""
-    place, _, name = reference.rpartition(":")
+    module_ref, _, name = reference.rpartition(":")
     if name != "*":
         return [reference]
-    module, choice = load_module(place), Choice(names, decorated_with)
-    own = [
+    module, choice = load_module(module_ref), Choice(names, decorated_with)
+    function_names = [
         name
         for name, function in vars(module).items()
         if inspect.isroutine(function) and getattr(function, "__module__", None) == module.__name__ and name[0] != "_"
     ]
-    chosen = [f"{place}:{name}" for name in own if choice.takes(name, getattr(module, name))]
-    choice.require_met(place, chosen)
-    if not own:
-        raise UserError(f"{place} has no public functions, so there are no tools")
+    chosen = [f"{module_ref}:{name}" for name in function_names if choice.takes(name, getattr(module, name))]
+    choice.require_met(module_ref, chosen)
+    if not function_names:
+        raise UserError(f"{module_ref} has no public functions, so there are no tools")
     return chosen
 
 

@@ -41,14 +41,14 @@ class Recorder:
         self._writing = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._known = {(line["source"], line["function"]["name"]) for line in _lines(folder / TOOLS)}
+            self._recorded_tools = {(line["source"], line["function"]["name"]) for line in _lines(folder / TOOLS)}
         except OSError as error:
             raise UserError(f"toolsets.record: {folder} cannot be used: {error.strerror}") from error
 
     def wrap(self, tool: Tool, source: str) -> Tool:
         """Return the tool of a toolset or server, wrapped to store its results."""
-        if (source, tool.name) not in self._known:
-            self._known.add((source, tool.name))
+        if (source, tool.name) not in self._recorded_tools:
+            self._recorded_tools.add((source, tool.name))
             self._append(TOOLS, {"source": source, **tool.schema})
         recorded = _Outside(tool.name, tool.description, tool.parameters, partial(self._answer, tool))
         recorded.parallel, recorded.timeout, recorded.on_sandbox = tool.parallel, tool.timeout, tool.on_sandbox
@@ -108,9 +108,9 @@ class Replay:
             )
             raise ToolInputError("this call has no recorded answer, and nothing is asked of the world now")
         counts = self._counts.setdefault(runtime, Counter())
-        number = counts[key]
+        call_index = counts[key]
         counts[key] += 1
-        answer, error = self._answers[key][min(number, len(self._answers[key]) - 1)]
+        answer, error = self._answers[key][min(call_index, len(self._answers[key]) - 1)]
         if error:
             raise ToolInputError(answer)
         return answer

@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # each process that runs tools would load the models of specs
 
 HERE = "hermes_rl.tools.rollout_process"
 T = TypeVar("T")
-BEGIN = Code.of(f"{HERE}:begin")
+BEGIN = Code.from_ref(f"{HERE}:begin")
 """Function that rollouts without such a process do not need."""
 STATE = "state"
 """Name under which the process keeps the state."""
@@ -100,7 +100,7 @@ class RolloutProcess:
 
         Cancellation ends the process: nothing else can stop the call.
         """
-        code = Code.of(f"{HERE}:{function}")
+        code = Code.from_ref(f"{HERE}:{function}")
         return await self.held.call(code, arguments, "hermes_rl.plugins:identity", LONGEST, read)
 
     async def tools(self, source: Mapping[str, Any]) -> tuple[Tool, ...]:
@@ -110,15 +110,18 @@ class RolloutProcess:
         """
         name, rule = source["name"], source["arguments"]
         try:
-            described = await self.call("describe_tools", read_descriptions, source=dict(source))
+            descriptions = await self.call("describe_tools", read_descriptions, source=dict(source))
         except ForeignError as error:
             raise UserError(f"tools: {name} of the state raised {error}") from error
         except EndedError as error:
             raise SandboxFailure(f"tools: {name} of the state: its process {error}") from error
         if source["schemas"] is not None:
-            return tuple(RolloutTool(one, rule, "call_described", member=name, called=one["name"]) for one in described)
+            return tuple(
+                RolloutTool(one, rule, "call_described", member=name, called=one["name"]) for one in descriptions
+            )
         return tuple(
-            RolloutTool(one, rule, "call_method", method=one["name"], source=name, arguments=rule) for one in described
+            RolloutTool(one, rule, "call_method", method=one["name"], source=name, arguments=rule)
+            for one in descriptions
         )
 
     async def close(self) -> None:
@@ -157,7 +160,9 @@ class IsolatedTool(DescribedTool):
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         try:
-            answer = await self._answer(Code.of(f"{HERE}:{self._function}"), {"args": args, **self._arguments}, runtime)
+            answer = await self._answer(
+                Code.from_ref(f"{HERE}:{self._function}"), {"args": args, **self._arguments}, runtime
+            )
         except EndedError as error:
             raise ToolFailedError(f"tool {self.name!r} failed: its process {error}", f"its process {error}") from error
         if "input" in answer:
@@ -178,7 +183,11 @@ class RolloutTool(IsolatedTool):
     def of_function(cls, tool: Tool, reference: str) -> RolloutTool:
         """Return the tool for the function that the reference names."""
         return cls(
-            description_of(tool), tool.arguments, "call_function", code=Code.of(reference), arguments=tool.arguments
+            description_of(tool),
+            tool.arguments,
+            "call_function",
+            code=Code.from_ref(reference),
+            arguments=tool.arguments,
         )
 
     async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
@@ -190,7 +199,7 @@ class PoolTool(IsolatedTool):
     """A function of the spec, which is called in a process shared with calls of other rollouts."""
 
     def __init__(self, tool: Tool, reference: str) -> None:
-        self.code = Code.of(reference)
+        self.code = Code.from_ref(reference)
         rule = tool.arguments
         super().__init__(description_of(tool), rule, "call_function", code=self.code, arguments=rule)
 
@@ -204,7 +213,7 @@ class SandboxedTool(PoolTool):
     @property
     def codes(self) -> tuple[Code, ...]:
         """All code that its process loads."""
-        return Code.of(f"{HERE}:call_function"), self.code
+        return Code.from_ref(f"{HERE}:call_function"), self.code
 
     async def _answer(self, call: Code, arguments: Mapping[str, Any], runtime: ToolRuntime) -> Mapping[str, str]:
         process = await CONFINED.hold(*self.codes)
@@ -232,7 +241,7 @@ def begin(state: Code, item: dict[str, Any]) -> None:
     current_runner().objects[STATE] = state.load()(item)
 
 
-def own_state(number: int) -> Any:
+def own_state(object_id: int) -> Any:
     """Return the state, for a reward that names it."""
     return current_runner().objects[STATE]
 
@@ -273,13 +282,13 @@ call_function.prepare = load_plugins  # type: ignore[attr-defined]
 
 def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:
     """Call a method or read an attribute of the state for the run."""
-    return _answered(lambda: asked(current_runner().objects[STATE], member, **args), answer_in_json)
+    return _answered(lambda: query_state(current_runner().objects[STATE], member, **args), answer_in_json)
 
 
-def asked(state: object, member: str, words: Sequence[Any]) -> Any:
+def query_state(state: object, member: str, arguments: Sequence[Any]) -> Any:
     """Return the result of a method of the state for these arguments, or the value of an attribute."""
     value = getattr(state, member)
-    return value(*words) if callable(value) else value
+    return value(*arguments) if callable(value) else value
 
 
 def answer_in_json(value: Any) -> str:

@@ -13,7 +13,7 @@ from hermes_rl.threads import CallThrottle
 from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolRuntime
 from hermes_rl.tools.execute import run_tool
 from hermes_rl.tools.python_tools import call_function
-from hermes_rl.tools.rollout_process import RolloutTool, answer_in_json, asked, description_of
+from hermes_rl.tools.rollout_process import RolloutTool, answer_in_json, description_of, query_state
 from hermes_rl.values import read_bounded
 
 
@@ -25,7 +25,7 @@ class StateQuestion(DescribedTool):
         self._turns = CallThrottle()
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return answer_in_json(await call_function(partial(asked, runtime.state, self.name), args, self._turns))
+        return answer_in_json(await call_function(partial(query_state, runtime.state, self.name), args, self._turns))
 
 
 def state_question(name: str, *, apart: bool) -> Tool:
@@ -34,12 +34,12 @@ def state_question(name: str, *, apart: bool) -> Tool:
     return RolloutTool(description_of(question), None, "ask_state", member=name) if apart else question
 
 
-async def ask_state(question: Tool, runtime: ToolRuntime, timeout: float | None, *words: Any) -> Any:
+async def ask_state(question: Tool, runtime: ToolRuntime, timeout: float | None, *arguments: Any) -> Any:
     """Return the state's result, as plain values.
 
     Raises `ToolFailedError` if it raised, took longer than `timeout` seconds, or returned more than the limit.
     """
-    text = await run_tool(question, {"words": words}, runtime, timeout)
+    text = await run_tool(question, {"arguments": arguments}, runtime, timeout)
     try:
         return read_bounded(text)
     except ValueError as error:

@@ -114,8 +114,8 @@ class _FailedRequestError(Exception):
 
 def _number_of(name: str | None) -> int | None:
     """Return the number in the name of an environment, `NAME_0` for the first of its name."""
-    number = (name or "").rpartition("_")[2]
-    return int(number) if number.isascii() and number.isdigit() else None
+    suffix = (name or "").rpartition("_")[2]
+    return int(suffix) if suffix.isascii() and suffix.isdigit() else None
 
 
 @dataclass
@@ -170,11 +170,11 @@ class AtroposTrainer:
                 "sequences: make the group smaller, or the batch larger"
             )
         names = await self._get("wandb_info", _Names)
-        lost, arrived = await self._compared(log, answer, unanswered)
+        lost_groups, arrived = await self._compared(log, answer, unanswered)
         return Registered(
             session={"numbers": self._numbers, "name": answer.wandb_name},
             number=answer.env_id,
-            lost=tuple(lost),
+            lost=tuple(lost_groups),
             arrived=tuple(arrived),
             # Trainers drop sequences that reach their limit.
             longest=info.max_token_len - 1 if info.max_token_len > 0 else None,
@@ -212,7 +212,7 @@ class AtroposTrainer:
         group of the API proves that it was not.
         """
         session: dict[str, Any] = log.session if isinstance(log.session, dict) else {"numbers": [log.session]}
-        former = [number for number in session["numbers"] if number is not None]
+        former = [env_id for env_id in session["numbers"] if env_id is not None]
         self._numbers = [answer.env_id]
         step, queued = answer.starting_step, None
         unproven = False
@@ -222,40 +222,40 @@ class AtroposTrainer:
                 status, queued = await self._status(former)
                 step = status.current_step  # at the same moment as the queue, because a batch may be taken at any time
         if queue_was_lost(log, step, None if queued is None else sum(queued.values())):
-            mark = log.at(step)
-            lost = log.delivered[mark.taken :]
+            step_mark = log.mark_at(step)
+            lost_groups = log.delivered[step_mark.groups_taken :]
             # Without a mark of this exact step, or if the queue held a group twice, the trainer may have used some.
-            log.repeat([*(lost if mark.step < step or log.doubled or unproven else ()), *log.doubtful])
-            return lost, []
-        for number in former if queued is not None else ():
-            self._numbers.append(number)
+            log.repeat([*(lost_groups if step_mark.step < step or log.doubled or unproven else ()), *log.doubtful])
+            return lost_groups, []
+        for env_id in former if queued is not None else ():
+            self._numbers.append(env_id)
             # So that trainers do not wait for more groups of it.
-            await self._request("POST", "disconnect-env", _Answer, json={"env_id": number})
+            await self._request("POST", "disconnect-env", _Answer, json={"env_id": env_id})
         if queued is not None and log.doubtful and await self._arrived(former):
             return [], log.doubtful[-1:]
         log.repeat(log.doubtful)
         return [], []
 
-    async def _arrived(self, ours: Collection[int]) -> bool:
-        """Return True if the group in doubt is the latest that the API has received, and one of `ours`.
+    async def _arrived(self, env_ids: Collection[int]) -> bool:
+        """Return True if the group in doubt is the latest that the API has received, and one of `env_ids`.
 
         This process sends one group at a time for all its environments. So a group that has arrived is missed only if
         an environment of another process has sent one since, or if it equals the one before it.
         """
         content = self._log.content_in_doubt
-        return content is not None and await self._latest_is(ours, [content])
+        return content is not None and await self._latest_is(env_ids, [content])
 
-    async def _latest_is(self, ours: Collection[int], contents: Collection[str]) -> bool:
-        """Return True if one of `ours` has sent the latest group of the API, with one of these contents."""
+    async def _latest_is(self, env_ids: Collection[int], contents: Collection[str]) -> bool:
+        """Return True if one of `env_ids` has sent the latest group of the API, with one of these contents."""
         latest = await self._get("latest_example", _Group)
-        return latest.env_id in ours and content_of(latest.tokens, latest.scores) in contents
+        return latest.env_id in env_ids and content_of(latest.tokens, latest.scores) in contents
 
     async def state(self) -> TrainerState:
         status, groups = await self._status(self._numbers)
-        self._numbers[1:] = [number for number in self._numbers[1:] if groups[number]]
+        self._numbers[1:] = [env_id for env_id in self._numbers[1:] if groups[env_id]]
         step, queue, queued = status.current_step, status.queue_size, sum(groups.values())
         if step < self._step:
-            raise self._lost(f"it was restarted at step {step}")
+            raise self._connection_error(f"it was restarted at step {step}")
         self._step = step
         if self._group_size == 1:
             # For groups of one the API omits groups of other environments: count them.
@@ -264,26 +264,26 @@ class AtroposTrainer:
         ahead = queued * self._group_size // self.batch_size if self.batch_size > 0 else 0
         return TrainerState(
             step=step,
-            wants=0 if step + ahead >= self.total_steps else self._wanted(status, queue, queued),
+            wants=0 if step + ahead >= self.total_steps else self._compute_capacity(status, queue, queued),
             queued=queued,
             finished=step >= self.total_steps,
             share=status.env_weight if self._weighted else 1.0,
         )
 
-    def _wanted(self, status: _Status, queue: int, queued: int) -> int:
+    def _compute_capacity(self, status: _Status, queue: int, queued: int) -> int:
         """Return the number of groups that the queue still accepts."""
         if self.batch_size <= 0:
             return 0  # the batch size is unknown
         if self.batches_ahead <= 0:
             return 1 << 30
-        least = self.min_batch_allocation
-        fraction = status.unallocated_fraction + (least or 0.0)
-        wanted = self.batches_ahead * int(self.batch_size * fraction) // self._group_size - queue
-        if least is None:
-            return wanted
+        min_share = self.min_batch_allocation
+        fraction = status.unallocated_fraction + (min_share or 0.0)
+        capacity = self.batches_ahead * int(self.batch_size * fraction) // self._group_size - queue
+        if min_share is None:
+            return capacity
         # This environment's fraction is filled regardless of other environments.
-        share = -(-self.batches_ahead * self.batch_size * least // self._group_size)
-        return max(wanted, int(share) - queued)
+        share = -(-self.batches_ahead * self.batch_size * min_share // self._group_size)
+        return max(capacity, int(share) - queued)
 
     async def send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         parts = [{**line, "env_id": self._numbers[0]} for line in lines]
@@ -310,7 +310,7 @@ class AtroposTrainer:
                 if error.unclear:
                     self._log.repeat([group.id])
         else:
-            raise self._lost(f"{path} failed {ATTEMPTS} times")
+            raise self._connection_error(f"{path} failed {ATTEMPTS} times")
         self._refused = 0
 
     async def close(self) -> None:
@@ -346,7 +346,7 @@ class AtroposTrainer:
             except _FailedRequestError as error:
                 attempt += 1
                 if attempt >= attempts:
-                    raise self._lost(error) from error
+                    raise self._connection_error(error) from error
                 await self._pause(error, path, attempt - 1)
 
     async def _once(self, method: str, path: str, form: type[A], **more: Any) -> A:
@@ -380,8 +380,8 @@ class AtroposTrainer:
             return await run_in_thread(lambda: form.model_validate_json(body))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the answer"
-            raise RunError(f"{url}: {place}: {first['msg']}, got {first['input']!r:.60}") from error
+            location = ".".join(map(str, first["loc"])) or "the answer"
+            raise RunError(f"{url}: {location}: {first['msg']}, got {first['input']!r:.60}") from error
 
     async def _exchanged(self, method: str, url: str, **more: Any) -> tuple[int, Mapping[str, str], bytes]:
         """Return the status, headers and body of the response to a request."""
@@ -389,8 +389,8 @@ class AtroposTrainer:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))
         body = bytearray()
         async with self._session.request(method, url, **more) as answer:
-            async for piece in answer.content.iter_any():
-                body += piece
+            async for chunk in answer.content.iter_any():
+                body += chunk
                 if len(body) > LARGEST_ANSWER:
                     raise RunError(f"{url} answered with more than {LARGEST_ANSWER >> 20} MiB")
             return answer.status, answer.headers, bytes(body)
@@ -399,7 +399,7 @@ class AtroposTrainer:
         logger.warning("%s/%s failed (attempt %d of %d): %s", self.url, path, attempt + 1, ATTEMPTS, error)
         await asyncio.sleep(min(PATIENCE, max(PAUSE * 2**attempt, error.wait)))
 
-    def _lost(self, problem: object) -> RunError:
+    def _connection_error(self, problem: object) -> RunError:
         return RunError(
             f"the trajectory API at {self.url} was lost: {problem}. The same command goes on when it is back"
         )
@@ -416,4 +416,4 @@ def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
         return bool(log.delivered)
     last = log.marks[-1] if log.marks else StepMark(step, 0, {})
     # Steps of an API never decrease, and while the step is unchanged its queue is kept.
-    return step < last.step or (queued == 0 and step == last.step and len(log.delivered) > last.taken)
+    return step < last.step or (queued == 0 and step == last.step and len(log.delivered) > last.groups_taken)

@@ -123,12 +123,12 @@ def _set_whole(answer: Any, names: Iterable[str]) -> None:
     for name in names:
         value = getattr(answer, name)
         try:
-            number = index(value)
+            integer = index(value)
         except TypeError:
-            number = 1 << 63
-        if abs(number) >= 1 << 63:
+            integer = 1 << 63
+        if abs(integer) >= 1 << 63:
             raise TypeError(f"{type(answer).__name__}: {name} is {value!r:.60}, and no whole number")
-        object.__setattr__(answer, name, number)
+        object.__setattr__(answer, name, integer)
 
 
 class Trainer(Protocol):

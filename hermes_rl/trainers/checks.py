@@ -43,20 +43,20 @@ class TooLong:
         """Return the group with every sequence within `longest` tokens; unchanged with ``drop``, which excludes it."""
         if longest is None or self.policy == "drop":
             return group
-        places = [place for place, tokens in enumerate(group.get("tokens") or []) if len(tokens) > longest]
-        if not places:
+        indices = [index for index, tokens in enumerate(group.get("tokens") or []) if len(tokens) > longest]
+        if not indices:
             return group
         cut = self.policy == "truncate"
         changed = {key: list(group[key]) for key in PER_TOKEN if group.get(key)}
         overrides = list(group.get("overrides") or [{} for _ in group["tokens"]])
-        for place in places:
-            size, what = len(group["tokens"][place]), "cut" if cut else "not trained on"
-            logger.warning("a sequence of %d tokens is %s: the trainer takes up to %d", size, what, longest)
+        for index in indices:
+            size, action = len(group["tokens"][index]), "cut" if cut else "not trained on"
+            logger.warning("a sequence of %d tokens is %s: the trainer takes up to %d", size, action, longest)
             for key, lines in changed.items():
-                filler = lines[place][:1] if key == "tokens" else [_FILLER.get(key)]
-                lines[place] = lines[place][:longest] if cut else filler
-            overrides[place] = {**overrides[place], **FILLER_OVERRIDE}
-        self.counts["truncated" if cut else "masked"] += len(places)
+                filler = lines[index][:1] if key == "tokens" else [_FILLER.get(key)]
+                lines[index] = lines[index][:longest] if cut else filler
+            overrides[index] = {**overrides[index], **FILLER_OVERRIDE}
+        self.counts["truncated" if cut else "masked"] += len(indices)
         return {**group, **changed, "overrides": group.get("overrides") if cut else overrides}
 
 
@@ -131,15 +131,15 @@ class Checks:
             return
         oldest = (line.get("provenance") or {}).get("oldest")
         if oldest is None or version is None:
-            words = "the version of the weights is not known; see weights_path of the server"
+            reason = "the version of the weights is not known; see weights_path of the server"
         elif version - oldest <= self.max_staleness:
             return
         else:
-            words = f"its oldest weights are {version - oldest} versions behind, {self.max_staleness} are allowed"
+            reason = f"its oldest weights are {version - oldest} versions behind, {self.max_staleness} are allowed"
         if not self.keep_stale:
-            raise GroupRefused(str(StopReason.STALE), words)
+            raise GroupRefused(str(StopReason.STALE), reason)
         self.counts[str(StopReason.STALE)] += 1
-        logger.warning("a group was sent all the same (stale): %s", words)
+        logger.warning("a group was sent all the same (stale): %s", reason)
 
 
 def completed(line: dict[str, Any]) -> dict[str, Any]:
@@ -160,10 +160,10 @@ def completed(line: dict[str, Any]) -> dict[str, Any]:
 def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None:
     """Raise GroupRefused if a group is invalid for any trainer."""
     columns = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
-    known = {"tokens", "masks"} & set(columns)
-    if tokens and not known:
+    token_columns = {"tokens", "masks"} & set(columns)
+    if tokens and not token_columns:
         raise GroupRefused("no_tokens", "the tokens of its rollouts cannot be known")
-    required = {"scores", "tokens", "masks"} if known else {"scores"}
+    required = {"scores", "tokens", "masks"} if token_columns else {"scores"}
     if missing := sorted(required - set(columns)):
         raise GroupRefused("malformed", f"it has {', '.join(sorted(required - set(missing)))}, and no {missing[0]}")
     for name, value in columns.items():
@@ -186,7 +186,7 @@ def _require_lengths(columns: Mapping[str, Any], members: Mapping[str, int], siz
     for name, entries in columns.items():
         if len(entries) not in (0, size):
             raise GroupRefused("wrong_size", f"its {name} are {len(entries)} instead of {size}")
-        for place, entry in enumerate(entries if name in PER_TOKEN and "tokens" in members else ()):
-            length = len(columns["tokens"][place])
+        for index, entry in enumerate(entries if name in PER_TOKEN and "tokens" in members else ()):
+            length = len(columns["tokens"][index])
             if isinstance(entry, Sized) and len(entry) != length:
-                raise GroupRefused("malformed", f"entry {place} of {name} has {len(entry)} values for {length} tokens")
+                raise GroupRefused("malformed", f"entry {index} of {name} has {len(entry)} values for {length} tokens")

@@ -45,9 +45,9 @@ def _load(reference: str) -> type:
         return cast(type, load_object(reference))
     points = published(TRAINERS, "trainer", (ATROPOS,))
     if reference not in points:
-        known = [ATROPOS, *points]
+        trainer_names = [ATROPOS, *points]
         raise UserError(
-            f"serve.trainer: no trainer is named {reference!r}{did_you_mean(reference, known)} (there are "
-            f"{', '.join(known)}; your own: file.py:Class)"
+            f"serve.trainer: no trainer is named {reference!r}{did_you_mean(reference, trainer_names)} (there are "
+            f"{', '.join(trainer_names)}; your own: file.py:Class)"
         )
     return cast(type, load_published(points[reference], "trainer"))

@@ -128,7 +128,7 @@ class Serving:
         """Weight for its fraction of the sequences of all environments; below 0: it takes no part in the turns."""
         self.looked = time.monotonic()
         """Time of its last poll of the trainer."""
-        self.seen = 0
+        self.sent_at_poll = 0
         """Sequences that the trainer had from all environments when that poll started."""
         self.together = together or SharedTrainer()
         self._ended = self._settled = self._wants_told = 0
@@ -178,22 +178,22 @@ class Serving:
         return self.stopped is not None or self.state.finished
 
     def wants(self, running: int) -> bool:
-        if self._wants_told < self.begun:
-            self._wants_told = self.begun
+        if self._wants_told < self.started_sequences:
+            self._wants_told = self.started_sequences
             self.together.wake()
         return self.can_start and self.room and self.together.turn(self)
 
     # ------------------------------------------------------------------ coordination with others (`SharedTrainer`)
 
     @property
-    def begun(self) -> int:
+    def started_sequences(self) -> int:
         """Number of sequences that it has started."""
-        return self.run.begun * self.run.plan.size
+        return self.run.started_groups * self.run.plan.size
 
     @property
     def pending(self) -> int:
         """Number of sequences started but not received by the trainer: running, queued or being sent."""
-        return (self.run.begun - self._settled) * self.run.plan.size
+        return (self.run.started_groups - self._settled) * self.run.plan.size
 
     @property
     def can_start(self) -> bool:
@@ -225,12 +225,12 @@ class Serving:
     @property
     def room(self) -> bool:
         """True if the trainer would accept another group, according to the last poll."""
-        return self.together.in_flight(self.seen) < self.state.wants * self.run.plan.size
+        return self.together.in_flight(self.sent_at_poll) < self.state.wants * self.run.plan.size
 
     @property
     def _running(self) -> int:
         """Number of running groups."""
-        return self.run.begun - self._ended
+        return self.run.started_groups - self._ended
 
     def wake(self) -> None:
         """Check again if another group may start."""
@@ -242,22 +242,22 @@ class Serving:
         answer = await self._answer(Registered, "register", self.registration, self.log)
         for group in [group for group in self.log.doubtful if group in answer.arrived]:
             self.log.has(group)
-        lost = [group for group in self.log.delivered if group in answer.lost]
+        lost_groups = [group for group in self.log.delivered if group in answer.lost]
         going_on = bool(self.log.delivered)
-        self.log.lost(lost)
+        self.log.record_loss(lost_groups)
         self.log.registered(answer.session)
         self.state = await self._state()
-        mark = self.log.at(self.state.step)
+        step_mark = self.log.mark_at(self.state.step)
         if not self.log.marks or self.log.marks[-1].step != self.state.step:
-            self.log.step(self.state.step, self.state.queued, mark.state)
-        self.run.quarantine = Quarantine(mark.state.get("quarantined") or ())
-        if mark.state.get("environment") is not None:
-            self.hooks.restore(mark.state["environment"])
+            self.log.step(self.state.step, self.state.queued, step_mark.state)
+        self.run.quarantine = Quarantine(step_mark.state.get("quarantined") or ())
+        if step_mark.state.get("environment") is not None:
+            self.hooks.restore(step_mark.state["environment"])
         bounds = [bound for bound in (self.checks.longest, answer.longest) if bound is not None]
         self.checks.longest = min(bounds, default=None)
         await self.hooks.registered(answer, self.state.step)
         if going_on:
-            more = f", {len(lost)} groups that it had not received are sent again" if lost else ""
+            more = f", {len(lost_groups)} groups that it had not received are sent again" if lost_groups else ""
             self.run.progress.note(f"going on at step {self.state.step}{more}; nothing that was played is played again")
 
     async def _state(self) -> TrainerState:
@@ -293,13 +293,13 @@ class Serving:
             await asyncio.sleep(LOOK)
             # Groups that arrive during the poll may be missing in its result, and count as in flight until the next
             # one.
-            now, seen, before = time.monotonic(), self.together.sent, self.state.step
+            now, sent_at_poll, before = time.monotonic(), self.together.sent, self.state.step
             state = await self._state()
-            self.looked, self.seen, self.state = now, seen, state
+            self.looked, self.sent_at_poll, self.state = now, sent_at_poll, state
             if self.state.step != before:
                 # Record the groups that the trainer has used by this step, between two sends.
                 async with self.together.under_way:
-                    if self.together.sent != seen:  # it is unknown if it counted the group that was being sent
+                    if self.together.sent != sent_at_poll:  # it is unknown if it counted the group that was being sent
                         self.state = await self._state()
                     state_then = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
                     self.log.step(self.state.step, self.state.queued, state_then)
@@ -318,7 +318,7 @@ class Serving:
         They were fresh enough when they were sent. Weights may have changed while they waited in the trainer's queue,
         from which nothing can be withdrawn.
         """
-        waiting = set(self.log.delivered[self.log.marks[-1].taken :])
+        waiting = set(self.log.delivered[self.log.marks[-1].groups_taken :])
         oldest = [self._oldest.pop(group) for group in list(self._oldest) if group not in waiting]
         now = None
         if oldest:
@@ -415,10 +415,12 @@ class Serving:
 
     async def _leave_out(self, group: Group, cause: str, detail: str) -> None:
         """Record that a group is not sent. Raises `RunError` after too many consecutive useless groups."""
-        way = WAYS_OUT.get(cause)
+        remedy = WAYS_OUT.get(cause)
         first = not self._in_vain[cause]
-        said = f"{detail}; {way} (further ones are in the run's log alone)" if first and way else detail
-        logger.log(logging.WARNING if first else logging.INFO, "group %s was not sent (%s): %s", group.id, cause, said)
+        message = f"{detail}; {remedy} (further ones are in the run's log alone)" if first and remedy else detail
+        logger.log(
+            logging.WARNING if first else logging.INFO, "group %s was not sent (%s): %s", group.id, cause, message
+        )
         await self.hooks.excluded(group, cause, detail)
         if group.dropped is not None and not group.dropped.graded:
             return  # an infrastructure failure, which the budget counts
@@ -426,10 +428,10 @@ class Serving:
         if self._in_vain.total() < IN_VAIN:
             return
         counts = ", ".join(f"{count} {cause}" for cause, count in self._in_vain.most_common() if count)
-        most, _ = self._in_vain.most_common(1)[0]
+        main_cause, _ = self._in_vain.most_common(1)[0]
         raise RunError(
             f"the last {IN_VAIN} groups were of no use to the trainer ({counts}), the last one because {detail}"
-            + (f". {most}: {WAYS_OUT[most]}" if most in WAYS_OUT else "")
+            + (f". {main_cause}: {WAYS_OUT[main_cause]}" if main_cause in WAYS_OUT else "")
         )
 
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
@@ -473,11 +475,11 @@ class SharedTrainer:
     sequences relative to its weight; one that cannot start does not block others, and catches up later.
     """
 
-    def __init__(self, number: int = 1) -> None:
+    def __init__(self, environment_count: int = 1) -> None:
         self.feeding: list[Serving] = []
         self.under_way = asyncio.Lock()
         """Held while a group is sent, so that at most one is in doubt."""
-        self.registered = asyncio.Barrier(number)
+        self.registered = asyncio.Barrier(environment_count)
         """None sends before all are registered: the trainer's latest group shows which groups arrived."""
         self.sent = 0
         """Number of sequences that the trainer has received from all of them."""
@@ -493,16 +495,16 @@ class SharedTrainer:
         """Number of sequences started by any of them and not received by the trainer."""
         return sum(serving.pending for serving in self.feeding)
 
-    def in_flight(self, seen: int) -> int:
+    def in_flight(self, sent_at_poll: int) -> int:
         """Return the number of sequences that a poll of the trainer may have missed.
 
         Each sequence counts from its start until a poll that started after its arrival, so that none is missed while it
         moves between stages.
 
         Args:
-            seen: `sent` at the start of that poll.
+            sent_at_poll: `sent` at the start of that poll.
         """
-        return self.pending + self.sent - seen
+        return self.pending + self.sent - sent_at_poll
 
     def turn(self, mine: Serving) -> bool:
         """Return True if it is this one's turn to start another group.
@@ -511,9 +513,12 @@ class SharedTrainer:
         capacity, and if it has the maximum number of groups in flight: otherwise others would take its fraction
         permanently, since it is always full.
         """
-        behind = [serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)]
+        lagging_environments = [
+            serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)
+        ]
         return mine.weight < 0 or not any(
-            serving.full or (serving.can_start and (serving.room or serving.looked < mine.looked)) for serving in behind
+            serving.full or (serving.can_start and (serving.room or serving.looked < mine.looked))
+            for serving in lagging_environments
         )
 
     def wake(self) -> None:
@@ -523,4 +528,4 @@ class SharedTrainer:
 
 
 def _used(serving: Serving) -> float:
-    return serving.begun / serving.weight if serving.weight > 0 else inf
+    return serving.started_sequences / serving.weight if serving.weight > 0 else inf

@@ -24,7 +24,7 @@ PREFIXES = ("LC_", "PYTHON", "HF_", "XDG_")
 _MISSING = "the environment variable {} is not set in this process"
 _MISSING_NAME = re.compile(re.escape(_MISSING).replace(r"\{\}", r"(\w+)"))
 
-_listed: dict[str, str] = {}
+_listed_variables: dict[str, str] = {}
 _runner_names: frozenset[str] = frozenset()
 
 
@@ -33,19 +33,19 @@ def admit(names: Iterable[str], environ: Mapping[str, str]) -> None:
 
     This applies to all worker processes that this process starts from now on, for any spec.
     """
-    global _listed, _runner_names
-    _listed = {**_listed, **{name: environ[name] for name in names if name in environ}}
+    global _listed_variables, _runner_names
+    _listed_variables = {**_listed_variables, **{name: environ[name] for name in names if name in environ}}
     _runner_names = frozenset(environ)
 
 
 def listed_variables() -> Mapping[str, str]:
     """Return the variables that specs list in `user_code.env`, with their values."""
-    return _listed
+    return _listed_variables
 
 
 def user_code_variables() -> dict[str, str]:
     """Return all variables of a worker process for user code."""
-    return {name: value for name, value in os.environ.items() if _is_general(name)} | _listed
+    return {name: value for name, value in os.environ.items() if _is_general(name)} | _listed_variables
 
 
 def _is_general(name: str) -> bool:
@@ -70,7 +70,7 @@ _GET = type(os.environ).__getitem__
 
 def with_way_out(text: str) -> str:
     """Return the text of an exception; if it lacks a variable of the runner, with the key that provides it."""
-    found = _MISSING_NAME.search(text)
-    if found is None or found[1] not in _runner_names or found[1] in user_code_variables():
+    match = _MISSING_NAME.search(text)
+    if match is None or match[1] not in _runner_names or match[1] in user_code_variables():
         return text
-    return f"{text}; the runner has it: to let user code see it, write `user_code: {{env: [{found[1]}]}}` in the spec"
+    return f"{text}; the runner has it: to let user code see it, write `user_code: {{env: [{match[1]}]}}` in the spec"

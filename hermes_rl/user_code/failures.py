@@ -52,13 +52,13 @@ def exception_of(raised: Raised, sent: Iterable[Exception]) -> Exception:
     `AgentFault`, which grades a rollout regardless of its origin; else a `ForeignError`. Raises `WireError`.
     """
     text = with_way_out(raised.text)
-    if raised.ours is None:
+    if raised.class_names is None:
         return ForeignError(text)
-    name = next(iter(raised.ours), "")
+    name = next(iter(raised.class_names), "")
     for error in sent:
         if type(error).__name__ == name and str(error)[:LONGEST_TEXT] == raised.text:
             return error
-    kind = next((OURS[name] for name in raised.ours if name in OURS), None)
+    kind = next((OURS[name] for name in raised.class_names if name in OURS), None)
     if kind is AgentFault:
         return AgentFault(text)
     claimed: UserError | Failure | None = None

@@ -222,19 +222,19 @@ class ForkServer:
             return self._connection
 
     def _connect_anew(self, inherited: socket.socket) -> socket.socket | None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with inherited, theirs:
             try:
                 socket.send_fds(inherited, [b'{"client": true}'], [theirs.fileno()])
             except OSError:
-                ours.close()
+                client_end.close()
                 return None
-        return ours
+        return client_end
 
     def _start_server(self) -> socket.socket:
         import subprocess
 
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [os.path.abspath(directory) for directory in sys.path]  # noqa: PTH100 - the server runs in another one
         code = f"import sys; sys.path[:] = {path!r}\nfrom hermes_rl.user_code.fork_server import main; main()"
         try:
@@ -249,9 +249,9 @@ class ForkServer:
                     start_new_session=True,  # Ctrl-C goes to the client, which then ends its children
                 )
         except BaseException:  # also on Ctrl-C: the caller never gets this end
-            ours.close()
+            client_end.close()
             raise
-        return ours
+        return client_end
 
     def _disconnect(self, connection: socket.socket | None) -> None:
         with self._lock:
@@ -264,19 +264,19 @@ def _request(
     connection: socket.socket, request: Mapping[str, Any], message: bytes, descriptors: Sequence[int]
 ) -> StartedProcess:
     """Request a process from the fork server. Raises ForkServerError or OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(START_SECONDS)
+    parent_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_end.settimeout(START_SECONDS)
     try:
         with theirs, _memory_file(message) as start, _outputs() as outputs:
-            given = [theirs.fileno(), start, *outputs, *descriptors]
-            socket.send_fds(connection, [json.dumps(request).encode()], given)
-        answer = json.loads(ours.recv(REQUEST_BYTES) or b'{"error": "it has ended"}')
+            sent_descriptors = [theirs.fileno(), start, *outputs, *descriptors]
+            socket.send_fds(connection, [json.dumps(request).encode()], sent_descriptors)
+        answer = json.loads(parent_end.recv(REQUEST_BYTES) or b'{"error": "it has ended"}')
         if "error" in answer:
             raise ForkServerError(answer["error"])
     except BaseException:  # also on Ctrl-C: the caller never gets this end
-        ours.close()
+        parent_end.close()
         raise
-    return StartedProcess(answer["pid"], ours)
+    return StartedProcess(answer["pid"], parent_end)
 
 
 def _start_message(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def _start_interpreter(entry: str, environ: Mapping[str, str] | None, descriptor
         env=environ,
         start_new_session=True,
     )
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def tell() -> None:
         with theirs:
@@ -352,7 +352,7 @@ def _start_interpreter(entry: str, environ: Mapping[str, str] | None, descriptor
             process.wait()
 
     threading.Thread(target=tell, name="hermes-rl-wait", daemon=True).start()
-    return StartedProcess(process.pid, ours)
+    return StartedProcess(process.pid, parent_end)
 
 
 def _status_of(pid: int) -> int | None:
@@ -387,8 +387,10 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each child; children have the limits of clients
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (hard_limit, hard_limit)
+    )  # two for each child; children have the limits of clients
     _Server(first).serve()
 
 
@@ -469,10 +471,12 @@ class _Server:
             module, function = request["entry"].split(":")
             self._import([module, *request["preload"]])
             run = getattr(sys.modules[module], function)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             parent = os.getpid()
             if (pid := os.fork()) == 0:
-                _become(partial(self._leave, connection, ours), parent, request["name"], run, theirs, *descriptors)
+                _become(
+                    partial(self._leave, connection, server_end), parent, request["name"], run, theirs, *descriptors
+                )
         except Exception as error:  # noqa: BLE001 - an import may raise anything, and the client is told
             _refuse(connection, f"{type(error).__name__}: {error}")
             return
@@ -481,9 +485,9 @@ class _Server:
                 os.close(descriptor)
         theirs.close()
         if request["client"]:
-            self._add_client(ours)
+            self._add_client(server_end)
         else:
-            ours.close()
+            server_end.close()
         child = _Child(pid, connection, request["linger"])
         self._children[connection.fileno()] = child
         self._poll.register(connection, 0)  # only the closing of the peer
@@ -549,15 +553,15 @@ def _become(
         _prctl(PR_SET_NAME, name.encode())
         signal.signal(signal.SIGINT, signal.default_int_handler)
         FORK_SERVER.__init__(connection)  # type: ignore[misc]
-        outputs, given = descriptors[:2], descriptors[2:]
-        for number, output in zip((1, 2), outputs, strict=True):
-            os.dup2(output, number)
+        outputs, passed_descriptors = descriptors[:2], descriptors[2:]
+        for target_fd, output in zip((1, 2), outputs, strict=True):
+            os.dup2(output, target_fd)
             os.close(output)
         sys.stdout, sys.stderr = text_output(1), text_output(2)
         with open(start, "rb") as file:
             file.seek(0)
             _take_over(json.loads(file.read()))
-        run(*given)
+        run(*passed_descriptors)
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

@@ -32,8 +32,8 @@ DEEPEST = 8
 class Question(NamedTuple):
     """A method call on an object that lives in the runner."""
 
-    number: int
-    of: int
+    question_id: int
+    object_id: int
     method: str
     args: list[Any]
     kwargs: dict[str, Any]
@@ -51,7 +51,7 @@ class Raised(NamedTuple):
     """An exception; `ours` are the names of its classes if it is one of hermes-rl's."""
 
     text: str
-    ours: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
     stop_reason: str | None = None
 
 
@@ -67,31 +67,35 @@ class Reply(NamedTuple):
 def read_message(content: Any) -> Question | LogLine | Reply:
     """Return the message of a process; raise `WireError` if it has no valid form."""
     match content:
-        case {"ask": number, "of": of, "method": method, "args": args, "kwargs": kwargs} if len(content) == 5:
+        case {"ask": question_id, "of": object_id, "method": method, "args": args, "kwargs": kwargs} if (
+            len(content) == 5
+        ):
             if not (isinstance(args, list) and isinstance(kwargs, dict)) or len(args) + len(kwargs) > MOST_ARGUMENTS:
                 raise WireError("a question has a list and an object of arguments")
-            return Question(_number(number), _number(of), _text(method, LONGEST_NAME), args, kwargs)
+            return Question(
+                _require_number(question_id), _require_number(object_id), _text(method, LONGEST_NAME), args, kwargs
+            )
         case {"log": [logger, level, text]} if len(content) == 1:
-            return LogLine(_text(logger, LONGEST_NAME), _number(level, 1 << 16), _text(text, LONGEST_LOG))
+            return LogLine(_text(logger, LONGEST_NAME), _require_number(level, 1 << 16), _text(text, LONGEST_LOG))
         case {"call": call, "secret": secret, "returned": returned} if len(content) == 3:
-            return Reply(_number(call), _text(secret, LONGEST_NAME), returned)
+            return Reply(_require_number(call), _text(secret, LONGEST_NAME), returned)
         case {"call": call, "secret": secret, "raised": raised} if len(content) == 3:
-            return Reply(_number(call), _text(secret, LONGEST_NAME), raised=_raised(raised))
+            return Reply(_require_number(call), _text(secret, LONGEST_NAME), raised=_raised(raised))
     raise WireError("neither a reply, a question nor a line of the log")
 
 
 def _raised(content: Any) -> Raised:
     match content:
-        case {"ours": ours, "text": text, "stop_reason": stop_reason} if len(content) == 3:
+        case {"ours": class_names, "text": text, "stop_reason": stop_reason} if len(content) == 3:
             stop_reason = None if stop_reason is None else _text(stop_reason, LONGEST_NAME)
-            return Raised(_text(text, LONGEST_TEXT), _names(ours), stop_reason)
+            return Raised(_text(text, LONGEST_TEXT), _names(class_names), stop_reason)
         case {"text": text} if len(content) == 1:
             return Raised(_text(text, LONGEST_TEXT))
     raise WireError("an exception has a text and its classes")
 
 
 def require_score(value: Any, depth: int = DEEPEST) -> None:
-    """Raise `WireError` for a value that `hermes_rl.scoring.reward_value.plain` does not return."""
+    """Raise `WireError` for a value that `hermes_rl.scoring.reward_value.to_builtin` does not return."""
     match value:
         case None | bool() | int() | float():
             return
@@ -100,8 +104,10 @@ def require_score(value: Any, depth: int = DEEPEST) -> None:
                 require_score(each, depth - 1)
         case {"type": kind} if len(value) == 1:
             _text(kind, LONGEST_NAME)
-        case {"value": number, "reason": reason, "metrics": metrics, "overrides": more} if len(value) == 4 and depth:
-            require_score(number, depth - 1)
+        case {"value": score_value, "reason": reason, "metrics": metrics, "overrides": more} if (
+            len(value) == 4 and depth
+        ):
+            require_score(score_value, depth - 1)
             _require_short(more)
             if reason is not None:
                 _text(reason, LONGEST_TEXT)
@@ -136,8 +142,8 @@ def require_text(value: Any) -> str:
     return _text(value, LARGEST)
 
 
-def _number(value: Any, most: int = MOST_NUMBER) -> int:
-    if type(value) is not int or not 0 <= value < most:
+def _require_number(value: Any, limit: int = MOST_NUMBER) -> int:
+    if type(value) is not int or not 0 <= value < limit:
         raise WireError("a number is an integer from 0")
     return value
 

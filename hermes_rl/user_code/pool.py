@@ -53,20 +53,20 @@ class ProcessPool:
         self,
         code: Code,
         arguments: Mapping[str, Any],
-        plain: str,
+        converter: str,
         timeout: float,
         read: Callable[[Any], T] = identity,
     ) -> T:
-        """Call code in a process and return its result, converted by `plain` in that process.
+        """Call code in a process and return its result, converted by `converter` in that process.
 
         Cancelling the caller ends the process.
 
         Args:
             code: a function, sync or async.
             arguments: arguments of the function, by name.
-            plain: reference to a function that converts the return value to plain values.
+            converter: reference to a function that converts the return value to plain values.
             timeout: maximum seconds.
-            read: converts the plain value in the runner; raises `WireError` if `plain` cannot have created it.
+            read: converts the plain value in the runner; raises `WireError` if `converter` cannot have created it.
 
         Raises:
             ForeignError: the code raised.
@@ -76,9 +76,9 @@ class ProcessPool:
         """
         async with self._slots_here():
             worker = await self._worker(code)
-            stays, began = False, time.monotonic()
+            stays, started_at = False, time.monotonic()
             try:
-                returned = await worker.call(code, arguments, plain, timeout, read)
+                returned = await worker.call(code, arguments, converter, timeout, read)
                 stays = True
             except (ForeignError, HermesRLError, NotCarriedError):
                 stays = True
@@ -87,7 +87,7 @@ class ProcessPool:
                 how = await done_in_thread(worker.close)
                 raise type(error)(str(error) or how) from error
             finally:
-                self._took += (time.monotonic() - began - self._took) / 8
+                self._took += (time.monotonic() - started_at - self._took) / 8
                 self.ended += 1
                 self._leave(worker, stays=stays)
         return returned
@@ -105,7 +105,7 @@ class ProcessPool:
             if self._warm is None or not self._warm.alive:
                 self._let_go()
                 self._warm = Warm()
-            elif self._warm.listed != listed_variables():  # the old one stays until its last fork has ended
+            elif self._warm.variables != listed_variables():  # the old one stays until its last fork has ended
                 while self._free:
                     run_detached(partial(_reap, self._free.pop()))
                 self._warm = Warm()
@@ -243,7 +243,7 @@ class OwnProcess:
         self,
         code: Code,
         arguments: Mapping[str, Any],
-        plain: str,
+        converter: str,
         timeout: float,
         read: Callable[[Any], T] = identity,
     ) -> T:
@@ -255,7 +255,7 @@ class OwnProcess:
             if worker is None:
                 raise EndedError(self.ended or "was closed")
             try:
-                return await worker.call(code, arguments, plain, timeout, read)
+                return await worker.call(code, arguments, converter, timeout, read)
             except NotCarriedError:
                 raise
             except EndedError as error:

@@ -98,12 +98,12 @@ def _answer(
     control: socket.socket,
     fork: Callable[..., int] | None,
 ) -> dict[str, Any]:
-    own = os.getpid()
+    parent_pid = os.getpid()
     match request["do"]:
         case "load":
             before = _with_descendants(_child_ids())  # this process may adopt some of them meanwhile
             problem = _load(request)
-            _kept.update(_with_descendants(_child_ids() - before))
+            _exempt_pids.update(_with_descendants(_child_ids() - before))
             return {"problem": problem}
         case "fork":
             try:
@@ -111,7 +111,7 @@ def _answer(
             except OSError as error:
                 return {"error": str(error)}
             finally:
-                if os.getpid() == own:
+                if os.getpid() == parent_pid:
                     for descriptor in descriptors:
                         os.close(descriptor)
             if child == 0:
@@ -126,7 +126,7 @@ def _answer(
             return {"status": signal.SIGKILL if status is None else status}
 
 
-_kept: set[int] = set()
+_exempt_pids: set[int] = set()
 """Processes that modules started on import, and those that could not be killed."""
 
 
@@ -142,11 +142,11 @@ def _child_ids(pid: int | None = None) -> set[int]:
 
 def _with_descendants(pids: Collection[int]) -> set[int]:
     """Return these processes and their descendants, which this process adopts when their parents end."""
-    found, new = set[int](), set(pids)
+    all_pids, new = set[int](), set(pids)
     while new:
-        found |= new
-        new = {child for pid in new for child in _child_ids(pid)} - found
-    return found
+        all_pids |= new
+        new = {child for pid in new for child in _child_ids(pid)} - all_pids
+    return all_pids
 
 
 def _reap(pid: int) -> int | None:
@@ -164,7 +164,7 @@ def _reap(pid: int) -> int | None:
         if ended:
             return status
         if time.monotonic() > deadline:
-            _kept.add(pid)
+            _exempt_pids.add(pid)
             return None
         time.sleep(pause)
         pause = min(2 * pause, 0.01)
@@ -172,7 +172,7 @@ def _reap(pid: int) -> int | None:
 
 def _end_orphans(children: Collection[int]) -> None:
     """Kill the processes that calls started in processes that have ended, including those with their own sessions."""
-    while orphans := _child_ids() - _kept - set(children):
+    while orphans := _child_ids() - _exempt_pids - set(children):
         for pid in orphans:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -258,8 +258,8 @@ def limit() -> None:
     """Limit the memory of this process, and lower its priority."""
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        memory_limit = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, hard))
     with suppress(OSError):
         adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(adjust, b"%d" % OOM_EARLY)
@@ -304,14 +304,14 @@ class Runner:
         """Run calls one after the other until the runner ends."""
         while True:
             content = self._next()
-            number, first, secret, ahead = HEADER.unpack_from(content)  # not stored where a call can easily read them
+            call_id, first, secret, ahead = HEADER.unpack_from(content)  # not stored where a call can easily read them
             self._first = first
             kind, value = self._perform(content[HEADER.size :], ahead)
             sys.stdout.flush()
             sys.stderr.flush()
             if os.getpid() != self._pid:  # the call has forked, and returned here too
                 os._exit(0)
-            reply = {"call": number, "secret": secret.hex()}
+            reply = {"call": call_id, "secret": secret.hex()}
             try:
                 message = to_json({**reply, kind: value})
             except (TypeError, ValueError, RecursionError) as error:
@@ -332,11 +332,11 @@ class Runner:
                 self._receiving.release()
         return self._calls.get()
 
-    def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+    def ask(self, object_id: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method of an object of the runner and return a future with its result. Any thread may call this."""
         self._require_own()
         with self._sending:
-            if self._first is None or number < self._first:
+            if self._first is None or object_id < self._first:
                 raise RuntimeError("the call that was given this object has ended")
             self._count += 1
             answer: Future[Any] = Future()
@@ -346,7 +346,7 @@ class Runner:
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
-            request = {"ask": self._count, "of": number, "method": method, "args": args, "kwargs": kwargs}
+            request = {"ask": self._count, "of": object_id, "method": method, "args": args, "kwargs": kwargs}
             send(self._connection, to_json(request))
         return answer
 
@@ -374,8 +374,8 @@ class Runner:
             if message[:1] == CALL:
                 self._calls.put(message[1:])
             else:
-                number, succeeded = ANSWER.unpack_from(message, 1)
-                _settle(self._answers.pop(number), succeeded, message[1 + ANSWER.size :])
+                question_id, succeeded = ANSWER.unpack_from(message, 1)
+                _settle(self._answers.pop(question_id), succeeded, message[1 + ANSWER.size :])
 
     def _perform(self, content: bytes, ahead: int) -> tuple[str, Any]:
         """Run a call; return the kind of the reply and its content."""
@@ -390,7 +390,7 @@ class Runner:
             os.chdir(self._directory or call.folder)
             function = call.code.load()
             returned = settled(function(**call.arguments))
-            return "returned", load_object(call.plain)(returned)
+            return "returned", load_object(call.converter)(returned)
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it is told, and ends nothing
             try:
                 return "raised", _in_words(error, function)
@@ -426,7 +426,7 @@ class ForeignCall(NamedTuple):
 
     code: Code
     arguments: Mapping[str, Any]
-    plain: str
+    converter: str
     """Reference to the function that converts the return value to a plain value for JSON."""
     folder: str
     """Working directory of the runner, so that relative paths have the same meaning."""
@@ -467,10 +467,14 @@ def _is_unused(loop: Any) -> bool:
 
     if not isinstance(loop, asyncio.SelectorEventLoop) or asyncio.all_tasks(loop):
         return False
-    own: Any = loop
-    handles = [handle for handle in (*own._ready, *own._scheduled) if not handle.cancelled()]
-    left = handles or own._asyncgens or own._default_executor or own._signal_handlers
-    return not left and len(own._selector.get_map()) == 1  # the one with which other threads wake it
+    selector_loop: Any = loop
+    handles = [handle for handle in (*selector_loop._ready, *selector_loop._scheduled) if not handle.cancelled()]
+    remaining_work = (
+        handles or selector_loop._asyncgens or selector_loop._default_executor or selector_loop._signal_handlers
+    )
+    return (
+        not remaining_work and len(selector_loop._selector.get_map()) == 1
+    )  # the one with which other threads wake it
 
 
 def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:
@@ -497,6 +501,6 @@ def current_runner() -> Runner:
     return _runner
 
 
-def stand_in(reference: str, number: int, arguments: Mapping[str, Any]) -> Any:
+def stand_in(reference: str, object_id: int, arguments: Mapping[str, Any]) -> Any:
     """Return the proxy of an object of the runner; pickled calls name this function."""
-    return load_object(reference)(number, **arguments)
+    return load_object(reference)(object_id, **arguments)

@@ -33,8 +33,8 @@ def lives_in_runner(stand_in: str) -> Callable[[Living], Living]:
 class ObjectProxy:
     """Proxy of the object with this number; unknown public methods are forwarded to the object."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, object_id: int) -> None:
+        self._object_id = object_id
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -42,19 +42,19 @@ class ObjectProxy:
         return partial(self._ask, name)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return current_runner().ask(self._number, method, *args, **kwargs).result()
+        return current_runner().ask(self._object_id, method, *args, **kwargs).result()
 
     async def _ask_here(self, method: str, *args: Any) -> Any:
         import asyncio
 
-        return await asyncio.wrap_future(current_runner().ask(self._number, method, *args))
+        return await asyncio.wrap_future(current_runner().ask(self._object_id, method, *args))
 
 
 class ContextStandIn(ObjectProxy):
     """Proxy of a `ToolContext`."""
 
-    def __init__(self, number: int, task_id: str) -> None:
-        super().__init__(number)
+    def __init__(self, object_id: int, task_id: str) -> None:
+        super().__init__(object_id)
         self.task_id = task_id
 
     @property
@@ -83,8 +83,8 @@ class ContextStandIn(ObjectProxy):
 class RoleStandIn(ObjectProxy):
     """Proxy of the `ModelHandle` of a role; its calls are awaited."""
 
-    def __init__(self, number: int, name: str, scripted: bool) -> None:
-        super().__init__(number)
+    def __init__(self, object_id: int, name: str, scripted: bool) -> None:
+        super().__init__(object_id)
         self.name, self.scripted = name, scripted
         self.verdicts: dict[str, Future[Mapping[str, Any]]] = {}
 
@@ -109,13 +109,13 @@ class RoleStandIn(ObjectProxy):
 class SeatStandIn(ObjectProxy):
     """Proxy of a `SeatRunner` for a schedule of the spec."""
 
-    def __init__(self, number: int, name: str) -> None:
-        super().__init__(number)
+    def __init__(self, object_id: int, name: str) -> None:
+        super().__init__(object_id)
         self.name = name
 
-    async def say(self, words: str | None = None) -> str | None:
+    async def say(self, message: str | None = None) -> str | None:
         """See `SeatRunner.say`; an exception ends the episode, unless the schedule continues."""
-        answer = await self._ask_here("handle_say", words)
+        answer = await self._ask_here("handle_say", message)
         if "problem" in answer:
             raise AgentFault(answer["problem"])
         text: str | None = answer["text"]

@@ -52,7 +52,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) not in LIVING:
             return NotImplemented
-        return stand_in, (LIVING[type(obj)], self._served.number(obj), obj.stand_in_fields())
+        return stand_in, (LIVING[type(obj)], self._served.register(obj), obj.stand_in_fields())
 
 
 class ServedObjects:
@@ -69,23 +69,23 @@ class ServedObjects:
         self.sent: deque[Exception] = deque(maxlen=MOST_SENT)
         """hermes-rl exceptions that were raised in the runner and sent as results."""
         self._context = contextvars.copy_context()
-        self._places = threading.Semaphore(AT_ONCE)
+        self._slots = threading.Semaphore(AT_ONCE)
         self._waits = Waits()
         self._context.run(WAITS.set, self._waits)
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of the questions that are processed on the event loop."""
 
-    def number(self, obj: Any) -> int:
+    def register(self, obj: Any) -> int:
         """Return the number by which the call may use this object."""
-        for number, known in self._objects.items():
-            if known is obj:
-                return number
-        number = self._worker.objects
+        for object_id, existing in self._objects.items():
+            if existing is obj:
+                return object_id
+        object_id = self._worker.objects
         self._worker.objects += 1
-        self._objects[number] = obj
+        self._objects[object_id] = obj
         # Code in a sandbox could escape through an object with access to the outside.
-        self._asked_of[number] = obj.confined() if self._worker.confined and hasattr(obj, "confined") else obj
-        return number
+        self._asked_of[object_id] = obj.confined() if self._worker.confined and hasattr(obj, "confined") else obj
+        return object_id
 
     def pickled(self, value: Any) -> bytes:
         """Return the pickled value; raise `NotCarriedError`, or `EndedError` if it is nested too deeply."""
@@ -109,7 +109,7 @@ class ServedObjects:
         Raises:
             WireError: the call did not receive this object, or too many questions are open.
         """
-        if question.of not in self._objects:
+        if question.object_id not in self._objects:
             raise WireError("a question to an object that its call was not given")
         if len(self.answering) >= MOST_OPEN:
             raise WireError(f"more than {MOST_OPEN} questions at a time")
@@ -123,7 +123,7 @@ class ServedObjects:
 
         def work() -> None:
             try:
-                with self._places:
+                with self._slots:
                     context.run(self._answer, question)
             finally:
                 ended()
@@ -151,7 +151,11 @@ class ServedObjects:
 
     def _method(self, question: Question) -> Any:
         """Return the requested public attribute of an object, or None."""
-        return None if question.method.startswith("_") else getattr(self._asked_of[question.of], question.method, None)
+        return (
+            None
+            if question.method.startswith("_")
+            else getattr(self._asked_of[question.object_id], question.method, None)
+        )
 
     async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
         try:
@@ -165,7 +169,7 @@ class ServedObjects:
 
     def _answer(self, question: Question) -> None:
         try:
-            answer = self._answered(question, self._asked(question))
+            answer = self._answered(question, self._call_method(question))
         except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
             answer = self._answered(question, error, succeeded=False)
         self._send(answer)
@@ -183,22 +187,22 @@ class ServedObjects:
         if len(content) > LARGEST - 100:  # with the header; a process that gets no answer would wait for it
             mib = f"an answer of {len(content) >> 20} MiB; at most {LARGEST >> 20} are carried"
             succeeded, content = False, self.pickled(RuntimeError(mib))
-        return ANSWERED + ANSWER.pack(question.number, succeeded) + content
+        return ANSWERED + ANSWER.pack(question.question_id, succeeded) + content
 
     def _send(self, answer: bytes) -> None:
         with suppress(OSError, WireError):  # the process has ended meanwhile
             self._worker.send(answer)
 
-    def _asked(self, question: Question) -> Any:
-        number, name = question.of, question.method
-        if name == "leave" and number in self.entered:
-            return self.entered.pop(number).__exit__(None, None, None)
+    def _call_method(self, question: Question) -> Any:
+        object_id, name = question.object_id, question.method
+        if name == "leave" and object_id in self.entered:
+            return self.entered.pop(object_id).__exit__(None, None, None)
         method = self._method(question)
         if not callable(method):
-            raise AttributeError(f"{type(self._objects[number]).__name__} has no method {name!r}")
+            raise AttributeError(f"{type(self._objects[object_id]).__name__} has no method {name!r}")
         value = method(*question.args, **question.kwargs)
         if isinstance(value, AbstractContextManager):
             entered = value.__enter__()
-            self.entered[self.number(entered)] = value
+            self.entered[self.register(entered)] = value
             return entered
         return value

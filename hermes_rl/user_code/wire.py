@@ -98,8 +98,8 @@ def _bytes(value: object) -> dict[str, str]:
     raise TypeError(f"{type(value).__name__} is no plain value")
 
 
-def _plain(value: dict[str, Any]) -> Any:
+def _decode_bytes(value: dict[str, Any]) -> Any:
     return base64.b64decode(value[BYTES]) if value.keys() == {BYTES} else value
 
 
-_DECODER = json.JSONDecoder(object_hook=_plain)
+_DECODER = json.JSONDecoder(object_hook=_decode_bytes)

@@ -69,12 +69,12 @@ class Warm:
     """True if it and its forks are in a sandbox."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listed = listed_variables()
+        parent_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.variables = listed_variables()
         self._environ = user_code_variables()
         with theirs:
             self._start(theirs.fileno())
-        self._control = ours
+        self._control = parent_end
         self._control.settimeout(START)
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self.loaded: frozenset[Code] = frozenset()
@@ -175,7 +175,7 @@ class Worker:
         """Number of calls and objects it received; each has a unique number in this process."""
         self._sending, self._ending = threading.Lock(), threading.Lock()
         self._buried = False
-        self._why: str | None = None
+        self._end_cause: str | None = None
 
     @property
     def waits(self) -> bool:
@@ -186,27 +186,27 @@ class Worker:
 
     def fits(self, *codes: Code) -> bool:
         """Return True if it can run a call of this code now, and has the current variables listed by specs."""
-        return self.knows.issuperset(codes) and self.warm.listed == listed_variables() and self.waits
+        return self.knows.issuperset(codes) and self.warm.variables == listed_variables() and self.waits
 
-    def end(self, why: str) -> None:
+    def end(self, cause: str) -> None:
         """Kill it immediately. Any thread may call this at any time."""
         with self._ending:
             if not self._buried:  # afterwards its id may belong to another process
-                self._why = self._why or why
+                self._end_cause = self._end_cause or cause
                 for kill in (os.killpg, os.kill):  # it may have no process group yet
                     with suppress(ProcessLookupError, PermissionError):  # it may run a program of another user
                         kill(self.pid, signal.SIGKILL)
 
     def close(self) -> str:
         """Kill it and release its resources; return the cause of its end as a predicate. Idempotent."""
-        why = self._why
+        cause = self._end_cause
         self.end("was ended")
         if not self.let_go():
-            return str(why)
+            return str(cause)
         status = self.warm.bury(self.pid)
         if os.WIFEXITED(status):
             return f"ended its process with status {os.WEXITSTATUS(status)}"
-        return why or f"lost its process to signal {os.WTERMSIG(status)}, perhaps because memory was used up"
+        return cause or f"lost its process to signal {os.WTERMSIG(status)}, perhaps because memory was used up"
 
     def let_go(self) -> bool:
         """Release only the local resources: if the warm process has ended, so have its forks."""
@@ -223,7 +223,7 @@ class Worker:
             send(self.connection, b"".join(parts))
 
     async def call(
-        self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float, read: Callable[[Any], T]
+        self, code: Code, arguments: Mapping[str, Any], converter: str, timeout: float, read: Callable[[Any], T]
     ) -> T:
         """Return the code's result as plain values; see `ProcessPool.call`."""
         served = ServedObjects(self)
@@ -232,7 +232,7 @@ class Worker:
             folder = os.getcwd()  # noqa: PTH109 - a Path would be made for nothing
         except FileNotFoundError:  # the directory was removed, for example by Ray after a node loss
             folder = "/"
-        content = served.pickled(ForeignCall(code, arguments, plain, folder))
+        content = served.pickled(ForeignCall(code, arguments, converter, folder))
         if len(content) > LARGEST:
             raise EndedError(f"cannot be given {len(content) >> 20} MiB, at most {LARGEST >> 20}")
         ahead = pickle.dumps(files_named_in(content))
@@ -242,7 +242,7 @@ class Worker:
             with _Watch(self, served, timeout, secret.hex()) as watch:
                 if len(message) > LONG:
                     await run_in_thread(partial(self.send, CALL, message))
-                    self.clock.begin()  # until now it has waited for this process
+                    self.clock.start()  # until now it has waited for this process
                 else:
                     self.send(CALL, message)
                 reply = await watch.answer
@@ -270,11 +270,11 @@ class _Watch:
 
     def __init__(self, worker: Worker, served: ServedObjects, timeout: float, secret: str) -> None:
         self._worker, self._served, self._timeout = worker, served, timeout
-        self._number, self._secret = worker.calls, secret
+        self._call_id, self._secret = worker.calls, secret
         self._loop = asyncio.get_running_loop()
         self._printed, self._clock = _Printed(worker.output), worker.clock
-        self._clock.begin()
-        self._over = self.long = False
+        self._clock.start()
+        self._is_closed = self.long = False
         """`long`: True after a long message, so that the reply may take long to parse."""
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
@@ -286,7 +286,7 @@ class _Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
+        self._is_closed = True
         self._timer.cancel()
         self._loop.remove_reader(self._descriptor)
         self._printed.read()
@@ -330,7 +330,7 @@ class _Watch:
         """Process a message; raise `WireError` if it has no known form."""
         if isinstance(content, WireError):
             raise content
-        if self._over or self.answer.done():
+        if self._is_closed or self.answer.done():
             raise WireError("a message after its reply")
         match message := read_message(content):
             case Question():
@@ -338,7 +338,7 @@ class _Watch:
             case LogLine():
                 self._printed.line(message)
             case Reply():
-                if (message.call, message.secret) != (self._number, self._secret):
+                if (message.call, message.secret) != (self._call_id, self._secret):
                     raise WireError("the reply to another call")
                 self.answer.set_result(message)
 
@@ -377,7 +377,7 @@ class _Clock:
         self._looked = self._waited = self.seconds = 0.0
         """Time of the last check, seconds waited for a core by then, and seconds used by the call."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start a call. The waiting time is read at the first check, because most calls end earlier."""
         self._looked, self.seconds = time.monotonic(), 0.0
 

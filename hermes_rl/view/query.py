@@ -71,18 +71,18 @@ class RolloutQuery:
     descending: bool = False
 
     @classmethod
-    def of(cls, parameters: Mapping[str, str]) -> Self:
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Read it from the parameters of an address.
 
         Raises `Refused` if one of them is unknown, or is an invalid number.
         """
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(parameters) - known):
-            raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(known))}")
+        field_names = {field.name for field in fields(cls)}
+        if unknown := sorted(set(parameters) - field_names):
+            raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(field_names))}")
         values: dict[str, Any] = {name: value for name, value in parameters.items() if value}
         for name in ("least", "most", "first_epoch", "last_epoch"):
             if name in values:
-                values[name] = _number(name, values[name])
+                values[name] = _parse_number(name, values[name])
         for name in ("tool_errors", "descending", "unsolved"):
             if name in values:
                 values[name] = values[name] in ("1", "true", "on")
@@ -101,18 +101,18 @@ class RolloutQuery:
             known: number of records to select from; None: all.
         """
         rollouts, rows = record.rollouts[:known], self._rows(record)
-        fits = (place for place, rollout in enumerate(rollouts) if self._fits(rollout, rows))
-        places = array("l", fits)
+        fits = (position for position, rollout in enumerate(rollouts) if self._fits(rollout, rows))
+        positions = array("l", fits)
         if self.sort == "ended":
-            return places[::-1] if self.descending else places
+            return positions[::-1] if self.descending else positions
         name, sign = self.sort.removeprefix(REWARD), -1 if self.descending else 1
-        number = _ORDERS[name] if name == self.sort else lambda rollout: rollout.rewards.get(name)
+        value_of = _ORDERS[name] if name == self.sort else lambda rollout: rollout.rewards.get(name)
 
-        def order(place: int) -> tuple[bool, float]:
-            value = number(rollouts[place])
+        def order(index: int) -> tuple[bool, float]:
+            value = value_of(rollouts[index])
             return value is None, 0.0 if value is None else sign * value
 
-        return array("l", sorted(places, key=order))
+        return array("l", sorted(positions, key=order))
 
     def _rows(self, record: RunRecord) -> Set[str] | None:
         """Return the keys of the rows whose rollouts are selected, or None for all."""
@@ -131,13 +131,13 @@ class RolloutQuery:
         epochs = self.first_epoch or 0.0, math.inf if self.last_epoch is None else self.last_epoch
         if (rows is not None and rollout.row_key not in rows) or not epochs[0] <= rollout.epoch <= epochs[1]:
             return False
-        named = (
+        conditions = (
             (self.state, rollout.state),
             (self.stop_reason, rollout.stop_reason),
             (self.row, rollout.row_key),
             (self.group, rollout.group),
         )
-        if any(wanted and wanted != own for wanted, own in named):
+        if any(expected and expected != actual for expected, actual in conditions):
             return False
         if self.tool or self.tool_errors:
             uses = [use for use in rollout.tools if not self.tool or use[0] == self.tool]
@@ -148,28 +148,28 @@ class RolloutQuery:
             return not self.reward and self.least is None and self.most is None
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
-    def page(self, record: RunRecord, places: Sequence[int], begin: int, size: int) -> tuple[list[int], int]:
-        """Return the next matching positions, text included, and where to continue among `places`.
+    def page(self, record: RunRecord, positions: Sequence[int], start: int, size: int) -> tuple[list[int], int]:
+        """Return the next matching positions, text included, and where to continue among `positions`.
 
         There may be fewer than `size`, or none, and more to come: reading for a text ends after `PATIENCE` seconds.
         """
         if not self.text:
-            page_places = list(places[begin : begin + size])
-            return page_places, begin + len(page_places)
-        words, page_places, at = _spellings(self.text), [], begin
+            page_places = list(positions[start : start + size])
+            return page_places, start + len(page_places)
+        spellings, page_places, index = _spellings(self.text), [], start
         until = time.monotonic() + PATIENCE
         with record.open() as file:
-            while at < len(places) and len(page_places) < size and (at == begin or time.monotonic() < until):
-                file.seek(record.rollouts[places[at]].begin)
+            while index < len(positions) and len(page_places) < size and (index == start or time.monotonic() < until):
+                file.seek(record.rollouts[positions[index]].begin)
                 line = bounded_line(file)
                 # Most records are decided by their bytes, much faster than by parsing them; tokens are base64, and the
                 # schemas of tools are the same in each rollout.
                 end, row = line.rfind(marks_of(line)[2]), max(map(line.rfind, ROW_MARKS))
                 text = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
-                if any(word in text for word in words) and _says(line, self.text.lower()):
-                    page_places.append(places[at])
-                at += 1
-        return page_places, at
+                if any(word in text for word in spellings) and _says(line, self.text.lower()):
+                    page_places.append(positions[index])
+                index += 1
+        return page_places, index
 
 
 def _spellings(text: str) -> set[bytes]:
@@ -177,8 +177,8 @@ def _spellings(text: str) -> set[bytes]:
 
     The arguments of a call are JSON in a text of the record, and so are escaped twice.
     """
-    once = {json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (True, False)}
-    twice = {json.dumps(spelling, ensure_ascii=plain)[1:-1] for spelling in once for plain in (True, False)}
+    once = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    twice = {json.dumps(spelling, ensure_ascii=ascii_only)[1:-1] for spelling in once for ascii_only in (True, False)}
     return {spelling.encode("utf-8", "replace").lower() for spelling in once | twice}
 
 
@@ -207,7 +207,7 @@ def _texts(value: object, *, names: bool) -> Iterator[str]:
             yield from _texts(item, names=names or key == "arguments")
 
 
-def _number(name: str, text: str) -> float:
+def _parse_number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -65,7 +65,7 @@ class OpenRun:
     path: Path
     lock: threading.Lock = field(default_factory=threading.Lock)
     record: RunRecord | None = None
-    listed: tuple[tuple[int, ...], dict[str, Any]] | None = None
+    cached_card: tuple[tuple[int, ...], dict[str, Any]] | None = None
     """Entry of the list, and the state of the files from which it was made."""
     overview: tuple[str, float, float, dict[str, Any]] | None = None
     """The page: its version, when it was made, how long that took, and its content."""
@@ -125,10 +125,10 @@ class RunIndex:
             if time.monotonic() - self._scanned >= RESCAN or not self._runs:
                 paths = list(dict.fromkeys(path for folder in self._folders for path in find_runs(folder)))
                 self._order = [_name(path) for path in paths]
-                known = dict(zip(self._order, paths, strict=True))
-                for name, path in known.items():
+                paths_by_name = dict(zip(self._order, paths, strict=True))
+                for name, path in paths_by_name.items():
                     self._runs.setdefault(name, OpenRun(name, path))
-                for name in set(self._runs) - set(known):
+                for name in set(self._runs) - set(paths_by_name):
                     del self._runs[name]
                 self._scanned = time.monotonic()
             return list(self._order)
@@ -171,14 +171,14 @@ class RunIndex:
 
     def _card(self, run: OpenRun, *, read: bool) -> dict[str, Any]:
         state = run.state()
-        if run.listed is not None and run.listed[0] == state:
-            return run.listed[1]
+        if run.cached_card is not None and run.cached_card[0] == state:
+            return run.cached_card[1]
         if not read:
-            known = run.listed[1] if run.listed is not None else {"run": run.name, "path": str(run.path)}
-            return {**known, "read": 0.0}
+            last_card = run.cached_card[1] if run.cached_card is not None else {"run": run.name, "path": str(run.path)}
+            return {**last_card, "read": 0.0}
         card_now = card(run.read(), run.name)
         if card_now["read"] >= 1:
-            run.listed = state, card_now
+            run.cached_card = state, card_now
         return card_now
 
     def overview(self, name: str) -> tuple[str, dict[str, Any]]:
@@ -188,13 +188,13 @@ class RunIndex:
             record = run.read()
             version = _version(record, before)
             if run.overview is not None and run.overview[0] != version:
-                _, at, took, page = run.overview
-                if page["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
+                _, created_at, took, page = run.overview
+                if page["read"] >= 1 and time.monotonic() - created_at < NUMBERS_AGAIN * took:
                     return run.overview[0], page
             if run.overview is None or run.overview[0] != version:
-                began = time.monotonic()
+                started_at = time.monotonic()
                 overview_now = {**overview(record, name, self._others(name)), "generation": record.generation}
-                run.overview = version, time.monotonic(), time.monotonic() - began, overview_now
+                run.overview = version, time.monotonic(), time.monotonic() - started_at, overview_now
             return version, run.overview[3]
 
     def _others(self, name: str) -> list[tuple[str, Path]]:
@@ -221,10 +221,10 @@ class RunIndex:
             labels = second.previews([row["row_key"] for row in shown_rows], LABEL)
             named = [{**row, "label": labels[row["row_key"]]["label"]} for row in shown_rows]
             names = {side: RunLabel.read(record.path).name for side, record in zip("ab", records, strict=True)}
-        shown: dict[str, Any] = Screen().value(
+        view: dict[str, Any] = Screen().value(
             {**comparison, **counts, "rows": named, "graded": len(rows), "names": names}
         )
-        return shown
+        return view
 
     def rows(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Return a page of the rows of a run.
@@ -255,24 +255,24 @@ class RunIndex:
         """
         parameters = dict(parameters)
         cursor = parameters.pop("cursor", "")
-        query = RolloutQuery.of(parameters)
+        query = RolloutQuery.from_parameters(parameters)
         with self._using(name) as run:
             record = run.read() if run.indexed == 0 or run.record is None else run.record
             if record.share_read == 1:
                 record.refresh(SLICE)  # a run that is still being read is completed by requests for its numbers
-            generation, known, begin = _cursor(cursor) or (record.generation, len(record.rollouts), 0)
-            if generation != record.generation or known > len(record.rollouts):
-                known, begin = len(record.rollouts), 0  # the run was graded again
-            places = self._places(run, record, query, known)
-            rollouts_page, looked = query.page(record, places, begin, PAGE)
-            more = f"{record.generation}-{known}-{looked}" if looked < len(places) else None
-            shown = Screen().value(shown_previews(record, [record.rollouts[place] for place in rollouts_page]))
-        return {"rollouts": shown, "fit": len(places), "looked": looked, "total": known, "cursor": more}
+            generation, total, start = _cursor(cursor) or (record.generation, len(record.rollouts), 0)
+            if generation != record.generation or total > len(record.rollouts):
+                total, start = len(record.rollouts), 0  # the run was graded again
+            positions = self._select_positions(run, record, query, total)
+            rollouts_page, looked = query.page(record, positions, start, PAGE)
+            more = f"{record.generation}-{total}-{looked}" if looked < len(positions) else None
+            previews = Screen().value(shown_previews(record, [record.rollouts[position] for position in rollouts_page]))
+        return {"rollouts": previews, "fit": len(positions), "looked": looked, "total": total, "cursor": more}
 
-    def _places(self, run: OpenRun, record: RunRecord, query: RolloutQuery, known: int) -> array[int]:
-        key = record.generation, known, query
+    def _select_positions(self, run: OpenRun, record: RunRecord, query: RolloutQuery, total: int) -> array[int]:
+        key = record.generation, total, query
         if key not in run.ordered:
-            run.ordered[key] = query.chosen(record, known)
+            run.ordered[key] = query.chosen(record, total)
         run.ordered.move_to_end(key)
         while len(run.ordered) > ORDERED:
             run.ordered.popitem(last=False)
@@ -286,43 +286,45 @@ class RunIndex:
         response ended. Raises `UserError` if the run, or the rollout, does not exist; `Refused` for an invalid query.
         """
         parameters = dict(parameters)
-        backwards, failed, begin = (parameters.pop(key, "") for key in ("backwards", "failed", "cursor"))
-        if begin and not (begin.isascii() and begin.isdigit() and len(begin) < 15):
+        backwards, failed, cursor = (parameters.pop(key, "") for key in ("backwards", "failed", "cursor"))
+        if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 15):
             raise wrong("filter", "cursor", "it is none that an answer gave")
-        query = RolloutQuery.of(parameters)
+        query = RolloutQuery.from_parameters(parameters)
         with self._using(name) as run:
             record = self._holding(run, rollout)
-            places = self._places(run, record, query, len(record.rollouts))
-            own = record.number(rollout) - 1 if record.has(rollout) else -1
-            at = places.index(own) if own in places else None
+            positions = self._select_positions(run, record, query, len(record.rollouts))
+            rollout_position = record.line_number(rollout) - 1 if record.has(rollout) else -1
+            index = positions.index(rollout_position) if rollout_position in positions else None
             if backwards:
-                places = places[:at][::-1] if at is not None else array("l")
-            elif at is not None:
-                places = places[at + 1 :]
+                positions = positions[:index][::-1] if index is not None else array("l")
+            elif index is not None:
+                positions = positions[index + 1 :]
             if failed:
                 success = success_in(record)
-                places = array("l", (place for place in places if record.rollouts[place].failed(success)))
-            chosen, looked = query.page(record, places, int(begin or 0), 1)
+                positions = array(
+                    "l", (position for position in positions if record.rollouts[position].failed(success))
+                )
+            chosen, looked = query.page(record, positions, int(cursor or 0), 1)
             following = record.rollouts[chosen[0]].id if chosen else None
-        more = str(looked) if following is None and looked < len(places) else None
+        more = str(looked) if following is None and looked < len(positions) else None
         return {"id": following, "cursor": more}
 
     def rollout(self, name: str, rollout: str) -> dict[str, Any]:
         """Return a rollout."""
         with self._using(name) as run:
             record, screen = self._holding(run, rollout), Screen()
-            shown = shown_rollout(record, rollout, screen)
+            view = shown_rollout(record, rollout, screen)
             line = record.line(rollout)
             prompt = prompt_text(line, self._tokenizer(run, line))
-            return {**shown, "prompt_text": None if prompt is None else screen.text(prompt)}
+            return {**view, "prompt_text": None if prompt is None else screen.text(prompt)}
 
-    def tokens(self, name: str, rollout: str, sequence: int, begin: int, most: int) -> dict[str, Any]:
+    def tokens(self, name: str, rollout: str, sequence: int, start: int, max_tokens: int) -> dict[str, Any]:
         """Return tokens of a rollout."""
         with self._using(name) as run:
             line = self._holding(run, rollout).line(rollout)
             tokenizer = self._tokenizer(run, line)
-            why = run.tokenizer[1] if run.tokenizer is not None else ""
-            return {**shown_tokens(line, sequence, max(begin, 0), most, tokenizer), "why": why}
+            reason = run.tokenizer[1] if run.tokenizer is not None else ""
+            return {**shown_tokens(line, sequence, max(start, 0), max_tokens, tokenizer), "why": reason}
 
     def line(self, name: str, rollout: str) -> tuple[Path, Line]:
         """Return the directory of a run, and the full record of a rollout."""
@@ -341,7 +343,7 @@ class RunIndex:
             return None
         if run.tokenizer is None:
             assert run.record is not None
-            run.tokenizer = tokenizer_of(run.record.described)
+            run.tokenizer = tokenizer_of(run.record.run_info)
         return run.tokenizer[0]
 
 

@@ -137,10 +137,10 @@ def _answer_of_rollouts(app: FastAPI, shelf: RunIndex) -> None:
 
     @app.get("/api/runs/{run}/artifacts/{rollout:path}")
     async def artifact(run: str, rollout: str, file: str) -> Response:
-        place = await run_in_thread(lambda: _artifact(shelf, run, rollout, file))
+        path = await run_in_thread(lambda: _artifact(shelf, run, rollout, file))
         # A browser saves an attachment of unknown type as a file, whatever its content.
-        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(place.name, safe='')}"}
-        return FileResponse(place, media_type="application/octet-stream", headers=headers)
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(path.name, safe='')}"}
+        return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
 
 def _artifact(shelf: RunIndex, run: str, rollout: str, file: str) -> Path:
@@ -149,12 +149,16 @@ def _artifact(shelf: RunIndex, run: str, rollout: str, file: str) -> Path:
     Raises `UserError` if the rollout has no such artifact.
     """
     folder, line = shelf.line(run, rollout)
-    own = [str(artifact["path"]) for artifact in (line.get("artifacts") or {}).values() if "path" in artifact]
-    named = any(file == path or file.startswith(f"{path}/") for path in own) and ".." not in Path(file).parts
-    place = artifact_file(folder, folder / file) if named else None
-    if place is None:
+    artifact_paths = [
+        str(artifact["path"]) for artifact in (line.get("artifacts") or {}).values() if "path" in artifact
+    ]
+    is_artifact = (
+        any(file == path or file.startswith(f"{path}/") for path in artifact_paths) and ".." not in Path(file).parts
+    )
+    artifact_path = artifact_file(folder, folder / file) if is_artifact else None
+    if artifact_path is None:
         raise UserError(f"rollout {rollout} has no artifact file {file!r}")
-    return place
+    return artifact_path
 
 
 class ViewGate:

@@ -40,11 +40,11 @@ def environment(suite: str) -> Any:
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield the user tasks, each with the calls and messages that solve it."""
-    own = suites()
+    all_suites = suites()
     from agentdojo.agent_pipeline.agent_pipeline import load_system_message
 
     system = load_system_message(None)
-    for name, suite in own.items():
+    for name, suite in all_suites.items():
         for identity, task in suite.user_tasks.items():
             before = task.init_environment(copy.deepcopy(environment(name)))
             calls = [{"name": call.function, "args": dict(call.args)} for call in task.ground_truth(before)]
@@ -61,8 +61,8 @@ def read(arguments: dict[str, Any]) -> dict[str, Any]:
     from agentdojo.agent_pipeline.tool_execution import is_string_list
 
     texts = {key: value for key, value in arguments.items() if isinstance(value, str) and len(value) <= LONGEST_LIST}
-    listed = {key for key, value in texts.items() if is_string_list(value)}
-    return {key: literal_eval(value) if key in listed else value for key, value in arguments.items()}
+    list_keys = {key for key, value in texts.items() if is_string_list(value)}
+    return {key: literal_eval(value) if key in list_keys else value for key, value in arguments.items()}
 
 
 class World:
@@ -101,7 +101,7 @@ def utility(result: Any, item: dict[str, Any], state: World) -> float:
         for call in executed:
             if call.turn < STEPS:
                 state.call(call.name, call.arguments)
-    words = (answers[-1].get("content") or "") if answers else ""
-    said = [text_content_block_from_string(words)] if words else []
+    final_text = (answers[-1].get("content") or "") if answers else ""
+    content_blocks = [text_content_block_from_string(final_text)] if final_text else []
     suite = suites()[state.suite]
-    return float(suite._check_task_result(suite.user_tasks[state.task], said, state.before, state.now, calls))
+    return float(suite._check_task_result(suite.user_tasks[state.task], content_blocks, state.before, state.now, calls))

@@ -79,10 +79,10 @@ def entries(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
             missed: dict[str, list[str]] = row.get("missed_function", {})
             held = [name for names in missed.values() for name in names]
             says = []
-            for number, messages in enumerate(row["question"]):
-                held = [name for name in held if name not in missed.get(str(number), ())]
-                words = "\n\n".join(message["content"] for message in messages) or added
-                says.append({"say": words, "tools": [name for name in names if name not in held]})
+            for turn_index, messages in enumerate(row["question"]):
+                held = [name for name in held if name not in missed.get(str(turn_index), ())]
+                text = "\n\n".join(message["content"] for message in messages) or added
+                says.append({"say": text, "tools": [name for name in names if name not in held]})
             truth = truths[row["id"]]
             gold = [{"tools": calls, "say": "Done."} for calls in map(list, map(gold_calls, truth, [row] * len(truth)))]
             columns = {key: row[key] for key in ("id", "initial_config", "involved_classes")} | {"tools": names}
@@ -101,11 +101,11 @@ def gold_calls(texts: Iterable[str], row: Mapping[str, Any]) -> Iterator[dict[st
         call: Any = ast.parse(text, mode="eval").body
         owners = [world_class(world) for world in row["involved_classes"]]
         method = next(getattr(owner, call.func.id) for owner in reversed(owners) if hasattr(owner, call.func.id))
-        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        keyword_arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         bound = dict(
             zip(list(inspect.signature(method).parameters)[1:], map(ast.literal_eval, call.args), strict=False)
         )
-        yield {"name": call.func.id, "args": bound | given}
+        yield {"name": call.func.id, "args": bound | keyword_arguments}
 
 
 @cache
@@ -119,16 +119,18 @@ def public_methods(world: type) -> tuple[str, ...]:
 def constants() -> list[tuple[dict[str, Any], bytes]]:
     """Return the package's constants that APIs with long contexts modify, with their initial content."""
     module = part("eval_checker.multi_turn_eval.func_source_code.long_context")
-    own = [value for name, value in vars(module).items() if isinstance(value, dict) and not name.startswith("_")]
-    return [(value, marshal.dumps(value)) for value in own]
+    constant_dicts = [
+        value for name, value in vars(module).items() if isinstance(value, dict) and not name.startswith("_")
+    ]
+    return [(value, marshal.dumps(value)) for value in constant_dicts]
 
 
 class Worlds:
     """One object of each class that a row involves. A call may ask for a number without end, or for a folder in itself
     again and again: so each rollout has a process, which the next one may use."""
 
-    def __init__(self, item: dict[str, Any], beside: "Worlds | None" = None) -> None:
-        if beside is None and item["kind"] == "long_context":  # an earlier rollout may have been here
+    def __init__(self, item: dict[str, Any], sibling: "Worlds | None" = None) -> None:
+        if sibling is None and item["kind"] == "long_context":  # an earlier rollout may have been here
             for value, at_first in constants():
                 value.clear()
                 value.update(marshal.loads(at_first))
@@ -202,18 +204,18 @@ def calls_by_turn(result: Any) -> list[list[Any]]:
 
 def turn_by_turn(result: Any, item: dict[str, Any]) -> float:
     """Return 1 if, after each turn with gold calls, the APIs match gold's and gold's results were seen, else 0."""
-    ours = Worlds(item)
-    gold = Worlds(item, beside=ours)
-    turns, seen = calls_by_turn(result), Counter[str]()
+    policy_worlds = Worlds(item)
+    gold = Worlds(item, beside=policy_worlds)
+    turns, answer_counts = calls_by_turn(result), Counter[str]()
     if len(turns) < len(item["truth"]):
         return 0.0
     for calls, truth in zip(turns, item["truth"], strict=False):
-        seen.update(ours.call(call.name, call.arguments) for call in calls)
+        answer_counts.update(policy_worlds.call(call.name, call.arguments) for call in calls)
         needed = Counter(gold.truth(text) for text in truth)
         if truth and not (
             calls
-            and needed <= seen
-            and all(public(ours.objects[name]) == public(world) for name, world in gold.objects.items())
+            and needed <= answer_counts
+            and all(public(policy_worlds.objects[name]) == public(world) for name, world in gold.objects.items())
         ):
             return 0.0
     return 1.0

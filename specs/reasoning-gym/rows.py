@@ -46,9 +46,14 @@ def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield one question of each dataset in turn, endlessly."""
     for index in count():
         for name in names():
-            own, place = 10_000 * seed + index // AT_ONCE, index % AT_ONCE
-            entry = dataset(name, own)[place]
-            identity = {"id": f"{name}-{own}-{place}", "dataset": name, "seed": own, "index": place}
+            dataset_seed, entry_index = 10_000 * seed + index // AT_ONCE, index % AT_ONCE
+            entry = dataset(name, dataset_seed)[entry_index]
+            identity = {
+                "id": f"{name}-{dataset_seed}-{entry_index}",
+                "dataset": name,
+                "seed": dataset_seed,
+                "index": entry_index,
+            }
             yield {**identity, "question": entry["question"], "answer": entry["answer"]}
 
 

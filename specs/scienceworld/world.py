@@ -31,8 +31,8 @@ class Simulator:
             )
         except FileNotFoundError as error:
             raise UserError("ScienceWorld needs Java: apt-get install default-jre-headless") from error
-        own = GatewayParameters(auto_field=True, port=port, auth_token=secret)
-        self.gateway = JavaGateway(gateway_parameters=own, java_process=process)
+        parameters = GatewayParameters(auto_field=True, port=port, auth_token=secret)
+        self.gateway = JavaGateway(gateway_parameters=parameters, java_process=process)
         self.server = self.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def close(self) -> None:
@@ -54,8 +54,8 @@ def variations(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
-            made = "".join(json.dumps(row) + "\n" for row in listed(split))
-            file.with_suffix(".new").write_text(made, "utf-8")
+            content = "".join(json.dumps(row) + "\n" for row in listed(split))
+            file.with_suffix(".new").write_text(content, "utf-8")
             file.with_suffix(".new").replace(file)
     yield from map(json.loads, file.read_text("utf-8").splitlines())
 
@@ -63,14 +63,16 @@ def variations(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 def listed(split: str) -> Iterator[dict[str, Any]]:
     """Yield the first variation of each task, then the second, and so on."""
     simulator = Simulator("3g")  # it holds memory for each task that it has loaded
-    server, own = simulator.server, dict[str, list[int]]()
+    server, variations_by_task = simulator.server, dict[str, list[int]]()
     for task in server.getTaskNames():
         server.load(task, 0, "easy", False)
-        own[task] = list(server.getVariationsTest() if split == "test" else server.getVariationsTrain())[:EACH]
-    for number in takewhile(lambda number: any(len(each) > number for each in own.values()), count()):
-        for task, variation in [(task, each[number]) for task, each in own.items() if len(each) > number]:
+        variations_by_task[task] = list(server.getVariationsTest() if split == "test" else server.getVariationsTrain())[
+            :EACH
+        ]
+    for index in takewhile(lambda number: any(len(each) > number for each in variations_by_task.values()), count()):
+        for task, variation in [(task, each[index]) for task, each in variations_by_task.items() if len(each) > index]:
             gold: list[str] = []
-            if number < SOLVED:
+            if index < SOLVED:
                 server.load(task, variation, "easy", True)
                 gold = list(server.getGoldActionSequence())
             turns = [{"say": command} for command in gold] if len(gold) <= MOST_MOVES else []
@@ -91,14 +93,14 @@ class Science:
         self.server.reset()
         self.score = 0
 
-    def act(self, words: str | None) -> str | dict[str, Any]:
+    def act(self, command: str | None) -> str | dict[str, Any]:
         """Return the simulator's reply to a command; before the first, the task and a look around."""
-        said = str(self.server.step("look around" if words is None else words.strip()))
+        observation = str(self.server.step("look around" if command is None else command.strip()))
         self.score = round(100 * self.server.getScore())
-        if words is None:
-            return f"{self.server.getTaskDescription()}\n\n{said}"
+        if command is None:
+            return f"{self.server.getTaskDescription()}\n\n{observation}"
         done = bool(self.server.getCompleted()) or self.server.getNumMoves() > MOST_MOVES or self.score < 0
-        return {"say": said, "done": done}
+        return {"say": observation, "done": done}
 
     def close(self) -> None:
         """Stop the simulator."""

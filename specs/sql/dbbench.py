@@ -26,14 +26,14 @@ def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     texts = [node.value for node in source.body if ast.unparse(node).startswith("SYSTEM_PROMPT = ")]
     system = ast.literal_eval(texts[0])
     tools = yaml.safe_load((folder / "configs/tasks/dbbench.yaml").read_text("utf-8"))["default"]["parameters"]["tools"]
-    for number, line in enumerate((folder / "data/dbbench/standard.jsonl").read_text("utf-8").splitlines()):
+    for index, line in enumerate((folder / "data/dbbench/standard.jsonl").read_text("utf-8").splitlines()):
         entry = json.loads(line)
         about = [
             ("Evidence about the question", entry.get("evidence")),
             ("Additional table information about the question", entry.get("add_description")),
             ("Question", entry["description"]),
         ]
-        identity, kind = f"standard-{number}", entry["type"][0]
+        identity, kind = f"standard-{index}", entry["type"][0]
         statement = entry["label"][0] if kind in WRITES else entry["sql"]["query"]
         answers = ["done"] if kind in WRITES else entry["label"]
         yield {
@@ -77,7 +77,7 @@ class MultiAgentEpisode:
         self.right = bool(arguments) and self.compared(next(iter(arguments.values())))
         return "The answer is committed."
 
-    def without_call(self, words: str | None) -> str:
+    def without_call(self, message: str | None) -> str:
         """Return the reply to a message without a call."""
         return "Internal error: No tool calls found despite finish reason."
 
@@ -119,8 +119,8 @@ def filled(table: dict[str, Any]) -> Iterator[Any]:
     columns, lines = table["table_info"]["columns"], table["table_info"]["rows"]
     names = [f"`{column['name']}`" for column in columns]
     yield f"CREATE TABLE `{table['table_name']}` ({','.join(f'{name} TEXT' for name in names)})"
-    places = ",".join(f"({','.join(['%s'] * len(line))})" for line in lines)
-    insert = f"INSERT INTO `{table['table_name']}` ({','.join(names)}) VALUES {places}"
+    placeholders = ",".join(f"({','.join(['%s'] * len(line))})" for line in lines)
+    insert = f"INSERT INTO `{table['table_name']}` ({','.join(names)}) VALUES {placeholders}"
     yield insert, tuple(str(value) for line in lines for value in line)
 
 
@@ -129,16 +129,16 @@ def filled(table: dict[str, Any]) -> Iterator[Any]:
 
 def equal(answer: Any, truth: Any) -> bool:
     """Return True if an answer has the expected values: numbers to a hundredth and one by one, texts as a set."""
-    values, wanted = cleaned(answer), cleaned(truth)
-    if not all(map(is_number, [*values, *wanted])):
-        return set(values) == set(wanted)
-    left = list(map(float, wanted))
+    values, expected = cleaned(answer), cleaned(truth)
+    if not all(map(is_number, [*values, *expected])):
+        return set(values) == set(expected)
+    unmatched = list(map(float, expected))
     for value in map(float, values):
-        near = next((place for place, each in enumerate(left) if abs(value - each) <= 0.01), None)
+        near = next((index for index, each in enumerate(unmatched) if abs(value - each) <= 0.01), None)
         if near is None:
             return False
-        del left[near]
-    return not left
+        del unmatched[near]
+    return not unmatched
 
 
 def is_number(text: str) -> bool:

@@ -72,10 +72,10 @@ def checkout(variable: str, repository: str, file: str) -> Path:
 
 def program() -> Path:
     """Return the path of MariaDB's server."""
-    found = shutil.which("mariadbd", path=os.pathsep.join(SHOWN))
-    if found is None:
+    path = shutil.which("mariadbd", path=os.pathsep.join(SHOWN))
+    if path is None:
         raise FileNotFoundError(f"there is no program mariadbd in {', '.join(SHOWN)}")
-    return Path(found)
+    return Path(path)
 
 
 def command(directory: Path, options: Iterable[str]) -> list[str]:
@@ -88,15 +88,15 @@ def command(directory: Path, options: Iterable[str]) -> list[str]:
 @cache
 def new_files(options: tuple[str, ...]) -> bytes:
     """Return an archive of the files of a new server with these options; forks of this process share it."""
-    with tempfile.TemporaryDirectory() as made, io.BytesIO() as archive:
+    with tempfile.TemporaryDirectory() as directory, io.BytesIO() as archive:
         for kind in ("datadir", "tmpdir"):
-            Path(made, kind).mkdir(mode=0o700)
-        bootstrap = [*command(Path(made), options), "--bootstrap"]
+            Path(directory, kind).mkdir(mode=0o700)
+        bootstrap = [*command(Path(directory), options), "--bootstrap"]
         done = subprocess.run(bootstrap, input=first_statements(), capture_output=True, check=False)
         if done.returncode:
             raise OSError(f"MariaDB does not start: {done.stderr.decode(errors='replace')[-1000:]}")
         with tarfile.open(fileobj=archive, mode="w") as files:
-            files.add(made, ".")
+            files.add(directory, ".")
         return archive.getvalue()
 
 
@@ -126,7 +126,7 @@ class Server:
                 time.sleep(0.01)
         raise OSError(f"MariaDB does not answer: {(self.directory / 'log').read_text(errors='replace')[-1000:]}")
 
-    def connection(self, **who: Any) -> Any:
+    def connection(self, **credentials: Any) -> Any:
         """Return a connection of a user, in Python alone unless `use_pure` is false."""
         import mysql.connector
 
@@ -136,7 +136,7 @@ class Server:
             "read_timeout": SECONDS + 5,  # a session may lift the limit of its statements
             "allow_local_infile": False,
         }
-        return mysql.connector.connect(unix_socket=str(self.directory / "socket"), **(how | who))
+        return mysql.connector.connect(unix_socket=str(self.directory / "socket"), **(how | credentials))
 
     def execute(self, statements: Iterable[Any]) -> None:
         """Execute statements, or pairs of statement and values, as the one who may do everything."""
@@ -159,7 +159,9 @@ def first_statements() -> bytes:
     share = program().resolve().parents[1] / "share"
     texts = []
     for part in ("system_tables", "performance_tables", "system_tables_data"):
-        file = next((file for place in ("mysql", "mariadb") for file in (share / place).glob(f"m*_{part}.sql")), None)
+        file = next(
+            (file for directory in ("mysql", "mariadb") for file in (share / directory).glob(f"m*_{part}.sql")), None
+        )
         if file is None:
             raise FileNotFoundError(f"{share} has no {part}.sql of MariaDB's")
         texts.append(file.read_bytes())

@@ -28,25 +28,25 @@ def databases() -> dict[str, list[str]]:
     """Return the statements that create each database."""
     text = (checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP) / DUMP).read_text("utf-8")
     parts = re.split(r"^CREATE DATABASE .*\n+USE `(\w+)`;\n", text, flags=re.MULTILINE)[1:]
-    made = {}
+    statements_by_name = {}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         statements = [each for each in re.split(r";\n", body) if each.strip() and not NEEDLESS.search(each)]
         tables = ", ".join(re.findall(r"^CREATE TABLE (`\w+`)", body, re.MULTILINE))
-        made[name.lower()] = [*statements, f"ANALYZE TABLE {tables}"]
-    return made
+        statements_by_name[name.lower()] = [*statements, f"ANALYZE TABLE {tables}"]
+    return statements_by_name
 
 
 def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield the questions of Spider's development set."""
     folder = checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP)
-    for number, row in enumerate(json.loads((folder / "data/sql/spider/ic_spider_dev.json").read_text("utf-8"))):
+    for index, row in enumerate(json.loads((folder / "data/sql/spider/ic_spider_dev.json").read_text("utf-8"))):
         gold = [
             {"tools": [{"name": "execute", "args": {"sql": row["gold"]}}]},
             {"tools": [{"name": "submit", "args": {}}]},
         ]
         columns = {"query": row["query"], "truth": row["gold"], "db": row["db"], "hardness": row["hardness"]}
-        if number not in UNPLAYABLE:
-            yield {"id": number, **columns, "gold": gold}
+        if index not in UNPLAYABLE:
+            yield {"id": index, **columns, "gold": gold}
 
 
 class Spider:
@@ -87,7 +87,7 @@ class Spider:
         self.submitted = True
         return "Submitted."
 
-    def again(self, words: str | None) -> str:
+    def again(self, message: str | None) -> str:
         """Return the reply to a message without a call."""
         return "Call execute with a statement of SQL, or submit if the last result answers the question."
 
@@ -112,33 +112,33 @@ class Spider:
 
 def shared(rows: list[Any], gold: list[Any]) -> float:
     """Return the number of shared rows over all rows, times the similarity of their order."""
-    ours, theirs = list(map(str, rows)), list(map(str, gold))
-    both, either = Counter(ours) & Counter(theirs), Counter(ours) | Counter(theirs)
+    actual_rows, theirs = list(map(str, rows)), list(map(str, gold))
+    both, either = Counter(actual_rows) & Counter(theirs), Counter(actual_rows) | Counter(theirs)
     if not either:
         return 1.0
     share = both.total() / either.total()
-    order = tau(first_of(ours, both), first_of(theirs, both)) if both else math.nan
+    order = tau(first_of(actual_rows, both), first_of(theirs, both)) if both else math.nan
     return share if math.isnan(order) else round(order * share * 100) / 100
 
 
 def first_of(rows: list[str], counts: Counter[str]) -> list[str]:
     """Return the first rows of each text, up to its count."""
-    left = counts.copy()
-    return [row for row in rows if (left.subtract([row]) or left[row] >= 0)]
+    remaining_counts = counts.copy()
+    return [row for row in rows if (remaining_counts.subtract([row]) or remaining_counts[row] >= 0)]
 
 
-def tau(ours: list[str], theirs: list[str]) -> float:
+def tau(actual_rows: list[str], theirs: list[str]) -> float:
     """Return Kendall's tau-b of the rows by their text; NaN if all are the same."""
-    pairs = sorted(zip(ours, theirs, strict=True))
+    pairs = sorted(zip(actual_rows, theirs, strict=True))
     total = len(pairs) * (len(pairs) - 1) // 2
-    ties = sum(n * (n - 1) // 2 for n in Counter(ours).values())
+    ties = sum(n * (n - 1) // 2 for n in Counter(actual_rows).values())
     if total == ties:
         return math.nan
     equal_in_both = sum(n * (n - 1) // 2 for n in Counter(pairs).values())
-    discordant, seen = 0, list[str]()
+    discordant, sorted_rows = 0, list[str]()
     for _, theirs_row in pairs:
-        discordant += len(seen) - bisect_right(seen, theirs_row)
-        insort(seen, theirs_row)
+        discordant += len(sorted_rows) - bisect_right(sorted_rows, theirs_row)
+        insort(sorted_rows, theirs_row)
     more = total - 2 * ties + equal_in_both - 2 * discordant  # concordant pairs, less discordant ones
     return min(1.0, max(-1.0, more / math.sqrt(total - ties) / math.sqrt(total - ties)))
 

@@ -10,8 +10,8 @@ FRUIT = ("apples", "pears", "plums")
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield one question per number."""
-    for number in count():
-        random = Random(f"{seed}:{split}:{number}")
+    for index in count():
+        random = Random(f"{seed}:{split}:{index}")
         boxes, each = random.randint(2, 9), random.randint(3, 12)
         fruit = random.choice(FRUIT)
         question = f"How many {fruit} are in {boxes} boxes of {each}?"

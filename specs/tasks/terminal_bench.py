@@ -17,11 +17,11 @@ def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield one row per directory of ``$TERMINAL_BENCH_TASKS``, or of the three small included tasks."""
     folder = Path(os.environ.get("TERMINAL_BENCH_TASKS") or OURS)
     for task in sorted(path.parent for path in folder.glob("*/task.yaml")):
-        described = yaml.safe_load(read_text(task / "task.yaml"))
+        task_config = yaml.safe_load(read_text(task / "task.yaml"))
         yield {
             "task_id": task.name,
-            "instruction": described["instruction"],
-            "image": described.get("docker_image"),
+            "instruction": task_config["instruction"],
+            "image": task_config.get("docker_image"),
             "verifier": [_laid(path, task) for path in _files(task)],
             "setup": _text(task / "setup.sh"),
             "solution_script": _text(task / "solution.sh"),

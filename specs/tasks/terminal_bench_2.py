@@ -26,11 +26,11 @@ def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) 
         tests: files for /tests, as a tar.gz in base64.
         timeout: seconds of the script; one that takes longer scores 0.
     """
-    answer, told = _run(ctx, script, tests, timeout)
+    answer, reward_text = _run(ctx, script, tests, timeout)
     if answer.get("timed_out"):
         return Score(0.0, reason=f"the tests had no end in time: {answer['output'][-400:]}")
-    value = _value(told, answer)
-    ran = told is not None and LACKING.search(answer["output"]) is None
+    value = _value(reward_text, answer)
+    ran = reward_text is not None and LACKING.search(answer["output"]) is None
     if value > 0 or ran:
         return Score(
             value, reason=None if value > 0 else f"exit status {answer['exit_code']}: {answer['output'][-400:]}"
@@ -53,29 +53,31 @@ def _run(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, A
         if "error" in written:
             raise AgentFault(f"the tests cannot be put in place: {written['error']}")
     answer = ctx.terminal("bash /tests/test.sh", timeout=timeout)
-    told = ctx.read_file(REWARD)
-    return answer, None if "error" in told or not told["content"].strip() else told["content"].strip()
+    reward_file = ctx.read_file(REWARD)
+    return answer, None if "error" in reward_file or not reward_file["content"].strip() else reward_file[
+        "content"
+    ].strip()
 
 
 def _files(archive: str) -> list[tuple[str, bytes, int]]:
     """Return the path, content and mode of each file of an archive, without links and paths that lead out of it."""
     if not archive:
         return []
-    found = []
+    entries = []
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive)), mode="r:*") as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isfile() else None
             if file is not None and not member.name.startswith("/") and ".." not in member.name.split("/"):
-                found.append((member.name.removeprefix("./"), file.read(), member.mode & 0o777))
-    return found
+                entries.append((member.name.removeprefix("./"), file.read(), member.mode & 0o777))
+    return entries
 
 
-def _value(told: str | None, answer: dict[str, Any]) -> float:
+def _value(reward_text: str | None, answer: dict[str, Any]) -> float:
     """Return the number that was written, 0 if it is not from 0 to 1; without one, 1 if the script exits with 0."""
-    if told is None:
+    if reward_text is None:
         return float(answer["exit_code"] == 0)
     try:
-        number = float(told)
+        reward = float(reward_text)
     except ValueError:
         return 0.0
-    return number if 0 <= number <= 1 else 0.0
+    return reward if 0 <= reward <= 1 else 0.0

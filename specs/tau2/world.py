@@ -55,8 +55,10 @@ def made(domain: str, task: Any) -> Any:
         return READY[domain].pop()
     if domain != BANK:
         return original().get_env_constructor(domain)()
-    named = {action.arguments.get("agent_tool_name") for action in task.evaluation_criteria.actions or ()}
-    return original().get_env_constructor(domain)(retrieval_variant="no_knowledge", read_log_allowlist=named - {None})
+    tool_names = {action.arguments.get("agent_tool_name") for action in task.evaluation_criteria.actions or ()}
+    return original().get_env_constructor(domain)(
+        retrieval_variant="no_knowledge", read_log_allowlist=tool_names - {None}
+    )
 
 
 def started(task: Any, domain: str) -> Any:
@@ -269,14 +271,14 @@ def by_the_rules(result: Any, state: Any) -> float:
     """Return the product of the task's criteria except databases and a judge: the domain's state, calls, and
     messages."""
     criteria, world = state.task.evaluation_criteria, state.world
-    said = [message for message in result.messages[result.prompt_length :] if message["role"] != "tool"]
+    messages = [message for message in result.messages[result.prompt_length :] if message["role"] != "tool"]
     offered = {each["name"] for each in state.documents}
     unknown = sum(error.tool_name not in offered for error in result.tool_errors)
-    batches = sum(1 for message in said if message.get("tool_calls"))
+    batches = sum(1 for message in messages if message.get("tool_calls"))
     of_user = sum(call.requestor == "user" for call in state.calls)
-    if len(said) + batches + 2 * of_user + 1 >= STEPS or state.errors + unknown >= ERRORS:
+    if len(messages) + batches + 2 * of_user + 1 >= STEPS or state.errors + unknown >= ERRORS:
         return 0.0
-    if any(not message.get("tool_calls") and not str(message["content"] or "").strip() for message in said):
+    if any(not message.get("tool_calls") and not str(message["content"] or "").strip() for message in messages):
         return 0.0
     value = True
     if asks(criteria, "ENV_ASSERTION"):
@@ -286,6 +288,8 @@ def by_the_rules(result: Any, state: Any) -> float:
         actions = criteria.actions or []
         value &= all(any(action.compare_with_tool_call(call) for call in state.calls) for action in actions)
     if asks(criteria, "COMMUNICATE"):
-        words = [str(each["content"] or "").lower().replace(",", "") for each in said if each["role"] == "assistant"]
-        value &= all(any(info.lower() in text for text in words) for info in criteria.communicate_info or [])
+        replies = [
+            str(each["content"] or "").lower().replace(",", "") for each in messages if each["role"] == "assistant"
+        ]
+        value &= all(any(info.lower() in text for text in replies) for info in criteria.communicate_info or [])
     return float(value)

@@ -24,12 +24,12 @@ def begun(game: str, seed: int, players: int = 1) -> Any:
         import textarena
     except ImportError as error:
         raise UserError(f"TextArena is not installed: {install_command('textarena')}") from error
-    made = textarena.make(f"{game}-raw")
+    environment = textarena.make(f"{game}-raw")
     for wrapper in _wrappers(game):
         if issubclass(wrapper, textarena.ActionWrapper):  # it puts a move in brackets, or cuts it
-            made = wrapper(made)
-    made.reset(num_players=players, seed=seed)
-    return made
+            environment = wrapper(environment)
+    environment.reset(num_players=players, seed=seed)
+    return environment
 
 
 def _wrappers(game: str) -> list[type]:
@@ -55,12 +55,17 @@ def told(game: Any, player: int, messages: list[tuple[int, str, Any]]) -> str:
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield each game with one seed after the other, and the moves that win it if there is a solver."""
-    for number in count():
+    for index in count():
         for game in GAMES:
-            before, own = random.getstate(), 1000 * seed + number
-            moves = SOLVERS[game](begun(game, own)) if game in SOLVERS else []
+            before, game_seed = random.getstate(), 1000 * seed + index
+            moves = SOLVERS[game](begun(game, game_seed)) if game in SOLVERS else []
             random.setstate(before)  # it belongs to the runner
-            yield {"id": f"{game}-{own}", "game": game, "seed": own, "moves": [{"say": move} for move in moves]}
+            yield {
+                "id": f"{game}-{game_seed}",
+                "game": game,
+                "seed": game_seed,
+                "moves": [{"say": move} for move in moves],
+            }
 
 
 class Arena:
@@ -73,10 +78,10 @@ class Arena:
         self.game = begun(item["game"], item["seed"])
         self.over, self.reward = False, 0.0
 
-    def move(self, words: str | None) -> str | dict[str, Any]:
+    def move(self, move_text: str | None) -> str | dict[str, Any]:
         """Return the game's reply to a move, or its first message."""
-        if words is not None:
-            self.over, _ = self.game.step(words)
+        if move_text is not None:
+            self.over, _ = self.game.step(move_text)
         text = told(self.game, *self.game.get_observation())
         if not self.over:
             return text or "Your move."
@@ -104,13 +109,13 @@ def frozen_lake(game: Any) -> list[str]:
     ways = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     paths, waiting = {start: []}, deque([start])
     while waiting:
-        at = waiting.popleft()
-        if grid[at[0]][at[1]] == "G":
-            return [f"[{way}]" for way in paths[at]]
-        for way, (down, right) in ways.items():
-            to = (at[0] + down, at[1] + right)
-            if all(0 <= place < len(grid) for place in to) and to not in paths and grid[to[0]][to[1]] != "H":
-                paths[to] = [*paths[at], way]
+        position = waiting.popleft()
+        if grid[position[0]][position[1]] == "G":
+            return [f"[{direction}]" for direction in paths[position]]
+        for direction, (down, right) in ways.items():
+            to = (position[0] + down, position[1] + right)
+            if all(0 <= coordinate < len(grid) for coordinate in to) and to not in paths and grid[to[0]][to[1]] != "H":
+                paths[to] = [*paths[position], direction]
                 waiting.append(to)
     return []
 

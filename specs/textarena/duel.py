@@ -35,22 +35,22 @@ def played(game: str, seed: int, chance: random.Random) -> tuple[list[dict[str, 
     while True:
         player, _ = world.get_observation()
         moves.append({"seat": f"player{player}", "say": chance.choice(MOVES[game])})
-        over, _ = world.step(moves[-1]["say"])
-        if over or len(moves) == MOST:
+        done, _ = world.step(moves[-1]["say"])
+        if done or len(moves) == MOST:
             rewards, _ = world.close()
             return moves, float((rewards or {}).get(0, 0.0))
 
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield each game with one seed after the other, and moves that win for the first player, if any were found."""
-    for number in count():
+    for index in count():
         for game in MOVES:
-            before, own = random.getstate(), 1000 * seed + number
-            chance = random.Random(f"{game}{own}")
-            plays = (played(game, own, chance) for _ in range(TRIES))
+            before, game_seed = random.getstate(), 1000 * seed + index
+            chance = random.Random(f"{game}{game_seed}")
+            plays = (played(game, game_seed, chance) for _ in range(TRIES))
             moves = next((moves for moves, reward in plays if reward > 0), [])
             random.setstate(before)  # it is the runner's
-            yield {"id": f"{game}-{own}", "game": game, "seed": own, "moves": moves}
+            yield {"id": f"{game}-{game_seed}", "game": game, "seed": game_seed, "moves": moves}
 
 
 class Duel:
@@ -65,16 +65,16 @@ class Duel:
         self.out: set[int] = set()
         self.mover = 0
 
-    def turn(self, said: dict[str, str | None] | None) -> dict[str, str] | None:
+    def turn(self, replies: dict[str, str | None] | None) -> dict[str, str] | None:
         """Make the move that was said; a player who is out says nothing from then on."""
-        if said is not None:
-            (words,) = said.values()
-            if words is None:
+        if replies is not None:
+            (reply,) = replies.values()
+            if reply is None:
                 self.out.add(self.mover)
-            over, _ = self.game.step(words or "")
-            while not over and self.game.state.current_player_id in self.out:
-                over, _ = self.game.step("")
-            if over:
+            done, _ = self.game.step(reply or "")
+            while not done and self.game.state.current_player_id in self.out:
+                done, _ = self.game.step("")
+            if done:
                 self.rewards, _ = self.game.close()
                 return None
         self.mover, messages = self.game.get_observation()

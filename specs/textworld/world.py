@@ -30,11 +30,11 @@ def compiled(game: dict[str, Any], directory: Path) -> Path:
         options = GameOptions()
         options.seeds, options.nb_rooms, options.nb_objects = game["seed"], game["rooms"], game["objects"]
         options.quest_length, options.quest_breadth = game["quest"], 1
-        with tempfile.TemporaryDirectory(dir=directory) as own:
-            options.path = str(Path(own) / "game.z8")
+        with tempfile.TemporaryDirectory(dir=directory) as temporary_directory:
+            options.path = str(Path(temporary_directory) / "game.z8")
             compile_game(make_game(options), options)
-            Path(own, "game.json").replace(file.with_suffix(".json"))
-            Path(own, "game.z8").replace(file)
+            Path(temporary_directory, "game.json").replace(file.with_suffix(".json"))
+            Path(temporary_directory, "game.z8").replace(file)
     return file
 
 
@@ -73,16 +73,18 @@ class Game:
     def __init__(self, item: dict[str, Any]) -> None:
         import textworld
 
-        wanted = textworld.EnvInfos(objective=True, max_score=True, won=True, lost=True, feedback=True, score=True)
+        requested_infos = textworld.EnvInfos(
+            objective=True, max_score=True, won=True, lost=True, feedback=True, score=True
+        )
         directory = CACHE if (CACHE / f"{item['id']}.z8").exists() else Path.cwd()
-        self.game = textworld.start(str(compiled(item, directory)), wanted)
+        self.game = textworld.start(str(compiled(item, directory)), requested_infos)
         self.now, self.done = self.game.reset(), False
 
-    def act(self, words: str | None) -> str | dict[str, Any]:
+    def act(self, command: str | None) -> str | dict[str, Any]:
         """Return the game's reply to a command, or its first text."""
-        if words is None:
+        if command is None:
             return str(self.now.feedback).strip()
-        self.now, _, self.done = self.game.step(" ".join(words.split()))
+        self.now, _, self.done = self.game.step(" ".join(command.split()))
         return {"say": str(self.now.feedback).strip(), "done": bool(self.done)}
 
     def points(self) -> float:

@@ -7,15 +7,15 @@ ROUNDS = 2
 
 async def debate(seats: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """Let both sides speak in turns, and then the judge."""
-    said: list[str] = []
-    heard = None
+    transcript: list[str] = []
+    message = None
     for _ in range(ROUNDS):
         for side in ("pro", "contra"):
-            heard = await seats[side].say(heard and f"The other side says: {heard}")
-            if heard is None:
+            message = await seats[side].say(message and f"The other side says: {message}")
+            if message is None:
                 return {"winner": "contra" if side == "pro" else "pro"}
-            said.append(f"{side}: {' '.join(heard.split())}")  # a line break would speak as the other side
-    verdict = await seats["judge"].say(f"The claim is: {row['claim']}\n\n" + "\n".join(said))
+            transcript.append(f"{side}: {' '.join(message.split())}")  # a line break would speak as the other side
+    verdict = await seats["judge"].say(f"The claim is: {row['claim']}\n\n" + "\n".join(transcript))
     return {"winner": (verdict or "").strip().lower()}
 
 

@@ -11,14 +11,14 @@ SEATS = ("first", "second")
 def piles(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield piles that the first player can win, with the moves of a game in which it does."""
     chance = Random(seed)
-    for number in count():
+    for index in count():
         pile = chance.choice([size for size in range(5, 21) if size % 4])
-        moves, left, turn = [], pile, 0
-        while left:
-            taken = left % 4 or chance.randint(1, min(3, left))
-            moves.append({"seat": SEATS[turn % 2], "say": str(taken)})
-            left, turn = left - taken, turn + 1
-        yield {"id": f"{split}-{number}-{pile}", "pile": pile, "moves": moves}
+        moves, remaining, turn = [], pile, 0
+        while remaining:
+            amount = remaining % 4 or chance.randint(1, min(3, remaining))
+            moves.append({"seat": SEATS[turn % 2], "say": str(amount)})
+            remaining, turn = remaining - amount, turn + 1
+        yield {"id": f"{split}-{index}-{pile}", "pile": pile, "moves": moves}
 
 
 class Nim:
@@ -28,12 +28,12 @@ class Nim:
         self.left, self.winner = item["pile"], ""
         self.next = "first"
 
-    def turn(self, said: dict[str, str | None] | None) -> dict[str, str] | None:
+    def turn(self, replies: dict[str, str | None] | None) -> dict[str, str] | None:
         """Make the seat's move, and return the messages to the next seat, or None if the game is over."""
-        if said is None:
+        if replies is None:
             return {"first": f"There are {self.left}."}
         mover, other = self.next, SEATS[self.next == "first"]
-        move = (said[mover] or "").strip()
+        move = (replies[mover] or "").strip()
         if move not in ("1", "2", "3") or int(move) > self.left:
             self.winner = other
             return None

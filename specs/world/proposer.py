@@ -11,13 +11,13 @@ SIGNS = {"sums": "+", "differences": "-", "products": "*"}
 async def ask(seats: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """Let the proposer ask, and all solvers answer at the same time; an invalid question gets no answers."""
     question = await seats["proposer"].say()
-    asked = QUESTION.fullmatch(question or "")
-    if asked is None or asked[2] != SIGNS[row["kind"]]:
+    match = QUESTION.fullmatch(question or "")
+    if match is None or match[2] != SIGNS[row["kind"]]:
         return {"value": None}
-    a, b = int(asked[1]), int(asked[3])
+    a, b = int(match[1]), int(match[3])
     solvers = [seat for name, seat in seats.items() if name != "proposer"]
     await asyncio.gather(*(solver.say(f"What is {question}?") for solver in solvers))
-    return {"value": {"+": a + b, "-": a - b, "*": a * b}[asked[2]]}
+    return {"value": {"+": a + b, "-": a - b, "*": a * b}[match[2]]}
 
 
 def right(result: Any) -> float:

@@ -10,7 +10,7 @@ class Retail:
     user_tools = ("look_at_receipt",)
 
     def __init__(self, item: dict[str, Any]) -> None:
-        self.orders: dict[str, dict[str, str]] = {number: dict(order) for number, order in item["orders"].items()}
+        self.orders: dict[str, dict[str, str]] = {order_id: dict(order) for order_id, order in item["orders"].items()}
         self.receipt: str = item["receipt"]
 
     def find_order(self, number: str) -> dict[str, str]:
@@ -47,10 +47,10 @@ class Retail:
         """Read the receipt that lies on your table."""
         return self.receipt
 
-    def _order(self, number: str) -> dict[str, str]:
-        if number not in self.orders:
-            raise ValueError(f"there is no order {number}")
-        return self.orders[number]
+    def _order(self, order_id: str) -> dict[str, str]:
+        if order_id not in self.orders:
+            raise ValueError(f"there is no order {order_id}")
+        return self.orders[order_id]
 
 
 def orders_equal(state: Retail, *, goal: dict[str, dict[str, str]]) -> bool:

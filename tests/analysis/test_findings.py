@@ -117,7 +117,7 @@ def test_findings_name_the_known_cause_first_in_18_of_20_runs(tmp_path: Path) ->
 def test_finding_filter_selects_its_rollouts(tmp_path: Path, fault: Callable[..., None]) -> None:
     record = Generated(tmp_path / "run", 11, fault).record
     for finding in findings_of(record):
-        query = RolloutQuery.of(dict(finding.filter))
+        query = RolloutQuery.from_parameters(dict(finding.filter))
         chosen = {record.rollouts[place].id for place in query.chosen(record)}
         assert finding.example in chosen
         assert len(chosen) >= finding.rollouts

@@ -18,7 +18,7 @@ import yaml
 
 import hermes_rl.analysis.push
 import hermes_rl.repositories.hub
-from hermes_rl.analysis.card import plain
+from hermes_rl.analysis.card import escape_markdown
 from hermes_rl.analysis.push import dataset_at
 from hermes_rl.cli.main import status
 from hermes_rl.errors import UserError
@@ -151,7 +151,7 @@ def test_texts_of_others_are_shown_in_the_card_and_not_obeyed(hub: WritableHub, 
     assert "](" not in body
     assert "x\\\\u001b" in body
     assert max(map(len, card.split("\n"))) < 4000
-    assert plain("a|b_c") == r"a\|b\_c"
+    assert escape_markdown("a|b_c") == r"a\|b\_c"
 
 
 @pytest.mark.parametrize(("words", "private"), [([], True), (["--private"], True), (["--public"], False)])

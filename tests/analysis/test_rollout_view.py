@@ -28,7 +28,7 @@ def with_tokens(prompt: str, answer: str) -> dict[str, Any]:
     before, said = tokenizer.encode(prompt), tokenizer.encode(answer)
     masks = [MASKED] * len(before) + said
     logprobs = [1.0] * len(before) + [-0.5] * len(said)
-    sequence = packed(TokenSequence.of(before + said, masks, logprobs))
+    sequence = packed(TokenSequence.from_lists(before + said, masks, logprobs))
     return {**recorded("a"), "sequences": [sequence], "sampled": [[len(said), "00", len(before), 0, 3, 4]]}
 
 

@@ -45,9 +45,9 @@ def test_the_mean_over_specs_weighs_each_the_same(tmp_path: Path) -> None:
 
 
 def test_an_interval_with_unlike_ends_keeps_each() -> None:
-    made = Estimate.over([Estimate(1.0, 0.7, 1.4), Estimate(0.0, -0.4, 0.3)])
+    made = Estimate.mean_of([Estimate(1.0, 0.7, 1.4), Estimate(0.0, -0.4, 0.3)])
     assert (made.value, made.low, made.high) == (0.5, pytest.approx(0.25), pytest.approx(0.75))
-    assert Estimate.over([Estimate(1.0, 0.7, 1.4), Estimate(0.5)]) == Estimate(0.75)
+    assert Estimate.mean_of([Estimate(1.0, 0.7, 1.4), Estimate(0.5)]) == Estimate(0.75)
 
 
 def test_two_models_of_one_spec_differ_as_compare_says(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ async def test_policy_version_and_model_updates_reach_calls_in_flight(tmp_path: 
         await until(lambda: len(model.asked) > asked)
         plain.version = 6  # no word but this: the workers hear of it by themselves
         assert env._workers is not None
-        await until(lambda: plain.told().order == env._workers._announced.get(plain.number))  # type: ignore[union-attr]
+        await until(lambda: plain.get_weight_update().order == env._workers._announced.get(plain.policy_id))  # type: ignore[union-attr]
         model.resume()
         assert (await late).examples(one=True)[0].weights == (5, 6)
 
@@ -372,7 +372,7 @@ async def test_a_key_travels_in_memory_alone(
     try:
         async with open_env(spec_in(tmp_path), record=tmp_path / "run", workers=2) as env:
             policy = Policy.server("openai", server.url, "m", api_key=SECRET, tokenizer=str(small_tokenizer_path()))
-            assert SECRET not in repr(policy.described())
+            assert SECRET not in repr(policy.describe())
             rollout = await env.run(env.rows()[0], policy)
             assert rollout.score == 1.0
             assert env.status().retries == {"policy": 2}

@@ -120,7 +120,7 @@ async def test_claim_neither_ends_a_run_nor_leaves_a_rollout_ungraded(
         played, scores = [[{"say": code}] for code in (*claims, right)], [0.0] * len(claims) + [1.0]
     for turns, score in zip(played, scores, strict=True):
         monkeypatch.setattr(
-            CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT, t=turns: Script.of(t, prior)
+            CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT, t=turns: Script.from_turns(t, prior)
         )
         async with hermes_rl.open_env(parse_spec(SPEC + rest, folder=tmp_path)) as env:
             rollout = await env.run(next(iter(env.rows())), retries=0)

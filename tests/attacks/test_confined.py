@@ -111,7 +111,7 @@ rewards: {{graded: {{fn: "code.py:graded", isolate: sandbox}}}}
     monkeypatch.setattr(
         CompiledSpec,
         "script",
-        lambda self, key, prior, seat=ONLY_SEAT: Script.of([{"say": codes[key.row.columns["n"]]}], prior),
+        lambda self, key, prior, seat=ONLY_SEAT: Script.from_turns([{"say": codes[key.row.columns["n"]]}], prior),
     )
     found = {}
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path / "spec")) as env:

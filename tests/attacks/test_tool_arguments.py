@@ -89,7 +89,9 @@ async def test_odd_arguments_are_answered_and_graded(
     calls = [{"name": tool, "args": {**right, key: odd}} for key in (*right, *more) for odd in ODD]
     calls += [{"name": name, "args": raw} for raw in RAW for name in (tool, f"{tool} ", tool.upper())]
     turns = [*({"tools": [call]} for call in calls), {"say": "done"}]
-    monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.of(turns, prior))
+    monkeypatch.setattr(
+        CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.from_turns(turns, prior)
+    )
     async with hermes_rl.open_env(parse_spec(SPEC, folder=tmp_path)) as env:
         rollout = await env.run(next(iter(env.rows())), retries=0)
     assert (rollout.error, rollout.score) == (None, 1.0)

@@ -179,7 +179,7 @@ def test_without_a_terminal_there_are_lines_and_no_controls(more: list[str], tmp
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_panel_fits_the_terminal(columns: int) -> None:
     panel = LivePanel("a-rather-long-name-of-a-spec · process", Console(width=columns))
-    panel.begin(100, 0)
+    panel.start(100, 0)
     panel._folder = "outputs/" + "x" * 100
     panel._status = RunStatus(
         64, None, {"model": 50, "tools": 10, "rewards": 3}, 7, 1_234_567, 1.5,
@@ -220,7 +220,7 @@ async def test_several_environments_are_parts_of_one_panel_and_keys_are_for_all(
     said = io.StringIO()
     panel = LivePanel("both", Console(file=said, width=100), keyboard)
     runs = {name: Watched(f"run/{name}") for name in ("long", "short")}
-    parts = {name: panel.named(name) for name in runs}
+    parts = {name: panel.for_environment(name) for name in runs}
     before = termios.tcgetattr(keyboard)[3]
     try:
         with ExitStack() as short:

@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from hermes_rl.cli.listing import listed
+from hermes_rl.cli.listing import list_entries
 from hermes_rl.cli.main import status
 from hermes_rl.errors import install_command
 from tests.cli.test_run import no_policy
@@ -35,7 +35,7 @@ def test_list_names_what_a_spec_may_use(kind: str, capsys: pytest.CaptureFixture
 
 def test_every_shipped_reward_is_listed() -> None:
     shipped = {path.stem for path in (ROOT / "rewards").glob("*.py")}
-    assert {entry["name"] for entry in listed("rewards")} >= shipped
+    assert {entry["name"] for entry in list_entries("rewards")} >= shipped
 
 
 def test_every_shipped_spec_is_valid(capsys: pytest.CaptureFixture[str]) -> None:

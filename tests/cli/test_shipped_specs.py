@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl import UserError
-from hermes_rl.cli.listing import listed
+from hermes_rl.cli.listing import list_entries
 from hermes_rl.data.load import load_rows
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.process import run_process
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_they_are_listed_with_a_line_each() -> None:
-    entries = {entry["name"]: entry["description"] for entry in listed("specs")}
+    entries = {entry["name"]: entry["description"] for entry in list_entries("specs")}
     assert sorted(entries) == SPECS
     assert all(entries.values())
     assert len(PLAYED) >= 11

@@ -86,7 +86,7 @@ async def test_forty_odd_images_of_a_registry_cost_their_own_rows(
     finally:
         registry.kill()
         await registry.wait()
-    aside = {row["row_key"]: row["detail"] for row in directory.described()["quarantined"]}
+    aside = {row["row_key"]: row["detail"] for row in directory.read_run_info()["quarantined"]}
     graded = {json.loads(line)["row_key"] for line in (directory.path / "groups.jsonl").open()}
     assert good <= graded and graded | aside.keys() == odd | good
     assert len(aside) >= 32

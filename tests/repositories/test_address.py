@@ -33,7 +33,7 @@ def test_address_parses_into_its_parts_and_back(
     assert (found.kind, found.url, found.revision, found.inside) == (kind, url, revision, inside)
     assert str(found) == text
     assert found.commit == (COMMIT if revision == COMMIT else None)
-    assert address_of(str(found.at(COMMIT))) == found.at(COMMIT)
+    assert address_of(str(found.at_commit(COMMIT))) == found.at_commit(COMMIT)
 
 
 @pytest.mark.parametrize("text", ["name", "./a/b", "../a", "/a/b", "a/b/c", "specs/mine.yaml", "~/a", "a\\b", ""])

@@ -61,7 +61,7 @@ def test_each_kind_of_revision_becomes_its_commit(origin: Path, revision: str | 
     found = fetch(f"git+file://{origin}" + (f"@{revision}" if revision else ""))
     assert found.address.revision == wanted
     assert contents(found) == ENVIRONMENT
-    assert found.described() == {
+    assert found.to_record() == {
         "address": f"git+file://{origin}@{wanted}",
         "commit": wanted,
         "digest": found.digest,

@@ -16,7 +16,7 @@ async def graded(
 ) -> RewardValue:
     """What the shipped reward `name` says, called as a run calls it."""
     reward = find_reward(name, None)
-    offered = reward.wanted({"result": result or AgentResult(), "ctx": ctx})
+    offered = reward.select_parameters({"result": result or AgentResult(), "ctx": ctx})
     returned, seconds = await call_reward(reward, {**offered, **reward.arguments(args)})
     return interpret(name, returned, seconds)
 

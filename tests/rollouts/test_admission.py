@@ -156,7 +156,7 @@ def test_two_runs_of_one_process_open_together_what_the_cores_carry() -> None:
         used[0] += 0.1 * min(4.0, sum(rollouts) * 0.02)
     assert 100 < sum(rollouts) < 600, "as many as one run alone would open"
     alone = Fixed(5, DescriptorShare(UNLIMITED, lambda: 0))
-    assert alone.admits(4, beside=100), "a number on request is for one run"
+    assert alone.admits(4, other_open=100), "a number on request is for one run"
 
 
 def test_machines_that_come_and_go_count_from_then_on() -> None:
@@ -176,10 +176,10 @@ async def test_fixed_concurrency_is_used_and_does_not_limit_server_calls() -> No
         "policy", [ServerConfig("openai", "http://127.0.0.1:9/v1", "m", max_concurrency=300)]
     ) as role:
         assert isinstance(admission(None, role), Adaptive)
-        assert role.places == 32
+        assert role.call_capacity == 32
         fixed = admission(7, role)
         assert isinstance(fixed, Fixed)
-        assert [fixed.admits(6), fixed.admits(7), role.places] == [True, False, 300]
+        assert [fixed.admits(6), fixed.admits(7), role.call_capacity] == [True, False, 300]
 
 
 def test_this_machine_can_be_measured() -> None:

@@ -25,10 +25,10 @@ def rollout(index: int, score: float, *, sequences: int = 1, versions: tuple[int
     transcript, replies, messages = Transcript(), [], [{"role": "user", "content": "hi"}]
     prompt = [1, 2]
     for turn in range(2):
-        step = Step.of(prompt, [10 + turn, 9], [-0.5, -0.25 - index], weights=WeightVersions(*versions))
+        step = Step.from_lists(prompt, [10 + turn, 9], [-0.5, -0.25 - index], weights=WeightVersions(*versions))
         transcript.add(step)
         message = {"role": "assistant", "content": f"turn {turn}"}
-        replies.append(ChatReply(message, "stop", {}, "m", "vllm", sampled=LedgerEntry.of(step)))
+        replies.append(ChatReply(message, "stop", {}, "m", "vllm", sampled=LedgerEntry.from_step(step)))
         messages.append(message)
         prompt = [1, 2, 10, 9, 5] if sequences == 1 else [1, 7]
     result = AgentResult(messages=messages, prompt_length=1, replies=replies, transcript=transcript, turns_used=2)

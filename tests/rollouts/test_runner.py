@@ -84,7 +84,7 @@ async def test_evaluation_runs_every_member_even_if_one_fails() -> None:
             raise RewardFailure("always")
         return 1.0
 
-    group = await RolloutRunner(World(on_grade=grade)).start(row(), "g", 3, whole=False)
+    group = await RolloutRunner(World(on_grade=grade)).start(row(), "g", 3, require_complete=False)
     assert [rollout.score for rollout in group.rollouts] == [None, 1.0, 1.0]
 
 
@@ -98,7 +98,7 @@ async def test_an_unexpected_error_ends_its_rollout_alone(
         return 1.0
 
     world = World(on_grade=grade)
-    group = await RolloutRunner(world).start(row(), "g", 3, whole=False)
+    group = await RolloutRunner(world).start(row(), "g", 3, require_complete=False)
     assert [rollout.score for rollout in group.rollouts] == [None, 1.0, 1.0]
     assert type(error).__name__ in str(group.rollouts[0].error)
     assert not group.rollouts[0].stop_reason.graded

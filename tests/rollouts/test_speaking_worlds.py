@@ -426,7 +426,7 @@ async def test_arguments_are_handed_on_as_sent_or_repaired(
     assert repaired == [arguments == "repair"], "what was repaired is counted"
     line = json.loads(json.dumps(rollout_record(rollout)))
     assert [call.repaired for call in result_of(line).tool_calls] == repaired
-    assert Played.of(line).repaired == sum(repaired)
+    assert Played.from_record(line).repaired == sum(repaired)
 
 
 async def test_what_describes_no_tools_is_the_spec_s_mistake(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def play_evaluate(
         run = Run(
             world,
             chosen,
-            Plan(size=plan.rollouts, split="eval", repeat=False, whole=False, concurrency=plan.concurrency),
+            Plan(size=plan.rollouts, split="eval", repeat=False, require_complete=False, concurrency=plan.concurrency),
             store=store,
             budget=budget,
             progress=Progress(io.StringIO()),

@@ -36,10 +36,10 @@ def test_workers_are_shared_evenly_by_demand(room: int, wanted: list[int], expec
 
 def test_a_place_fits_a_worker_of_each_spec() -> None:
     specs = [spec(), spec("{limits: {cpu: 4, memory: 1GiB}}"), spec("{limits: {cpu: 2, memory: 3GiB}}")]
-    assert Needs.of(specs[:1]).cpus == 1
-    assert Needs.of(specs) == Needs(4, 3 << 30)
+    assert Needs.from_specs(specs[:1]).cpus == 1
+    assert Needs.from_specs(specs) == Needs(4, 3 << 30)
     node = {"Resources": {"CPU": 16.0, "memory": float(10 << 30)}}
-    assert Needs.of(specs).room(node) == 3
+    assert Needs.from_specs(specs).room(node) == 3
 
 
 def test_ray_actor_repr_hides_its_arguments() -> None:

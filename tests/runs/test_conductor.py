@@ -82,7 +82,7 @@ async def test_new_concurrency_limit_counts_rollouts_in_flight() -> None:
 
 async def test_admission_receives_the_open_rollouts_of_other_runs() -> None:
     beside: list[Run] = []
-    first, second = (Run(World(), rows(1), Plan(size=2, repeat=False), beside=beside) for _ in range(2))
+    first, second = (Run(World(), rows(1), Plan(size=2, repeat=False), sibling_runs=beside) for _ in range(2))
     first.runner.open = 7
     told: list[tuple[int, int]] = []
 
@@ -92,7 +92,7 @@ async def test_admission_receives_the_open_rollouts_of_other_runs() -> None:
             return super().admits(open_rollouts, beside)
 
     second.admission = Asked(4)
-    assert len([group async for group in second.groups()]) == second.begun == 1
+    assert len([group async for group in second.groups()]) == second.started_groups == 1
     assert told[0] == (0, 7)
 
 

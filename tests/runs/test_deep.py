@@ -422,11 +422,11 @@ async def test_failing_solution_is_explained_and_its_rollouts_are_saved(tmp_path
     assert len(whys) == 3
     for said in ("scores 0 ", "right 0: it does not say where", "no way", "the last answer: 'I cannot'"):
         assert said in whys[0], whys[0]
-    assert report.kept == tmp_path / "kept"
-    assert sorted(path.name for path in report.kept.iterdir()) == ["artifacts", "rollouts.jsonl"]
-    kept = [json.loads(line) for line in (report.kept / "rollouts.jsonl").read_text().splitlines()]
+    assert report.rollouts_directory == tmp_path / "kept"
+    assert sorted(path.name for path in report.rollouts_directory.iterdir()) == ["artifacts", "rollouts.jsonl"]
+    kept = [json.loads(line) for line in (report.rollouts_directory / "rollouts.jsonl").read_text().splitlines()]
     assert Counter(line["kind"] for line in kept) == dict.fromkeys(KINDS, 3)
-    assert (report.kept / kept[0]["artifacts"]["it"]["path"]).is_file()
+    assert (report.rollouts_directory / kept[0]["artifacts"]["it"]["path"]).is_file()
 
 
 async def test_what_a_program_says_that_never_asks_is_named(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ async def test_what_a_program_says_that_never_asks_is_named(tmp_path: Path) -> N
 async def test_valid_spec_saves_no_rollouts(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SOUND)
     report = await check_rewards(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
-    assert report.kept is None and not (tmp_path / "kept").exists()
+    assert report.rollouts_directory is None and not (tmp_path / "kept").exists()
 
 
 async def test_the_same_prompt_for_every_row_is_right_for_a_game(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_torn_record_is_ignored_and_removed_by_the_next_write(tmp_path: Path, to
     journal = Journal(path)
     assert not journal.empty
     assert list(journal.read("a")) == [{"a": 1}]
-    assert journal.at(journal.append({"a": 3})) == {"a": 3}
+    assert journal.read_at(journal.append({"a": 3})) == {"a": 3}
     journal.close()
     assert path.read_text() == '{"a": 1}\n{"a":3}\n'
 
@@ -117,7 +117,7 @@ def test_keep_replaces_the_records_and_appending_continues(tmp_path: Path) -> No
 def test_a_number_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines.jsonl")
     begin = journal.append({"score": math.nan, "rewards": [{"value": -math.inf}, 0.5], "big": 10**400})
-    assert journal.at(begin) == {"score": None, "rewards": [{"value": None}, 0.5], "big": 10**400}
+    assert journal.read_at(begin) == {"score": None, "rewards": [{"value": None}, 0.5], "big": 10**400}
     journal.close()
 
 
@@ -278,7 +278,7 @@ def test_run_json_survives_surrogates_nan_and_huge_numbers(tmp_path: Path) -> No
     directory.write_json(
         "run.json", {"failed": {"\ud83d is half, \u4e2d is whole": 1}, "nan": math.nan, "big": 10**400}
     )
-    assert directory.described() == {"failed": {"\ud83d is half, \u4e2d is whole": 1}, "nan": None, "big": 10**400}
+    assert directory.read_run_info() == {"failed": {"\ud83d is half, \u4e2d is whole": 1}, "nan": None, "big": 10**400}
     json.loads((tmp_path / "run" / "run.json").read_bytes().decode("utf-8"), parse_constant=pytest.fail)
 
 
@@ -286,7 +286,7 @@ def test_run_json_survives_surrogates_nan_and_huge_numbers(tmp_path: Path) -> No
 def test_what_no_run_has_written_is_said_and_not_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError, match=r"run\.json cannot be read"):
-        RunDirectory(tmp_path).described()
+        RunDirectory(tmp_path).read_run_info()
     (tmp_path / "lines.jsonl").write_text('{"b": 1}\n' + text + "\n")
     journal = Journal(tmp_path / "lines.jsonl")
     with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is not a JSON object"):
@@ -300,11 +300,11 @@ def test_resumed_run_keeps_its_first_start_and_total_seconds(tmp_path: Path, spe
         directory.add({"ended": "2026-11-01T10:00:10.000Z"})
         (directory.path / "rollouts.jsonl").write_text("{}\n")
         directory.describe(spec, {"started": "2026-11-01T12:00:00.000Z"})
-        told = directory.described()
+        told = directory.read_run_info()
         assert (told["started"], told["resumed"]) == ("2026-11-01T10:00:00.000Z", "2026-11-01T12:00:00.000Z")
         assert told["seconds_before"] == 10.0 and "ended" not in told
         killed = seconds_of("2026-11-01T12:00:05.000Z")
         assert killed is not None
         os.utime(directory.path / "rollouts.jsonl", (killed, killed))
         directory.describe(spec, {"started": "2026-11-01T14:00:00.000Z"})
-        assert directory.described()["seconds_before"] == 15.0
+        assert directory.read_run_info()["seconds_before"] == 15.0

@@ -115,8 +115,8 @@ async def test_preference_pairs_label_only_model_tokens(tmp_path: Path) -> None:
 
 def test_a_pair_of_several_sequences_has_no_tokens() -> None:
     group = group_of({"role": "assistant", "content": "x"})
-    group.rollouts[0].sequences = [TokenSequence.of([1, 2], [-100, 2])]
-    group.rollouts[1].sequences = [TokenSequence.of([1], [1]), TokenSequence.of([3], [3])]
+    group.rollouts[0].sequences = [TokenSequence.from_lists([1, 2], [-100, 2])]
+    group.rollouts[1].sequences = [TokenSequence.from_lists([1], [1]), TokenSequence.from_lists([3], [3])]
     (pair,) = dpo_rows(group)
     assert pair["chosen_labels"] is pair["chosen_input_ids"] is pair["rejected_labels"] is None
 
@@ -183,9 +183,9 @@ def test_a_call_that_could_not_be_read_is_text() -> None:
 def test_one_rollout_without_tokens_is_a_file_without_tokens(tmp_path: Path) -> None:
     """A trainer asks the first row alone."""
     group = group_of({"role": "assistant", "content": "x"})
-    group.rollouts[0].sequences = [TokenSequence.of([1, 2], [-100, 2])]
+    group.rollouts[0].sequences = [TokenSequence.from_lists([1, 2], [-100, 2])]
     assert [row.get("labels") for row in sft_rows(group, tokens=False)] == [None, None]
-    group.rollouts[1].sequences = [TokenSequence.of([1], [1]), TokenSequence.of([3], [3])]
+    group.rollouts[1].sequences = [TokenSequence.from_lists([1], [1]), TokenSequence.from_lists([3], [3])]
     assert [row["labels"] for row in sft_rows(group, tokens=True)] == [[-100, 2], [1], [3]]
 
 

@@ -44,11 +44,11 @@ async def test_each_layer_is_a_line_and_a_group_is_all_of_its_lines(tmp_path: Pa
     assert [(line["layer"], line["layers"]) for line in lines] == [(0, 2), (1, 2)] * 2
     assert all(line["provenance"]["exact"] and len(line["tokens"]) == 2 for line in lines)
     again, same = await play(tmp_path / "run", tokenizer)
-    assert (again.there, again.written, again.attempts, same) == (2, 0, 0, lines)
+    assert (again.existing, again.written, again.attempts, same) == (2, 0, 0, lines)
     path = tmp_path / "run" / "groups.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     mended, made = await play(tmp_path / "run", tokenizer)
-    assert (mended.there, mended.written, mended.attempts) == (1, 1, 0), "made from the rollouts, nothing is played"
+    assert (mended.existing, mended.written, mended.attempts) == (1, 1, 0), "made from the rollouts, nothing is played"
     assert sorted(made, key=lambda line: (line["group"], line["layer"])) == sorted(
         lines, key=lambda line: (line["group"], line["layer"])
     )

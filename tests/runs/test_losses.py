@@ -47,7 +47,7 @@ async def test_row_with_repeated_failures_is_reported_with_its_failure_rate(tmp_
     assert [(row["row_key"], row["attempts"], row["failure_rate"]) for row in lost["rows"]] == [("2", 6, 1.0)]
     assert sum(policy["attempts"] for policy in lost["policies"].values()) == 18
     assert "row 2 loses 100% of its rollouts (reward_failure: 6), the others 0%" in said.getvalue()
-    assert "33.3% of the rollouts failed (reward_failure: 6)" in summary.lost
+    assert "33.3% of the rollouts failed (reward_failure: 6)" in summary.failure_summary
 
 
 def test_a_failure_that_all_rows_share_blames_none() -> None:

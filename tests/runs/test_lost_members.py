@@ -84,7 +84,8 @@ async def test_member_with_exhausted_retries_is_masked_and_scored_as_the_worst(t
     assert told["members"] == {"ended": 6, "retries_exhausted": 2, "kept_as_worst": 2}
     assert {row["retries_exhausted"] for row in told["rows"]} == {1}
     assert (
-        "2 of 6 members of groups had no retries left and 2 of them count as the worst of their group" in summary.lost
+        "2 of 6 members of groups had no retries left and 2 of them count as the worst of their group"
+        in summary.failure_summary
     )
     trained = [json.loads(line) for line in (tmp_path / "run/sft.jsonl").read_text().splitlines()]
     assert {row["score"] for row in trained} == {0.0, 2.0}
@@ -96,7 +97,7 @@ async def test_member_with_exhausted_retries_is_masked_and_scored_as_the_worst(t
 async def test_resumed_run_keeps_members_with_exhausted_retries(tmp_path: Path) -> None:
     _, lines = await play(tmp_path)
     again, same = await play(tmp_path)
-    assert (again.there, again.attempts, same) == (2, 0, lines)
+    assert (again.existing, again.attempts, same) == (2, 0, lines)
     (tmp_path / "run/groups.jsonl").write_text(json.dumps(lines[0]) + "\n")
     mended, made = await play(tmp_path)
     in_order = partial(sorted, key=itemgetter("group"))  # groups are written as they end

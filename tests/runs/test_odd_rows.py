@@ -290,7 +290,7 @@ async def refusal(spec: Spec) -> str | None:
             raise UserError("no row is left")
         async with CompiledSpec(spec, {}) as compiled:
             await compiled.open(rows[0])
-            run = Run(compiled, rows, Plan(size=1, split="train", repeat=False, whole=False, retries=0))
+            run = Run(compiled, rows, Plan(size=1, split="train", repeat=False, require_complete=False, retries=0))
             async for group in run.groups():
                 for rollout in group.rollouts:
                     read_own_json(write_json(rollout_record(rollout)))

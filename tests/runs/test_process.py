@@ -183,7 +183,7 @@ async def test_interrupted_run_resumes_without_repeating_rollouts(tmp_path: Path
     summary = await play_process(world, tmp_path, plan)
     groups = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
     rollouts = lines(tmp_path / "rollouts.jsonl")
-    assert (summary.there, summary.written) == (len(before), 9 - len(before))
+    assert (summary.existing, summary.written) == (len(before), 9 - len(before))
     assert world.policy.calls == 27 - played, "only what was not finished"
     assert len(groups) == len(set(groups)) == 9
     assert len({line["id"] for line in rollouts}) == len(rollouts) == 27
@@ -231,7 +231,7 @@ async def test_groups_file_may_be_elsewhere_and_the_run_resumes_from_it(tmp_path
     await play_process(World(on_grade=by_index), tmp_path / "run", plan)
     assert len(lines(tmp_path / "else" / "where.jsonl")) == 2
     assert not (tmp_path / "run" / "groups.jsonl").exists()
-    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).there == 2
+    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).existing == 2
 
 
 async def test_members_of_an_uncomparable_group_are_recorded_with_the_reason(tmp_path: Path) -> None:

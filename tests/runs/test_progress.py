@@ -87,7 +87,7 @@ async def test_broken_server_is_reported_with_its_response_and_recovery(
 
 def test_the_mean_score_is_that_of_graded_rollouts_of_all_starts() -> None:
     shown = Progress(io.StringIO())
-    shown.begin(3, 1, what="rows", scores=[1.0, 0.0])
+    shown.start(3, 1, unit="rows", scores=[1.0, 0.0])
     assert shown.mean() == "0.500"
     lost = Rollout(RolloutKey(row(), "g", 1, 2), 0, state=RolloutState.RETRIES_EXHAUSTED)
     shown.step(2, Group("g", row(), [Rollout(RolloutKey(row(), "g", 0, 2), 0, score=1.0), lost]))

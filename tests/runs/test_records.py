@@ -34,7 +34,7 @@ def group(*rollouts: Rollout) -> Group:
 
 
 def tokens(logprobs: bool = True) -> TokenSequence:
-    return TokenSequence.of([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
+    return TokenSequence.from_lists([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
 
 
 def test_group_record_has_the_keys_of_scored_data_group() -> None:

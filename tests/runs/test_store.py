@@ -78,7 +78,7 @@ async def test_missing_or_wrong_groups_are_rewritten_from_their_rollouts(tmp_pat
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (wrong, before[1], before[1])))
     world = World(on_grade=by_index)
     summary = await play_process(world, tmp_path, plan)
-    assert (summary.there, summary.written, world.policy.calls) == (1, 2, 0)
+    assert (summary.existing, summary.written, world.policy.calls) == (1, 2, 0)
     assert sorted(lines(tmp_path / "groups.jsonl"), key=str) == sorted(before, key=str)
 
 
@@ -205,7 +205,7 @@ def test_a_record_gives_the_rollout_back(
     key = RolloutKey(row("r"), group, 1, 2, attempt)
     rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,)).timed(0.5)}
     rewards["a"] = replace(rewards["a"], started_at=2.5)
-    sequence = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
+    sequence = TokenSequence.from_lists([1, 2], [-100, 2], [1.0, -0.5])
     rollout = Rollout(key, 0, stop_reason, result, rewards, score, None if score is not None else "e")
     rollout.state = RolloutState.FAILED if score is None else RolloutState.SCORED
     rollout.sequences, rollout.started_at = [sequence], 1.0

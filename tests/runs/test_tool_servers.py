@@ -53,7 +53,7 @@ async def test_each_rollout_has_separate_tool_servers(spec_file: Path, tmp_path:
         assert answers[1:] == [total, "1", "1"]
         assert "started anew" in answers[0]
         assert record["score"] == 1.0
-    listed = directory.described()["tool_servers"]
+    listed = directory.read_run_info()["tool_servers"]
     assert set(listed) == {"near", "far"}
     assert all(len(digest) == 64 for digest in listed.values())
 

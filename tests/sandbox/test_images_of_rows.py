@@ -44,7 +44,7 @@ async def test_row_with_an_unavailable_image_is_quarantined(tmp_path: Path) -> N
     (tmp_path / "images.yaml").write_text(TRAIN)
     summary, directory = await run_process(load_spec(tmp_path / "images.yaml"), RunOptions("process", tmp_path / "out"))
     assert (summary.written, summary.stopped) == (12, None)
-    (aside,) = directory.described()["quarantined"]
+    (aside,) = directory.read_run_info()["quarantined"]
     assert (aside["row_key"], aside["cause"]) == ("gone", "sandbox_failure")
     assert "the image gone cannot be pulled" in aside["detail"]
     assert {group["row_key"] for group in lines(directory.path / "groups.jsonl")} == {"one", "two"}
@@ -55,6 +55,6 @@ async def test_digests_are_on_record(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text(SPEC.replace("{image: gone}, ", ""))
     _, directory = await run_evaluate(load_spec(tmp_path / "images.yaml"), RunOptions("evaluate", tmp_path / "out"))
     digests = {name: [f"{name}@sha256:{'ab' * 32}"] for name in ("one", "two")}
-    assert directory.described()["images"] == digests
+    assert directory.read_run_info()["images"] == digests
     played = {line["row_key"]: line["image"] for line in lines(directory.path / "rollouts.jsonl")}
     assert played == {name: digest for name, (digest,) in digests.items()}

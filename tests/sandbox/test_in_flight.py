@@ -14,7 +14,7 @@ from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.launcher import socket_pair
-from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack
+from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, encode_number, pack, unpack
 from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 
@@ -127,7 +127,7 @@ async def test_host_resource_shortage_is_a_sandbox_failure(code: int, monkeypatc
 
         def refused(frame: bytes) -> tuple[list[bytes], bytes]:
             fields, payload = unpack(frame)
-            return fields if fields[0] == b"exit" else [fields[0], b"error", number(code), b"refused"], payload
+            return fields if fields[0] == b"exit" else [fields[0], b"error", encode_number(code), b"refused"], payload
 
         monkeypatch.setattr("hermes_rl.sandbox.channel.unpack", refused)
         for asking in (sandbox.read_file("x"), sandbox.list_dir("."), sandbox.run("true"), sandbox.spawn("true")):
@@ -142,7 +142,7 @@ async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyP
     connection.open(ours)
     asked = asyncio.ensure_future(connection.ask("read"))
     await asyncio.sleep(0)
-    whole = pack([number(1), b"ok"], b"x" * 100_000)
+    whole = pack([encode_number(1), b"ok"], b"x" * 100_000)
     for at in range(0, len(whole), 30_000):
         mark = PIECE if at + 30_000 < len(whole) else LAST_PIECE
         theirs.send(mark + whole[at : at + 30_000])

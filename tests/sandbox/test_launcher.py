@@ -108,7 +108,7 @@ async def test_cancelled_start_leaves_no_image_mount(rootfs: Path, monkeypatch: 
     with pytest.raises(asyncio.CancelledError):
         await starting
     go_on.set()
-    place = _image_mounts(os.getpid())._place
+    place = _image_mounts(os.getpid())._root
     laid: list[Path] | None = None
     async with asyncio.timeout(30):
         while laid != []:

@@ -153,7 +153,7 @@ async def test_each_odd_image_costs_its_own_row(tmp_path: Path, own_cache: Path)
     }
     (tmp_path / "odd.yaml").write_text(yaml.safe_dump(spec))
     _, directory = await run_process(load_spec(tmp_path / "odd.yaml"), RunOptions("process", tmp_path / "out"))
-    aside = {row["row_key"]: row["detail"] for row in directory.described()["quarantined"]}
+    aside = {row["row_key"]: row["detail"] for row in directory.read_run_info()["quarantined"]}
     graded = {line.partition('"row_key":"')[2].partition('"')[0] for line in (directory.path / "groups.jsonl").open()}
     assert set(names) <= graded
     assert graded.isdisjoint(aside) and graded | aside.keys() == odd.keys() | set(names)

@@ -64,7 +64,7 @@ def _scorer(tmp_path: Path) -> Path:
 def _code(scorer: Path, name: str) -> Code:
     reference = f"{scorer}:{name}"
     load_object(reference)
-    return Code.of(reference)
+    return Code.from_ref(reference)
 
 
 def _call(pool: ConfinedPool, code: Code, timeout: float = 30.0, **arguments: Any) -> str:

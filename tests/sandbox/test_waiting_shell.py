@@ -135,7 +135,7 @@ def number(sandbox: Sandbox) -> int | None:
     """Which shell waits, of all that this sandbox has had."""
     assert isinstance(sandbox, HelperSandbox)
     server = sandbox.waiting_shell.server if sandbox.waiting_shell is not None else None
-    return None if server is None else server.number
+    return None if server is None else server.request_id
 
 
 async def test_no_command_can_tell_it_from_a_new_shell(config: SandboxConfig) -> None:

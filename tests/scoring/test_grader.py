@@ -40,7 +40,7 @@ def graded(
     **args: Any,
 ) -> GradedReward:
     name = function.__name__
-    return GradedReward(RewardFunction.of(name, function), Weighting(name, weight, gate), args, range=bounds)
+    return GradedReward(RewardFunction.from_function(name, function), Weighting(name, weight, gate), args, range=bounds)
 
 
 def grader(*rewards: GradedReward, clamp: tuple[float, float] | None = None, **roles: Any) -> Grader:

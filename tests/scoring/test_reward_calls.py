@@ -25,7 +25,7 @@ HERE = Path(__file__).name
 
 
 def reward(function: Callable[..., Any]) -> RewardFunction:
-    return RewardFunction.of("mine", function)
+    return RewardFunction.from_function("mine", function)
 
 
 async def result_of(function: Callable[..., Any], **arguments: Any) -> Any:
@@ -40,7 +40,7 @@ def test_it_gets_what_it_names_of_the_rollout() -> None:
     def mine(item: Any, judge: Any, *, target: str) -> float:
         return 0.0
 
-    assert reward(mine).wanted({"item": 1, "result": 2, "judge": 3}) == {"item": 1, "judge": 3}
+    assert reward(mine).select_parameters({"item": 1, "result": 2, "judge": 3}) == {"item": 1, "judge": 3}
 
 
 def test_arguments_are_coerced_to_their_annotations() -> None:

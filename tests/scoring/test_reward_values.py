@@ -101,7 +101,7 @@ def overrides(): return Score(1.0, overrides={"a": inf})
 async def test_a_reward_in_a_process_must_return_finite_numbers(tmp_path: Path, name: str) -> None:
     (tmp_path / "code.py").write_text(NOT_FINITE)
     place = f"{tmp_path}/code.py:{name}"
-    returned, _ = await call_reward(RewardFunction.of("mine", load_object(place), Code.of(place)), {})
+    returned, _ = await call_reward(RewardFunction.from_function("mine", load_object(place), Code.from_ref(place)), {})
     with pytest.raises(RewardFailure, match="'mine"):
         read(returned)
 

@@ -105,7 +105,7 @@ class Graded:
         bounds: tuple[float, float] | None = None,
     ) -> Grader:
         function = find_reward(name, f"{self.folder}/code.py:{name}")
-        function = RewardFunction.of(name, function.function, function.code)
+        function = RewardFunction.from_function(name, function.function, function.code)
         object.__setattr__(function, "timeout", timeout)
         return Grader((GradedReward(function, Weighting(name, weight, gate), range=bounds),), lambda args, item: args)
 
@@ -355,7 +355,9 @@ async def test_a_state_that_the_policy_broke_is_graded_from_the_first_rollout_on
 ) -> None:
     (tmp_path / "world.py").write_text(STATE)
     turns = [{"tools": [{"name": call, "args": args}]}, {"say": "done"}]
-    monkeypatch.setattr(CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.of(turns, prior))
+    monkeypatch.setattr(
+        CompiledSpec, "script", lambda self, key, prior, seat=ONLY_SEAT: Script.from_turns(turns, prior)
+    )
     spec = SPEC.replace("ISOLATE", isolate).replace("REWARD", reward)
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path)) as env:
         rollout = await env.run(next(iter(env.rows())), retries=0)

@@ -17,7 +17,7 @@ REQUEST = ChatRequest(())
 
 
 def asked(most: int = 10, seed: int | None = None) -> Sampling:
-    return Sampling(array("i", [1, 2]), most, (9,), temperature=0.5, seed=seed, further={"top_k": 3}, largest=99)
+    return Sampling(array("i", [1, 2]), most, (9,), temperature=0.5, seed=seed, extra_body={"top_k": 3}, largest=99)
 
 
 class Script:

@@ -158,7 +158,7 @@ def test_failures_of_one_outage_count_once() -> None:
     assert health.resting_until == 11.0
     assert not health.available(10.9)
     assert health.available(11.0)
-    assert health.began()
+    assert health.record_start()
     assert not health.available(11.0)
     health.ended(True)
     assert health.available(11.0)

@@ -128,10 +128,10 @@ async def test_the_parts_of_several_workers_are_the_whole() -> None:
         parts = []
         for number in range(3):
             role.share(number, 3)
-            parts.append(role.places)
+            parts.append(role.call_capacity)
         assert sorted(parts) == [3, 3, 4]
         role.share(0, 1)
-        assert role.places == 10
+        assert role.call_capacity == 10
 
 
 async def test_a_cancelled_call_gives_its_place_back() -> None:

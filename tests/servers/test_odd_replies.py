@@ -119,7 +119,7 @@ async def as_judge(client: ModelClient) -> None:
 
 async def as_teacher(client: ModelClient) -> None:
     scores = await client.scored(array("i", [6, 7, 8]), 1)
-    assert all(math.isfinite(value) and value <= 0 for value in (*scores.own, *scores.top_logprobs))
+    assert all(math.isfinite(value) and value <= 0 for value in (*scores.token_logprobs, *scores.top_logprobs))
     assert all(token >= 0 for token in scores.top_ids)
 
 

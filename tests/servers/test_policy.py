@@ -112,19 +112,19 @@ def test_a_description_makes_the_same_policy_and_shows_no_key() -> None:
         weights_path="/version",
         version=3,
     )
-    described = policy.described()
+    described = policy.describe()
     assert "a secret" not in repr(described)
     other = Policy.of_description(pickle.loads(pickle.dumps(described)))
     (mine,), (theirs,) = policy.role.configs, other.role.configs
     assert replace(mine, naming=None, version=None) == replace(theirs, naming=None, version=None)
     assert (other.version, theirs.current().model) == (None, "m-1"), "nothing was told of its weights yet"
-    first = policy.told()
-    assert policy.told() is first, "nothing has changed"
+    first = policy.get_weight_update()
+    assert policy.get_weight_update() is first, "nothing has changed"
     model[0], policy.version = "m-2", 4
-    other.take(policy.told())
+    other.take(policy.get_weight_update())
     other.take(first)
     assert (other.version, theirs.current().model) == (4, "m-2"), "a word that comes late says nothing"
-    assert other.described().servers == described.servers
+    assert other.describe().servers == described.servers
 
 
 def test_serialized_policy_keeps_all_servers_and_their_headers(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_serialized_policy_keeps_all_servers_and_their_headers(tmp_path: Path) -
     policies = ", ".join(server % (host, host) for host in ("a", "b"))
     spec = parse_spec(f"{DATA}servers: {{policy: [{policies}]}}\n", folder=tmp_path)
     policy = Policy.of_spec(spec, environ={"KEY": "a secret"}, model=lambda: None)
-    other = Policy.of_description(pickle.loads(pickle.dumps(policy.described())))
-    other.take(policy.told())
+    other = Policy.of_description(pickle.loads(pickle.dumps(policy.describe())))
+    other.take(policy.get_weight_update())
     assert [one.current().model for one in other.role.configs] == ["a", "b"]
     assert [one.headers["X-Key"].reveal() for one in other.role.configs] == ["a secret"] * 2
     assert not any(one.session_header for one in other.role.configs)
@@ -144,6 +144,6 @@ def test_function_policy_cannot_be_serialized_but_an_endpoint_can() -> None:
         return ""
 
     with pytest.raises(UserError, match="which other processes cannot call"):
-        Policy.chat(chat).described()
-    endpoint = Policy.of_description(Policy.endpoint("http://a:1/v1", "m").described())
+        Policy.chat(chat).describe()
+    endpoint = Policy.of_description(Policy.endpoint("http://a:1/v1", "m").describe())
     assert endpoint.captured

@@ -41,7 +41,7 @@ async def _play(prior: int = 0, **fields: Any) -> list[dict[str, Any]]:
     if prior:
         history[1:1] = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of(SOLUTION, prior))
+        role.register("r", Script.from_turns(SOLUTION, prior))
         while True:
             reply = await role.chat(ChatRequest(history, TOOLS, rollout_id="r", **fields))
             history.append(reply.message)
@@ -67,7 +67,7 @@ async def test_scripts_are_separate_per_rollout_and_can_be_removed() -> None:
     async with create_client("policy", [ServerConfig("scripted")]) as role:
         assert role.scripted
         for name in "abc":
-            role.register(name, Script.of([{"say": f"I am {name}."}]))
+            role.register(name, Script.from_turns([{"say": f"I am {name}."}]))
         replies = await asyncio.gather(*(role.chat(ChatRequest(PROMPT, rollout_id=name)) for name in "abc"))
         assert [reply.message["content"] for reply in replies] == ["I am a.", "I am b.", "I am c."]
         assert {reply.server_type for reply in replies} == {"scripted"}
@@ -88,7 +88,7 @@ async def test_script_completes_when_the_program_drops_old_turns(prompt: list[di
     window: list[dict[str, Any]] = []
     said = []
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of(LONG))
+        role.register("r", Script.from_turns(LONG))
         for _ in range(5):
             asked = ChatRequest([*prompt, *window[-4:]], rollout_id="r")
             said.append((await role.chat(asked)).message["content"])
@@ -104,7 +104,7 @@ async def test_script_completes_when_the_program_drops_old_turns(prompt: list[di
 async def test_script_continues_after_the_program_restarts_from_a_summary(prompt: list[dict[str, Any]]) -> None:
     said: list[str] = []
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of(LONG))
+        role.register("r", Script.from_turns(LONG))
 
         async def ask(history: list[dict[str, Any]]) -> None:
             reply = await role.chat(ChatRequest(history, rollout_id="r"))
@@ -124,14 +124,14 @@ async def test_script_continues_after_the_program_restarts_from_a_summary(prompt
 async def test_script_returns_a_finished_message_after_its_last_turn() -> None:
     spoken = [*PROMPT, {"role": "assistant", "content": "done"}]
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of([{"say": "done"}]))
+        role.register("r", Script.from_turns([{"say": "done"}]))
         reply = await role.chat(ChatRequest(spoken, rollout_id="r"))
     assert (reply.message["content"], reply.finish_reason) == (FINISHED, "stop")
 
 
 async def test_a_turn_may_say_and_call() -> None:
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of([{"say": "Now:", "tools": [{"name": "ls"}, {"name": "pwd"}]}]))
+        role.register("r", Script.from_turns([{"say": "Now:", "tools": [{"name": "ls"}, {"name": "pwd"}]}]))
         message = (await role.chat(ChatRequest(PROMPT, rollout_id="r"))).message
     assert message["content"] == "Now:"
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["{}", "{}"]
@@ -141,7 +141,7 @@ async def test_a_turn_may_say_and_call() -> None:
 async def test_scripted_usage_and_logprobs_match_the_tokenizer() -> None:
     tokenizer = load_tokenizer()
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of(SOLUTION))
+        role.register("r", Script.from_turns(SOLUTION))
         reply = await role.chat(ChatRequest(PROMPT, TOOLS, rollout_id="r", logprobs=True))
     turn = SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens)
     sequence = chat_tokens(tokenizer, [*PROMPT, reply.message], TOOLS, turns=[turn]).sequence
@@ -156,7 +156,7 @@ async def test_scripted_usage_and_logprobs_match_the_tokenizer() -> None:
 @pytest.mark.parametrize("limit", [1, 5, 12])
 async def test_max_tokens_cuts(limit: int) -> None:
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of(SOLUTION))
+        role.register("r", Script.from_turns(SOLUTION))
         reply = await role.chat(ChatRequest(PROMPT, TOOLS, rollout_id="r", max_tokens=limit))
     assert reply.finish_reason == "length"
     assert reply.usage["completion_tokens"] == limit
@@ -167,7 +167,7 @@ async def test_max_tokens_cuts(limit: int) -> None:
 async def test_what_cannot_be_counted_is_not_counted() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     async with create_client("policy", [ServerConfig("scripted")]) as role:
-        role.register("r", Script.of([{"say": "A cat."}]))
+        role.register("r", Script.from_turns([{"say": "A cat."}]))
         reply = await role.chat(ChatRequest(image, rollout_id="r"))
     assert (reply.message["content"], reply.usage) == ("A cat.", {})
 
@@ -195,7 +195,7 @@ async def test_it_is_an_ordinary_server() -> None:
 
 def test_a_role_can_be_used_in_one_loop_after_another() -> None:
     role = create_client("policy", [ServerConfig("scripted")])
-    role.register("r", Script.of([{"say": "hi"}]))
+    role.register("r", Script.from_turns([{"say": "hi"}]))
 
     async def once() -> str:
         reply = await role.chat(ChatRequest(PROMPT, rollout_id="r"))

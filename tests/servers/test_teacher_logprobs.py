@@ -44,7 +44,7 @@ async def test_every_dialect_returns_teacher_logprobs(kind: str, top_k: int) -> 
     assert found.reference == [MASKED_LOGPROB, *(-0.25 if token % 2 == 0 else -3.0 for token in IDS[1:])]
     assert [len(row) for row in found.distill_ids] == [len(row) for row in found.distill_logprobs] == [0, *[top_k] * 3]
     for token, own, row, values in zip(
-        IDS[1:], found.own, found.distill_ids[1:], found.distill_logprobs[1:], strict=True
+        IDS[1:], found.token_logprobs, found.distill_ids[1:], found.distill_logprobs[1:], strict=True
     ):
         assert values == sorted(values, reverse=True)
         assert len(set(row)) == top_k
@@ -63,7 +63,7 @@ def test_what_was_said_is_the_same_after_a_way_through_a_file() -> None:
     said = TokenLogprobs(array("d", [-0.1, -2 / 3]), 2, ids([1, 2, 3, 4]), array("d", [-0.1, -3.0, -1e-9, -9999.0]))
     assert TokenLogprobs.unpacked(json.loads(json.dumps(said.packed()))) == said
     with pytest.raises(ValueError, match="2 places with 3 tokens each"):
-        TokenLogprobs(said.own, 3, said.top_ids, said.top_logprobs)
+        TokenLogprobs(said.token_logprobs, 3, said.top_ids, said.top_logprobs)
     with pytest.raises(ValueError, match="no packed log-probabilities: error"):
         TokenLogprobs.unpacked({"own": ""})
 
@@ -88,7 +88,11 @@ def test_a_wrong_answer_is_never_taken(places: Any, said: str) -> None:
 
 def test_token_outside_the_top_k_is_not_among_them() -> None:
     found = scores_of([None, {6: -7.0, 1: -0.5, 2: -1.0}], ids([5, 6]), 2)
-    assert (found.own.tolist(), found.distill_ids, found.distill_logprobs) == ([-7.0], [[], [1, 2]], [[], [-0.5, -1.0]])
+    assert (found.token_logprobs.tolist(), found.distill_ids, found.distill_logprobs) == (
+        [-7.0],
+        [[], [1, 2]],
+        [[], [-0.5, -1.0]],
+    )
 
 
 def test_minus_infinity_is_the_least_number_however_a_server_writes_it() -> None:
@@ -128,7 +132,7 @@ async def test_a_failure_is_repeated_and_then_told() -> None:
     url = await server.start()
     try:
         async with client_of("vllm", url) as client:
-            assert len((await client.scored(IDS, 1)).own) == 3
+            assert len((await client.scored(IDS, 1)).token_logprobs) == 3
             assert (client.retries, len(answers)) == (2, 3)
             server.good = 100
             with pytest.raises(ServerFailure, match=r"'teacher' gave no usable answer in 3 attempts.*prompt_logprobs"):

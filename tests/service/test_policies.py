@@ -39,7 +39,7 @@ def asked(base_url: str, key: str | None = None, **more: object) -> PolicyReques
     ],
 )
 def test_a_key_goes_where_the_spec_or_the_command_lets_it(tmp_path: Path, base_url: str, key: str) -> None:
-    (config,) = policies(tmp_path).named(asked(base_url, key)).role.configs
+    (config,) = policies(tmp_path).resolve_policy(asked(base_url, key)).role.configs
     assert config.api_key is not None
     assert config.api_key.reveal() == ENVIRON[key]
 
@@ -59,37 +59,37 @@ def test_a_key_goes_where_the_spec_or_the_command_lets_it(tmp_path: Path, base_u
 )
 def test_no_request_reads_another_variable(tmp_path: Path, base_url: str, key: str, error: str) -> None:
     with pytest.raises(Refused) as refused:
-        policies(tmp_path).named(asked(base_url, key))
+        policies(tmp_path).resolve_policy(asked(base_url, key))
     assert (refused.value.status, refused.value.body["error"]) == (422, error)
     assert not any(value.strip() and value in str(refused.value.body) for value in ENVIRON.values())
 
 
 def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
     found = policies(tmp_path)
-    first = found.named(asked("http://a:1/v1", tokenizer="t", version=1))
-    assert first is found.named(asked("http://a:1/v1", tokenizer="t", model="m-2", version=2))
+    first = found.resolve_policy(asked("http://a:1/v1", tokenizer="t", version=1))
+    assert first is found.resolve_policy(asked("http://a:1/v1", tokenizer="t", model="m-2", version=2))
     assert (first.version, first.role.configs[0].current().model) == (2, "m-2")
     found.tell(PolicyResponse(version=5, model="m-5"))
     assert (first.version, first.role.configs[0].current().model) == (5, "m-5")
-    found.named(asked("http://a:1/v1", tokenizer="t", version=3))
+    found.resolve_policy(asked("http://a:1/v1", tokenizer="t", version=3))
     assert (first.version, first.role.configs[0].current().model) == (5, "m-5"), "a late word is no news"
     with pytest.raises(Refused, match="versions only rise"):
         found.tell(PolicyResponse(version=4))
-    other = found.named(asked("http://b:1/v1", tokenizer="t"))
+    other = found.resolve_policy(asked("http://b:1/v1", tokenizer="t"))
     assert other is not first
     assert other.version == 5
-    own = found.named(None)
+    own = found.resolve_policy(None)
     assert own.version == 5
-    assert found.named(asked("http://c:1/v1", weights_path="/v")).version is None, "its server tells it"
+    assert found.resolve_policy(asked("http://c:1/v1", weights_path="/v")).version is None, "its server tells it"
 
 
 def test_policy_limit_evicts_the_least_recently_named_idle_policy(tmp_path: Path) -> None:
     found = policies(tmp_path)
-    made = [found.named(asked("http://a:1/v1", model=f"m-{number}")) for number in range(MOST)]
-    assert found.named(asked("http://a:1/v1", model="m-0")) is made[0]
-    newest = found.named(asked("http://a:1/v1", model="m"), playing={made[1]})
+    made = [found.resolve_policy(asked("http://a:1/v1", model=f"m-{number}")) for number in range(MOST)]
+    assert found.resolve_policy(asked("http://a:1/v1", model="m-0")) is made[0]
+    newest = found.resolve_policy(asked("http://a:1/v1", model="m"), playing={made[1]})
     assert found.forgotten == [made[2]]
     for policy, model in ((newest, "m"), (made[0], "m-0"), (made[1], "m-1")):
-        assert found.named(asked("http://a:1/v1", model=model)) is policy
+        assert found.resolve_policy(asked("http://a:1/v1", model=model)) is policy
     with pytest.raises(Refused, match="needs `tokenizer`"):
-        found.named(asked("http://a:1/v1", model="more"), playing={*made, newest})
+        found.resolve_policy(asked("http://a:1/v1", model="more"), playing={*made, newest})

@@ -14,7 +14,7 @@ from hermes_rl.errors import SpecError
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.merge import merge
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText, plain
+from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText, to_builtins
 from tests.thorough import examples
 
 PARENT = """\
@@ -154,7 +154,7 @@ def node(value: Any) -> Node:
         return MappingNode(MARK, {key: Entry(MARK, node(item)) for key, item in value.items()})
     if isinstance(value, list):
         return SequenceNode(MARK, tuple(node(item) for item in value))
-    return ScalarNode(MARK, value, str(value), plain=True)
+    return ScalarNode(MARK, value, str(value), is_plain=True)
 
 
 def mapping(value: dict[str, Any]) -> MappingNode:
@@ -187,4 +187,4 @@ def reference(before: Any, after: Any) -> Any:
 @settings(max_examples=examples(300), deadline=None)
 @given(TREES, TREES)
 def test_merging_is_the_usual_one(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert plain(merge(mapping(before), mapping(after))) == reference(before, after)
+    assert to_builtins(merge(mapping(before), mapping(after))) == reference(before, after)

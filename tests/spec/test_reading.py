@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.errors import SpecError
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.spec.nodes import MappingNode, ScalarNode, SourceText, plain
+from hermes_rl.spec.nodes import MappingNode, ScalarNode, SourceText, to_builtins
 from hermes_rl.spec.reader import read_text, resolve
 from tests.thorough import examples
 
@@ -25,7 +25,7 @@ def read(text: str) -> Any:
     root, problems = read_text(text, SOURCE)
     assert not problems, problems
     assert root is not None
-    return plain(root)
+    return to_builtins(root)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_raw_keeps_text_and_place() -> None:
     assert isinstance(root, MappingNode) and not problems
     node = root.get("a")
     assert isinstance(node, ScalarNode)
-    assert (node.raw, node.value, node.mark.line, node.mark.column) == (True, "{{ x }}", 1, 4)
-    assert plain(root) == {"a": "{{ x }}", "b": "12"}
+    assert (node.raw, node.value, node.position.line, node.position.column) == (True, "{{ x }}", 1, 4)
+    assert to_builtins(root) == {"a": "{{ x }}", "b": "12"}
 
 
 def test_anchors_and_byte_order_mark() -> None:

@@ -299,7 +299,7 @@ def test_the_fingerprint_follows_each_kind_of_file_that_a_spec_names(tmp_path: P
 def test_problems_find_their_place() -> None:
     spec = parse_spec(BASE + "rewards:\n  a:\n    args: {x: 1}\n", name="s.yaml")
     assert str(spec.problem(("rewards", "a", "args", "x"), "m")) == "s.yaml:6:15: m"
-    assert str(spec.problem(("rewards", "a", "args", "x"), "m", at="key")) == "s.yaml:6:12: m"
+    assert str(spec.problem(("rewards", "a", "args", "x"), "m", part="key")) == "s.yaml:6:12: m"
     assert str(spec.problem(("rewards", "a", "weight"), "m")) == "s.yaml:5:3: m"
     assert str(spec.problem(("agent",), "m")) == "s.yaml:1:1: m"
     assert spec.is_written(("rewards", "a")) and not spec.is_written(("rewards", "b"))

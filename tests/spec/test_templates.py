@@ -107,9 +107,9 @@ def test_values(template: Any, value: Any) -> None:
 )
 def test_errors(template: str, message: str, line: int | None) -> None:
     with pytest.raises(TemplateError) as caught:
-        value = render(template, ROW, where="prompt.user", key="k7")
+        value = render(template, ROW, location="prompt.user", key="k7")
         assert template == "{{ json.format_map(d) }}", value  # harmless without attribute access
-        raise TemplateError("", where="prompt.user", row="k7")
+        raise TemplateError("", location="prompt.user", row="k7")
     assert message in caught.value.message
     assert str(caught.value).startswith("prompt.user, row k7: ")
     assert caught.value.line == line
@@ -180,11 +180,11 @@ def test_sections_are_checked_after_rendering() -> None:
         }
     )
     row = {"image": "debian:12", "n": 3, "memory": "1GiB"}
-    made = render_section(sandbox, row, where="sandbox")
+    made = render_section(sandbox, row, location="sandbox")
     assert (made.image, made.env, made.limits) == ("debian:12", {"N": "3"}, Limits(memory=2**30, processes=3))
     assert (made.files[0].to, made.files[0].content) == ("a-3", "3")
     with pytest.raises(TemplateError, match=r"sandbox\.limits\.processes, row k: the template gives"):
-        render_section(sandbox, {**row, "n": "many"}, where="sandbox", key="k")
+        render_section(sandbox, {**row, "n": "many"}, location="sandbox", key="k")
 
 
 def test_files_may_come_from_the_row() -> None:

@@ -87,7 +87,7 @@ class Played:
         logprobs = [-1e-3 * (start + place) for place in range(len(completion))]
         self.log.append((prompt.ids, completion, logprobs))
         self.messages = [*self.messages, message]
-        step = Step.of(prompt.ids, completion, logprobs, "length" if turn.cut else "stop")
+        step = Step.from_lists(prompt.ids, completion, logprobs, "length" if turn.cut else "stop")
         self.transcript.add(step, self.messages, prompt if turn.sent else None)
         self._happens(turn, message)
 

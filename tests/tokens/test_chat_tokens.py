@@ -302,4 +302,4 @@ def test_a_hub_tokenizer_gives_the_same_sequence(monkeypatch: pytest.MonkeyPatch
 
 def test_lists_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="differ in length"):
-        TokenSequence.of([1, 2], [1])
+        TokenSequence.from_lists([1, 2], [1])

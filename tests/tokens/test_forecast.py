@@ -30,7 +30,7 @@ from tests.tokens.test_exactness import RENDERERS
 )
 def test_forecast_gives_the_number_of_sequences(name: str, user: bool, plain: int, thinking: int) -> None:
     found = forecast(RENDERERS[name], system=True, tools=True, user=user)
-    assert (found.turns, found.plain, found.thinking) == (4 if user else 3, plain, thinking)
+    assert (found.turns, found.without_thinking, found.thinking) == (4 if user else 3, plain, thinking)
 
 
 def test_what_to_do_about_it_is_said() -> None:

@@ -145,7 +145,7 @@ def prompts(renderer: Renderer, texts: dict[str, Any]) -> tuple[list[int], list[
         sampled = turn_ids(renderer.tokenizer, [{"role": "user", "content": "u"}], tools, messages[2])[1]
     except TemplateRefused:  # GLM's turns end with the next message
         sampled = [*renderer.tokenizer.encode("x"), renderer.stop_ids[-1]]
-    transcript.add(Step.of(prompt.ids, sampled, [0.0] * len(sampled)), messages[:3], prompt)
+    transcript.add(Step.from_lists(prompt.ids, sampled, [0.0] * len(sampled)), messages[:3], prompt)
     return whole, next_prompt(renderer, transcript, messages, tools).ids.tolist()
 
 
@@ -313,7 +313,7 @@ def test_template_that_does_not_write_each_message_is_refused(each: str, at_once
         if not at_once:
             prompt = next_prompt(renderer, transcript, [{"role": "user", "content": "x"}], None)
             sampled = [*SMALL.encode("Reply."), SMALL.vocabulary["<|im_end|>"]]
-            transcript.add(Step.of(prompt.ids, sampled, [0.0] * len(sampled)), messages[:3], prompt)
+            transcript.add(Step.from_lists(prompt.ids, sampled, [0.0] * len(sampled)), messages[:3], prompt)
         next_prompt(renderer, transcript, messages, None)
 
 

@@ -26,4 +26,4 @@ def calling(arguments: Any) -> dict[str, Any]:
     ],
 )
 def test_a_call_whose_arguments_say_the_same_is_known_again(sampled: str, sent: Any, same: bool) -> None:
-    assert snapshot(calling(sampled)).same(calling(sent)) is same
+    assert snapshot(calling(sampled)).has_same_meaning(calling(sent)) is same

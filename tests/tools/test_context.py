@@ -89,7 +89,7 @@ async def test_a_process_that_asks_loads_nothing_for_the_answer(ctx: ToolContext
     """Each process would load it anew: the tools and sandboxes of the runner take longer than many a reward."""
     (tmp_path / "asks.py").write_text(ASKS)
     ctx.runtime.artifacts = {"missing": TakenArtifact("missing", "missing", problem="it is missing")}
-    code = Code.of(f"{tmp_path / 'asks.py'}:asks")
+    code = Code.from_ref(f"{tmp_path / 'asks.py'}:asks")
     caught, loaded = await POOL.call(code, {"ctx": ctx}, "hermes_rl.plugins:identity", 60)
     assert caught == ["FileNotFoundError", "OSError"] and not [name for name in loaded if "hermes_rl" in name]
     assert "asyncio" not in loaded

@@ -38,8 +38,8 @@ def test_what_the_trainer_had_not_taken_by_its_step_is_lost_with_the_queue(tmp_p
     send(log, "e", "f")
     log = reopened(log, tmp_path)
     assert queue_was_lost(log, 1, 0), "steps of an API never fall"
-    assert log.at(1).state == {"curriculum": 7}
-    log.lost(log.delivered[log.at(1).taken :])
+    assert log.mark_at(1).state == {"curriculum": 7}
+    log.record_loss(log.delivered[log.mark_at(1).groups_taken :])
     assert not log.is_resolved("c")
     send(log, "c")
     log = reopened(log, tmp_path)
@@ -105,9 +105,9 @@ def test_losing_the_end_leaves_what_was_taken(plays: list[tuple[int, int]], step
         for at, (sent, queued) in enumerate(plays):
             send(log, *map(str, range(number, number + sent)))
             number += sent
-            log.step(at, min(queued, number - (log.marks[-1].taken if log.marks else 0)), {})
-        taken, everything = log.at(step).taken, list(log.delivered)
-        log.lost(everything[taken:])
+            log.step(at, min(queued, number - (log.marks[-1].groups_taken if log.marks else 0)), {})
+        taken, everything = log.mark_at(step).groups_taken, list(log.delivered)
+        log.record_loss(everything[taken:])
         again = reopened(log, Path(folder))
         assert again.delivered == everything[:taken]
         again.close()

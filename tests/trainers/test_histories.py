@@ -93,7 +93,7 @@ async def serve(world: World, lines: Lines) -> DeliveryLog:
     answer = await trainer.register(Registration("canned", 2, 100), log)
     for arrived in answer.arrived:
         log.has(arrived)
-    log.lost(list(answer.lost))
+    log.record_loss(list(answer.lost))
     log.registered(answer.session)
     state = await trainer.state()
     if not log.marks or log.marks[-1].step != state.step:

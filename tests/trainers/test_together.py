@@ -107,7 +107,7 @@ def test_one_that_has_ended_takes_no_room_and_no_turn() -> None:
 def test_in_flight_count_includes_all_environments() -> None:
     first, second = Feeding(1, pending=8), Feeding(1, pending=4)
     turns = together(first, second)
-    assert turns.in_flight(seen=0) == 12
+    assert turns.in_flight(sent_at_poll=0) == 12
 
 
 def test_sent_group_counts_until_a_poll_that_starts_after_its_arrival() -> None:
@@ -115,5 +115,5 @@ def test_sent_group_counts_until_a_poll_that_starts_after_its_arrival() -> None:
     turns = together(first, second)
     before = turns.sent
     first.pending, turns.sent = 4, turns.sent + 4
-    assert turns.in_flight(seen=before) == 12, "the look may have missed it"
-    assert turns.in_flight(seen=turns.sent) == 8
+    assert turns.in_flight(sent_at_poll=before) == 12, "the look may have missed it"
+    assert turns.in_flight(sent_at_poll=turns.sent) == 8

@@ -42,7 +42,7 @@ def wraps(variable):
 
 @pytest.fixture(autouse=True)
 def runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_listed", {})
+    monkeypatch.setattr(environment, "_listed_variables", {})
     monkeypatch.setattr(environment, "_runner_names", frozenset())
     monkeypatch.setenv("RUNNER_SECRET", SECRET)
     monkeypatch.setenv("HF_TOKEN", SECRET)
@@ -59,7 +59,7 @@ def pool() -> Iterator[ProcessPool]:
 def call(pool: ProcessPool, directory: Path, name: str, source: str = CODE, **arguments: Any) -> Any:
     path = directory / "code.py"
     path.write_text(source)
-    return asyncio.run(pool.call(Code.of(f"{path}:{name}"), arguments, "hermes_rl.plugins:identity", 60))
+    return asyncio.run(pool.call(Code.from_ref(f"{path}:{name}"), arguments, "hermes_rl.plugins:identity", 60))
 
 
 def test_user_code_sees_general_and_listed_variables_alone(

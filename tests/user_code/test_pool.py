@@ -168,7 +168,7 @@ class Caller:
         self.pool, self.path = pool, path
 
     def code(self, name: str) -> Code:
-        return Code.of(f"{self.path}:{name}")
+        return Code.from_ref(f"{self.path}:{name}")
 
     def __call__(self, name: str, *, timeout: float = 60.0, **arguments: Any) -> Any:
         return play(self.pool, self.code(name), arguments, timeout)
@@ -310,7 +310,7 @@ def test_a_file_that_changes_stays_what_it_was(call: Caller, pool: ProcessPool, 
     call.path.write_text(CODE.replace("return a + b", "return a * b"))
     assert play(pool, first, {"a": 2, "b": 3}) == 5
     assert call("add", a=2, b=3) == 6
-    late = Code.of(f"{call.path}:sent")
+    late = Code.from_ref(f"{call.path}:sent")
     call.path.write_text(CODE + "\n# other")
     other = ProcessPool()
     with pytest.raises(UserError, match="was changed after the run had loaded it"):
@@ -577,10 +577,10 @@ async def test_what_a_module_has_started_while_it_was_loaded_outlives_a_call(poo
 
 def test_child_that_does_not_end_blocks_its_parent_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_process, "REAP_SECONDS", 0.01)
-    monkeypatch.setattr(code_process, "_kept", set())
+    monkeypatch.setattr(code_process, "_exempt_pids", set())
     with subprocess.Popen(["sleep", "777.375"]) as child:
         assert code_process._reap(child.pid) is None
-        assert child.pid in code_process._kept, "the template no longer waits for it"
+        assert child.pid in code_process._exempt_pids, "the template no longer waits for it"
         child.kill()
         monkeypatch.setattr(code_process, "REAP_SECONDS", 60.0)
         assert code_process._reap(child.pid) == signal.SIGKILL
@@ -622,11 +622,11 @@ def test_processes_end_with_the_runner_even_if_it_is_killed(tmp_path: Path) -> N
     import asyncio
     from hermes_rl.user_code.pool import POOL
     from hermes_rl.plugins import Code
-    code = Code.of({str(tmp_path / "code.py")!r} + ":pid")
+    code = Code.from_ref({str(tmp_path / "code.py")!r} + ":pid")
     def call(code):
         return asyncio.run(POOL.call(code, {{}}, "hermes_rl.plugins:identity", 60))
     print(call(code), POOL._warm._process.pid, flush=True)
-    call(Code.of({str(tmp_path / "code.py")!r} + ":spins"))
+    call(Code.from_ref({str(tmp_path / "code.py")!r} + ":spins"))
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
     assert runner.stdout is not None
@@ -671,7 +671,7 @@ def test_time_in_which_others_compute_is_not_a_calls_own() -> None:
         sleeping, computing = (_Clock(process.pid) for process in started[:2])
         for clock in (sleeping, computing):
             clock.used()
-            clock.begin()
+            clock.start()
         until_blocking(lambda: sleeping.used() > 1.5)
         # The first look is late, as that of a runner without a core is.
         assert computing.used() < 0.7 * sleeping.used()
@@ -778,7 +778,7 @@ def works(seconds):
     return os.getpid()
 def many(shelf, count):
     from hermes_rl.user_code.process import current_runner
-    open = [current_runner().ask(shelf._number, "slow") for _ in range(count)]
+    open = [current_runner().ask(shelf._object_id, "slow") for _ in range(count)]
     return sum(each.result() for each in open)
 def large(shelf, size): return len(shelf.large(size))
 def fails(shelf):
@@ -788,8 +788,8 @@ def fails(shelf):
         return [error.errno, error.strerror]
 def returns_while_it_asks(shelf, how):
     from hermes_rl.user_code.process import current_runner
-    open = [current_runner().ask(shelf._number, "waits"), current_runner().ask(shelf._number, "thread", 1000)]
-    current_runner().ask(shelf._number, "until_it_waits").result()
+    open = [current_runner().ask(shelf._object_id, "waits"), current_runner().ask(shelf._object_id, "thread", 1000)]
+    current_runner().ask(shelf._object_id, "until_it_waits").result()
     if how == "ends": os._exit(3)
     return 1
 import os

@@ -45,5 +45,5 @@ def written_count(tokens: int) -> bytes:
 
 
 def _model(name: str) -> dict[str, str | int]:
-    known: dict[str, str | int] = {"id": name, "object": "model", "owned_by": "hermes-rl", "created": 0}
-    return {**known, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    openai_fields: dict[str, str | int] = {"id": name, "object": "model", "owned_by": "hermes-rl", "created": 0}
+    return {**openai_fields, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

@@ -76,22 +76,22 @@ class ProgramDialect(Protocol):
         """Return the body of an error; `code` is one of hermes-rl's codes, such as ``rollout_over``."""
 
 
-def require_object(value: Any, what: str) -> dict[str, Any]:
+def require_object(value: Any, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RefusedRequestError(f"{what} must be a JSON object")
+        raise RefusedRequestError(f"{label} must be a JSON object")
     return value
 
 
-def require_list(value: Any, what: str, most: int = MOST_MESSAGES) -> list[dict[str, Any]]:
+def require_list(value: Any, label: str, max_items: int = MOST_MESSAGES) -> list[dict[str, Any]]:
     """Return a list of objects; raises `RefusedRequestError`."""
-    if not isinstance(value, list) or len(value) > most or not all(isinstance(each, dict) for each in value):
-        raise RefusedRequestError(f"{what} must be a list of at most {most} objects")
+    if not isinstance(value, list) or len(value) > max_items or not all(isinstance(each, dict) for each in value):
+        raise RefusedRequestError(f"{label} must be a list of at most {max_items} objects")
     return value
 
 
-def require_text(value: Any, what: str) -> str:
+def require_text(value: Any, label: str) -> str:
     if not isinstance(value, str):
-        raise RefusedRequestError(f"{what} must be a text")
+        raise RefusedRequestError(f"{label} must be a text")
     return value
 
 
@@ -109,11 +109,11 @@ def _note(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:LONGEST_NOTE]
 
 
-def joined(parts: Any, kinds: frozenset[str], what: str) -> str | list[dict[str, Any]]:
+def joined(parts: Any, kinds: frozenset[str], label: str) -> str | list[dict[str, Any]]:
     """Return a text if the content consists only of texts, because programs send one text in either form."""
     if parts is None or isinstance(parts, str):
         return parts or ""
-    parts = require_list(parts, what)
+    parts = require_list(parts, label)
     if all(str(part.get("type")) in kinds and isinstance(part.get("text"), str) for part in parts):
         return "".join(part["text"] for part in parts)
     return list(parts)
@@ -129,13 +129,13 @@ def addresses_in(messages: Sequence[Message]) -> Iterator[str]:
                 yield str(address)
 
 
-def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
+def text_in(content: Any, kinds: frozenset[str], label: str) -> str:
     """Return a text as `joined` does; raise `RefusedRequestError` if the content includes other parts, such as an
     image.
     """
-    text = joined(content, kinds, what)
+    text = joined(content, kinds, label)
     if not isinstance(text, str):
-        raise RefusedRequestError(f"{what} must be text alone: nothing else can be shown to the policy")
+        raise RefusedRequestError(f"{label} must be text alone: nothing else can be shown to the policy")
     return text
 
 
@@ -151,8 +151,8 @@ def join_texts(messages: list[Message]) -> list[Message]:
     """Join the pieces that `add_text` appended, and return the messages."""
     for message in messages:
         for key in ("content", "reasoning_content"):
-            if isinstance(pieces := message.get(key), list):
-                message[key] = "".join(pieces)
+            if isinstance(chunks := message.get(key), list):
+                message[key] = "".join(chunks)
     return messages
 
 

@@ -73,9 +73,9 @@ class Chat:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         deltas += [{name: message[name]} for name in ("reasoning_content", "content") if message.get(name)]
         for index, call in enumerate(message.get("tool_calls") or ()):
-            begun = {**call, "index": index, "function": {**call["function"], "arguments": ""}}
+            call_start = {**call, "index": index, "function": {**call["function"], "arguments": ""}}
             arguments = {"index": index, "function": {"arguments": call["function"]["arguments"]}}
-            deltas += [{"tool_calls": [begun]}, {"tool_calls": [arguments]}]
+            deltas += [{"tool_calls": [call_start]}, {"tool_calls": [arguments]}]
         for delta in deltas:
             yield event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         yield event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": answer.finish}]})
@@ -109,8 +109,8 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     """Parse a content part, which may not be text; other fields could make the model server fetch data."""
     kind = part.get("type")
     if kind not in CHAT_PARTS:
-        known = ", ".join(sorted(CHAT_PARTS))
-        raise RefusedRequestError(f"a part of type {kind!r:.100} cannot be shown to the policy: {known} can")
+        supported_kinds = ", ".join(sorted(CHAT_PARTS))
+        raise RefusedRequestError(f"a part of type {kind!r:.100} cannot be shown to the policy: {supported_kinds} can")
     picture = part.get("image_url")
     if kind == "image_url" and not isinstance(picture.get("url") if isinstance(picture, dict) else picture, str):
         raise RefusedRequestError("`image_url` of a part must have a `url`, which is a text")

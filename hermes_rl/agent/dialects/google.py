@@ -79,12 +79,12 @@ class Google:
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Yield a separate response for each part, the last one with the finish reason."""
         parts = _parts(answer.message)
-        for number, part in enumerate(parts, 1):
-            yield event(_response(answer, [part], last=number == len(parts)))
+        for part_number, part in enumerate(parts, 1):
+            yield event(_response(answer, [part], last=part_number == len(parts)))
 
     def error(self, message: str, code: str) -> bytes:
-        number, status = ERRORS.get(code, (400, "INVALID_ARGUMENT"))
-        return write_message({"error": {"code": number, "message": message, "status": status}})
+        status_code, status = ERRORS.get(code, (400, "INVALID_ARGUMENT"))
+        return write_message({"error": {"code": status_code, "message": message, "status": status}})
 
 
 def _add(messages: list[Message], content: dict[str, Any]) -> None:

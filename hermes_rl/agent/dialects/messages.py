@@ -85,16 +85,19 @@ class Messages:
         arguments = [call["function"]["arguments"] for call in answer.message.get("tool_calls") or ()]
         for index, block in enumerate(_blocks(answer.message)):
             if block["type"] == "thinking":
-                begun = {**block, "thinking": "", "signature": ""}
+                empty_block = {**block, "thinking": "", "signature": ""}
                 deltas = [
                     {"type": "thinking_delta", "thinking": block["thinking"]},
                     {"type": "signature_delta", "signature": block["signature"]},
                 ]
             elif block["type"] == "text":
-                begun, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+                empty_block, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
             else:
-                begun, deltas = {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments.pop(0)}]
-            yield say("content_block_start", index=index, content_block=begun)
+                empty_block, deltas = (
+                    {**block, "input": {}},
+                    [{"type": "input_json_delta", "partial_json": arguments.pop(0)}],
+                )
+            yield say("content_block_start", index=index, content_block=empty_block)
             for delta in deltas:
                 yield say("content_block_delta", index=index, delta=delta)
             yield say("content_block_stop", index=index)

@@ -87,32 +87,32 @@ class Responses:
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Yield the empty response, then each item (empty, its content, complete), then the complete response."""
-        number, items = count(), _items(answer, request)
+        sequence_numbers, items = count(), _items(answer, request)
 
         def say(kind: str, **content: Any) -> bytes:
-            return event({"type": kind, "sequence_number": next(number), **content}, kind)
+            return event({"type": kind, "sequence_number": next(sequence_numbers), **content}, kind)
 
-        begun = {**_response(answer, []), "status": "in_progress", "usage": None, "incomplete_details": None}
-        yield say("response.created", response=begun)
-        yield say("response.in_progress", response=begun)
+        empty_response = {**_response(answer, []), "status": "in_progress", "usage": None, "incomplete_details": None}
+        yield say("response.created", response=empty_response)
+        yield say("response.in_progress", response=empty_response)
         for index, item in enumerate(items):
-            at = {"item_id": item["id"], "output_index": index}
+            item_location = {"item_id": item["id"], "output_index": index}
             yield say("response.output_item.added", output_index=index, item=_empty(item))
             if item["type"] in ("message", "reasoning"):
                 part = item["content"][0]
-                kind, at = part["type"], {**at, "content_index": 0}
+                kind, item_location = part["type"], {**item_location, "content_index": 0}
                 more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-                yield say("response.content_part.added", **at, part={**part, "text": ""})
-                yield say(f"response.{kind}.delta", **at, delta=part["text"], **more)
-                yield say(f"response.{kind}.done", **at, text=part["text"], **more)
-                yield say("response.content_part.done", **at, part=part)
+                yield say("response.content_part.added", **item_location, part={**part, "text": ""})
+                yield say(f"response.{kind}.delta", **item_location, delta=part["text"], **more)
+                yield say(f"response.{kind}.done", **item_location, text=part["text"], **more)
+                yield say("response.content_part.done", **item_location, part=part)
             elif item["type"] == "function_call":
-                yield say("response.function_call_arguments.delta", **at, delta=item["arguments"])
+                yield say("response.function_call_arguments.delta", **item_location, delta=item["arguments"])
                 name = {"name": item["name"]}
-                yield say("response.function_call_arguments.done", **at, **name, arguments=item["arguments"])
+                yield say("response.function_call_arguments.done", **item_location, **name, arguments=item["arguments"])
             else:
-                yield say("response.custom_tool_call_input.delta", **at, delta=item["input"])
-                yield say("response.custom_tool_call_input.done", **at, input=item["input"])
+                yield say("response.custom_tool_call_input.delta", **item_location, delta=item["input"])
+                yield say("response.custom_tool_call_input.done", **item_location, input=item["input"])
             yield say("response.output_item.done", output_index=index, item=item)
         end = "response.incomplete" if answer.finish in CUT else "response.completed"
         yield say(end, response=_response(answer, items))
@@ -204,14 +204,14 @@ def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         item = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
         items.append(item)
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         function, head = call["function"], {"status": status, "call_id": call["id"], "name": call["function"]["name"]}
         custom_input = _input(function["arguments"]) if function["name"] in request.custom else None
         if custom_input is not None:
-            items.append({"type": "custom_tool_call", "id": f"ctc_{answer.id}-{place}", **head, "input": custom_input})
+            items.append({"type": "custom_tool_call", "id": f"ctc_{answer.id}-{index}", **head, "input": custom_input})
         else:
             items.append(
-                {"type": "function_call", "id": f"fc_{answer.id}-{place}", **head, "arguments": function["arguments"]}
+                {"type": "function_call", "id": f"fc_{answer.id}-{index}", **head, "arguments": function["arguments"]}
             )
     return items
 

@@ -45,26 +45,26 @@ class ScriptedTurn:
     tools: tuple[ScriptedCall, ...] = ()
 
     @classmethod
-    def of(cls, turn: Mapping[str, Any]) -> Self:
+    def from_spec(cls, turn: Mapping[str, Any]) -> Self:
         """Return a turn from the form in a spec: ``{tools: [{name, args}]}``, ``{say: text}``, or both."""
         say = turn.get("say")
         calls = (ScriptedCall(str(call["name"]), call.get("args") or {}) for call in turn.get("tools") or ())
         return cls(None if say is None else str(say), tuple(calls))
 
-    def message(self, number: int) -> dict[str, Any]:
+    def message(self, turn_index: int) -> dict[str, Any]:
         """Return the assistant message. The ids of its calls are unique in a conversation and equal in every run."""
         message: dict[str, Any] = {"role": "assistant", "content": self.say}
         if self.tools:
             message["tool_calls"] = [
                 {
-                    "id": f"call_{number}_{place}",
+                    "id": f"call_{turn_index}_{call_index}",
                     "type": "function",
                     "function": {
                         "name": call.name,
                         "arguments": json.dumps(call.args, ensure_ascii=False, default=str),
                     },
                 }
-                for place, call in enumerate(self.tools)
+                for call_index, call in enumerate(self.tools)
             ]
         return message
 
@@ -73,9 +73,9 @@ class ScriptedHistory(NamedTuple):
     """A conversation as used by a script: hashes of all of it and of its opening, up to the first reply."""
 
     answers: int
-    whole: int
+    full_hash: int
     opening: int
-    words: Callable[[], str]
+    opening_text: Callable[[], str]
     """Returns the text of the opening."""
 
 
@@ -98,9 +98,9 @@ class Script:
     """Minimum next turn in conversations with each opening."""
 
     @classmethod
-    def of(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
+    def from_turns(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
         """Return a script from turns in the form of a spec, already rendered for a row."""
-        return cls(tuple(ScriptedTurn.of(turn) for turn in turns), prior)
+        return cls(tuple(ScriptedTurn.from_spec(turn) for turn in turns), prior)
 
     def next_message(self, history: ScriptedHistory) -> dict[str, Any]:
         """Return the assistant message that follows the history."""
@@ -108,24 +108,32 @@ class Script:
             self.prior = history.answers
         if not self.turns:
             return ScriptedTurn(UNSCRIPTED).message(max(0, history.answers - self.prior))
-        number = self._numbers.get(history.whole)
-        if number is None:
-            number = self._numbers[history.whole] = self._follows(history, self.prior)
-        turn = self.turns[number] if number < len(self.turns) else ScriptedTurn(FINISHED)
-        return turn.message(number)
+        turn_index = self._numbers.get(history.full_hash)
+        if turn_index is None:
+            turn_index = self._numbers[history.full_hash] = self._follows(history, self.prior)
+        turn = self.turns[turn_index] if turn_index < len(self.turns) else ScriptedTurn(FINISHED)
+        return turn.message(turn_index)
 
     def _follows(self, history: ScriptedHistory, prior: int) -> int:
         """Return the turn that follows a conversation without a reply yet."""
         if history.opening not in self._next:
-            numbers = [number for number in set(self._numbers.values()) if number < len(self.turns)]
+            numbers = [turn_index for turn_index in set(self._numbers.values()) if turn_index < len(self.turns)]
             answers = max(0, history.answers - prior)
-            texts = {number: self.turns[number].say or "" for number in numbers if not self.turns[number].tools}
-            words = history.words() if texts and answers < len(numbers) else ""  # otherwise no replies were dropped
-            behind = [number + 1 for number, text in texts.items() if text.strip() and text.strip() in words]
-            self._next[history.opening] = max(behind, default=0) + answers
-        number = max(self._next[history.opening], history.answers - prior)
-        self._next[history.opening] = number + 1
-        return number
+            texts = {
+                turn_index: self.turns[turn_index].say or ""
+                for turn_index in numbers
+                if not self.turns[turn_index].tools
+            }
+            opening_text = (
+                history.opening_text() if texts and answers < len(numbers) else ""
+            )  # otherwise no replies were dropped
+            next_indices = [
+                turn_index + 1 for turn_index, text in texts.items() if text.strip() and text.strip() in opening_text
+            ]
+            self._next[history.opening] = max(next_indices, default=0) + answers
+        turn_index = max(self._next[history.opening], history.answers - prior)
+        self._next[history.opening] = turn_index + 1
+        return turn_index
 
 
 def deviations(n: int, error_rate: float, seed: int, group_key: str) -> frozenset[int]:
@@ -254,36 +262,43 @@ def _continued(
     script: Script, prompt: list[int], body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> tuple[list[int], str]:
     """Return the turn that follows the prompt, or the rest of a turn that it has started, and the finish reason."""
-    history, begun = _place(prompt, tokenizer)
+    history, partial_turn = _locate_turn(prompt, tokenizer)
     message = script.next_message(history)
-    whole = turn_ids(tokenizer, [QUESTION], None, message)[1]
-    ids, limit = whole[len(begun) :] if whole[: len(begun)] == begun else whole, body.get("max_tokens")
+    turn_tokens = turn_ids(tokenizer, [QUESTION], None, message)[1]
+    ids, limit = (
+        turn_tokens[len(partial_turn) :] if turn_tokens[: len(partial_turn)] == partial_turn else turn_tokens,
+        body.get("max_tokens"),
+    )
     return (ids[:limit], "length") if limit is not None and limit < len(ids) else (ids, "stop")
 
 
 def _invented_logprobs(token: int, count: int) -> dict[str, dict[str, float]]:
     """Return log-probabilities of a token and others, each half as probable as the one before it."""
     tokens = [token, *[other for other in range(_RANGE) if other != token][: max(count - 1, 0)]]
-    return {str(each): {"logprob": place * math.log(0.5)} for place, each in enumerate(tokens, 1)}
+    return {str(each): {"logprob": rank * math.log(0.5)} for rank, each in enumerate(tokens, 1)}
 
 
 def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
-    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     opening = [str(message.get("content")) for message in messages[: answers[0] if answers else None]]
     return ScriptedHistory(len(answers), hash(repr(messages)), hash(tuple(opening)), lambda: "\n".join(opening))
 
 
-def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, list[int]]:
+def _locate_turn(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, list[int]]:
     """Return the conversation before the requested turn, and the ids of that turn in the prompt."""
     header = _header(tokenizer)
     size = len(header)
-    places = [
+    header_offsets = [
         i for i in range(len(prompt) - size + 1) if prompt[i] == header[0] and tuple(prompt[i : i + size]) == header
     ]
-    first, last = (places[0], places[-1]) if places else (len(prompt), len(prompt))
+    first, last = (header_offsets[0], header_offsets[-1]) if header_offsets else (len(prompt), len(prompt))
     opening = prompt[:first]
-    answers, whole, begun = max(0, len(places) - 1), hash(tuple(prompt[:last])), prompt[last + size :]
-    return ScriptedHistory(answers, whole, hash(tuple(opening)), lambda: tokenizer.decode(opening)), begun
+    answers, history_hash, partial_turn = (
+        max(0, len(header_offsets) - 1),
+        hash(tuple(prompt[:last])),
+        prompt[last + size :],
+    )
+    return ScriptedHistory(answers, history_hash, hash(tuple(opening)), lambda: tokenizer.decode(opening)), partial_turn
 
 
 @functools.lru_cache(maxsize=8)

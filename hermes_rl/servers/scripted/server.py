@@ -87,7 +87,7 @@ class ScriptedBackend:
         config = replace(self.config, base_url=await server.start(), api_key=None, headers={}, session_header=True)
         chat, tokens = OpenAIServer(config), TokenServer(config, TokenServerClient(config, [Completions()]))
         try:
-            await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
+            await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.from_mapping(config.renderer))
         except UserError:
             return _Running(server, chat, tokens, exact=False)  # its template does not allow exact tokens
         return _Running(server, chat, tokens, exact=True)

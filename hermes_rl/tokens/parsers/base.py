@@ -64,17 +64,17 @@ class Quotes:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self.begin(0)
+        self.forget_before(0)
 
-    def begin(self, place: int) -> None:
+    def forget_before(self, position: int) -> None:
         """Forget the text before this position: it cannot quote later text."""
-        self._begun = self._seen = place
+        self._start = self._scan_end = position
         self._thoughts, self._fences = [0] * len(_THINKING), 0
         self._ticks, self._first = 0, ""
 
     def quoted(self, start: int, end: int) -> bool:
         """Return True if the block between these positions is quoted."""
-        return self.certain(start) or bool((mark := self.opened(start)) and self.closed(end, mark))
+        return self.certain(start) or bool((delimiter := self.opened(start)) and self.closed(end, delimiter))
 
     def certain(self, start: int) -> bool:
         """Return True if a block that starts here is quoted for any end position."""
@@ -87,25 +87,25 @@ class Quotes:
             return _FENCE
         if self._ticks % 2:
             return "`"
-        before = self._text[max(self._begun, start - 2) : start]
+        before = self._text[max(self._start, start - 2) : start]
         # A mark after a letter or a full stop closes an earlier quotation.
         return _QUOTES.get(before[-1:], "") if before[:-1].strip(_OPENERS) == "" else ""
 
-    def closed(self, end: int, mark: str) -> bool:
-        """Return True if a quotation that `mark` closes is closed after the block that ends here."""
-        if mark == _FENCE:
+    def closed(self, end: int, delimiter: str) -> bool:
+        """Return True if a quotation that `delimiter` closes is closed after the block that ends here."""
+        if delimiter == _FENCE:
             return self._text.find(_FENCE, end) >= 0
-        if mark == "`":
+        if delimiter == "`":
             line_end = self._text.find("\n", end)
             return self._text.find("`", end, line_end if line_end >= 0 else len(self._text)) >= 0
-        return self._text.startswith(mark, end)
+        return self._text.startswith(delimiter, end)
 
-    def _see(self, place: int) -> None:
-        piece, self._seen = self._text[self._seen : place], place
-        for number, (opening, closing) in enumerate(_THINKING):
-            self._thoughts[number] += piece.count(opening) - piece.count(closing)
-        self._fences += piece.count(_FENCE)
-        _, broken, line = piece.rpartition("\n")
+    def _see(self, position: int) -> None:
+        chunk, self._scan_end = self._text[self._scan_end : position], position
+        for index, (opening, closing) in enumerate(_THINKING):
+            self._thoughts[index] += chunk.count(opening) - chunk.count(closing)
+        self._fences += chunk.count(_FENCE)
+        _, broken, line = chunk.rpartition("\n")
         if broken:
             self._ticks, self._first = 0, ""
         self._first = self._first or line.lstrip()[:1]
@@ -126,20 +126,20 @@ def blocks(
         read: returns the block whose opening ends at a position.
     """
     quotes, looked = Quotes(text), 0
-    while (found := find(looked)) is not None:
-        start, looked = found
+    while (opening := find(looked)) is not None:
+        start, looked = opening
         if quotes.certain(start):
             continue
-        mark = quotes.opened(start)
-        if mark and text.startswith(mark, looked):
+        delimiter = quotes.opened(start)
+        if delimiter and text.startswith(delimiter, looked):
             continue  # only the opening is quoted
         calls, end = read(looked)
         cut = any(call.status is Status.UNCLOSED for call in calls)
-        if mark and quotes.closed(looked if cut else end, mark):
+        if delimiter and quotes.closed(looked if cut else end, delimiter):
             looked = looked if cut else end
             continue
         looked = end
-        quotes.begin(looked)
+        quotes.forget_before(looked)
         yield start, looked, calls
 
 
@@ -152,64 +152,71 @@ def openings(
     like a call without an opening becomes a call that cannot be executed.
     """
 
-    def find(place: int) -> tuple[int, int] | None:
-        at = text.find(opening, place)
-        return (at, at + len(opening)) if at >= 0 else None
+    def find(position: int) -> tuple[int, int] | None:
+        offset = text.find(opening, position)
+        return (offset, offset + len(opening)) if offset >= 0 else None
 
-    def block(place: int) -> Block:
-        call, end = read(place)
+    def block(position: int) -> Block:
+        call, end = read(position)
         return [call], end
 
     calls: list[ParsedCall] = []
     content: list[str] = []
 
     def between(start: int, end: int) -> None:
-        piece = text[start:end]
-        begun = _UNOPENED.search(piece) if closing in piece and opening not in piece else None
-        closed = piece.find(closing, begun.end()) if begun is not None else -1
-        if begun is not None and closed >= 0 and not Quotes(piece).quoted(begun.start(), closed + len(closing)):
-            calls.append(ParsedCall(piece[begun.start() : closed], Status.MALFORMED))
-            piece = piece[: begun.start()] + piece[closed + len(closing) :]
-        content.append(piece)
+        segment = text[start:end]
+        start_match = _UNOPENED.search(segment) if closing in segment and opening not in segment else None
+        closed = segment.find(closing, start_match.end()) if start_match is not None else -1
+        if (
+            start_match is not None
+            and closed >= 0
+            and not Quotes(segment).quoted(start_match.start(), closed + len(closing))
+        ):
+            calls.append(ParsedCall(segment[start_match.start() : closed], Status.MALFORMED))
+            segment = segment[: start_match.start()] + segment[closed + len(closing) :]
+        content.append(segment)
 
     done = 0
-    for start, end, found in blocks(text, find, block):
+    for start, end, block_calls in blocks(text, find, block):
         between(done, start)
-        calls += found
+        calls += block_calls
         done = end
     between(done, len(text))
     # Without the blank lines around calls; a text without calls stays unchanged.
-    return "\n".join(piece.strip() for piece in content if piece.strip()) if calls else text, calls
+    return "\n".join(part.strip() for part in content if part.strip()) if calls else text, calls
 
 
 def section(
-    text: str, opening: str, closing: str, begin: str, read: Callable[[int], tuple[ParsedCall, int]]
+    text: str, opening: str, closing: str, call_opening: str, read: Callable[[int], tuple[ParsedCall, int]]
 ) -> tuple[str, list[ParsedCall]]:
-    """Parse the calls of the first section that is not quoted, each from its `begin`; the text after it is dropped.
+    """Parse the calls of the first section that is not quoted, each from its `call_opening`; the text after it is
+    dropped.
 
     `read` gets the position after a start tag and returns the call and the position after it. A section without a call
     becomes a call that cannot be executed.
     """
 
-    def find(place: int) -> tuple[int, int] | None:
-        found = [(at, at + len(mark)) for mark in (opening, begin) if (at := text.find(mark, place)) >= 0]
-        return min(found, default=None)
+    def find(position: int) -> tuple[int, int] | None:
+        matches = [
+            (offset, offset + len(tag)) for tag in (opening, call_opening) if (offset := text.find(tag, position)) >= 0
+        ]
+        return min(matches, default=None)
 
-    def block(place: int) -> Block:
+    def block(position: int) -> Block:
         calls: list[ParsedCall] = []
-        if text.endswith(begin, 0, place):
-            place -= len(begin)
-        while (at := text.find(begin, place)) >= 0:
-            end = text.find(closing, place, at)
+        if text.endswith(call_opening, 0, position):
+            position -= len(call_opening)
+        while (offset := text.find(call_opening, position)) >= 0:
+            end = text.find(closing, position, offset)
             if calls and end >= 0:
                 return calls, end + len(closing)
-            call, place = read(at + len(begin))
+            call, position = read(offset + len(call_opening))
             calls.append(call)
-        end = text.find(closing, place)
-        return calls, end + len(closing) if end >= 0 else place
+        end = text.find(closing, position)
+        return calls, end + len(closing) if end >= 0 else position
 
     for start, end, calls in blocks(text, find, block):
-        following = text.find(begin, end)
+        following = text.find(call_opening, end)
         if following >= 0:
             calls = [*calls, *block(following)[0]]
         return text[:start].strip(), calls or [ParsedCall(text[start:].strip(), Status.MALFORMED)]
@@ -223,10 +230,10 @@ class Ends:
         self._matches = list(pattern.finditer(text))
         self._starts = [match.start() for match in self._matches]
 
-    def next(self, place: int) -> re.Match[str] | None:
+    def next(self, position: int) -> re.Match[str] | None:
         """Return the first match from this position on, or None."""
-        number = bisect_left(self._starts, place)
-        return self._matches[number] if number < len(self._matches) else None
+        index = bisect_left(self._starts, position)
+        return self._matches[index] if index < len(self._matches) else None
 
 
 def json_block(text: str, ends: Ends, start: int) -> tuple[ParsedCall, int]:
@@ -333,7 +340,7 @@ class Parser(Protocol):
         """Return the text without its calls, and the calls. The text contains no reasoning."""
 
 
-def made(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:
+def make_call(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:
     """Return a call from a name and arguments in any form: an object, its JSON as a text, or nothing."""
     if not isinstance(name, str) or not name.strip():
         return ParsedCall(raw, Status.MISSING_NAME, id=identity)
@@ -357,7 +364,7 @@ def of_object(raw: str, value: object) -> ParsedCall:
         return ParsedCall(raw, Status.MALFORMED)
     identity = value.get("id")
     arguments = value["arguments"] if "arguments" in value else value.get("parameters")
-    return made(raw, value.get("name"), arguments, identity if isinstance(identity, str) else None)
+    return make_call(raw, value.get("name"), arguments, identity if isinstance(identity, str) else None)
 
 
 def loads(text: str) -> Any:
@@ -416,11 +423,13 @@ def parse_ids(
     meaningless = _meaningless(tokenizer, parser.markers)
     while ended and (ended[-1] in stops or tokenizer.decode([ended[-1]]) in meaningless):
         ended.pop()
-    text, plain = marked_text(tokenizer, ended, parser.markers)
+    text, strip_breaks = marked_text(tokenizer, ended, parser.markers)
     parsed = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
     controls = _controls(tokenizer, parser.markers)
     tokens = [controls[token] for token in controls.keys() & set(ended)]
-    return plain(replace(parsed, calls=[_without_tokens(call, tokens) for call in parsed.calls]) if tokens else parsed)
+    return strip_breaks(
+        replace(parsed, calls=[_without_tokens(call, tokens) for call in parsed.calls]) if tokens else parsed
+    )
 
 
 def _without_tokens(call: ParsedCall, tokens: Collection[str]) -> ParsedCall:
@@ -447,7 +456,7 @@ def _meaningless(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[st
 def _marks(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
     """Return the markers that have a token in the tokenizer, by token id."""
     special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
-    return {tokenizer.encode(mark)[0]: mark for mark in special}
+    return {tokenizer.encode(token_text)[0]: token_text for token_text in special}
 
 
 @functools.lru_cache(maxsize=16)
@@ -461,21 +470,23 @@ def marked_text(
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """Return the text with breaks, and the function that removes them from a result."""
     text, count = tokenizer.decode(ids), Counter(ids)
-    own = {**_marks(tokenizer, tuple(markers))}
-    own |= {token: mark for token, mark in _controls(tokenizer, tuple(markers)).items() if token in count}
-    special = list(own.values())
-    if all(text.count(mark) == count[token] for token, mark in own.items()):
+    markers_by_token = {**_marks(tokenizer, tuple(markers))}
+    markers_by_token |= {
+        token: marker for token, marker in _controls(tokenizer, tuple(markers)).items() if token in count
+    }
+    special = list(markers_by_token.values())
+    if all(text.count(marker) == count[token] for token, marker in markers_by_token.items()):
         return text, lambda parsed: parsed
     word = stand_in(text)
-    pieces: list[str] = []
+    chunks: list[str] = []
     start = 0
-    for place, token in enumerate(ids):
-        if token in own:
-            pieces += [_with_broken_markers(tokenizer.decode(ids[start:place]), special, word), own[token]]
-            start = place + 1
-    pieces.append(_with_broken_markers(tokenizer.decode(ids[start:]), special, word))
-    marked = "".join(pieces)
-    return marked, partial(_whole, word=word) if word in marked else lambda parsed: parsed
+    for index, token in enumerate(ids):
+        if token in markers_by_token:
+            chunks += [_with_broken_markers(tokenizer.decode(ids[start:index]), special, word), markers_by_token[token]]
+            start = index + 1
+    chunks.append(_with_broken_markers(tokenizer.decode(ids[start:]), special, word))
+    marked = "".join(chunks)
+    return marked, partial(_remove_breaks, word=word) if word in marked else lambda parsed: parsed
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
@@ -489,13 +500,15 @@ def _with_broken_markers(text: str, markers: Sequence[str], word: str) -> str:
     return text
 
 
-def _whole(parsed: Parsed, word: str) -> Parsed:
+def _remove_breaks(parsed: Parsed, word: str) -> Parsed:
     names = ("raw", "name", "arguments", "id")
-    calls = [replace(call, **{name: _plain(getattr(call, name), word) for name in names}) for call in parsed.calls]
-    return Parsed(_plain(parsed.content, word), _plain(parsed.reasoning, word), calls)
+    calls = [
+        replace(call, **{name: _remove_word(getattr(call, name), word) for name in names}) for call in parsed.calls
+    ]
+    return Parsed(_remove_word(parsed.content, word), _remove_word(parsed.reasoning, word), calls)
 
 
-def _plain(value: Any, word: str) -> Any:
+def _remove_word(value: Any, word: str) -> Any:
     if isinstance(value, str):
         return value.replace(word, "")
     if isinstance(value, Mapping):

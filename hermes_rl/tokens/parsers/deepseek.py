@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, section, skip_blanks
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, make_call, section, skip_blanks
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -24,24 +24,24 @@ class DeepSeek:
         self._read = read
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        def read(begin: int) -> tuple[ParsedCall, int]:
-            end = _end(text, begin)
+        def read(start: int) -> tuple[ParsedCall, int]:
+            end = _end(text, start)
             if end is None:
-                return ParsedCall(text[begin:].strip(), Status.UNCLOSED), len(text)
-            return self._read(text[begin:end]), end + len(CALL_END)
+                return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+            return self._read(text[start:end]), end + len(CALL_END)
 
         return section(text, SECTION, SECTION_END, CALL, read)
 
 
-def _end(text: str, begin: int) -> int | None:
+def _end(text: str, start: int) -> int | None:
     """Return the end of the call, or None; an end tag inside its JSON does not count."""
-    first = text.find(CALL_END, begin)
-    if (opened := text.find("{", begin, max(first, begin))) >= 0:
+    first = text.find(CALL_END, start)
+    if (opened := text.find("{", start, max(first, start))) >= 0:
         try:
-            _, behind = decode(text, opened)
+            _, json_end = decode(text, opened)
         except ValueError:
             return first
-        first = text.find(CALL_END, behind)
+        first = text.find(CALL_END, json_end)
     return first if first >= 0 else None
 
 
@@ -52,15 +52,15 @@ def _fenced(body: str) -> ParsedCall:
     name = head.strip()
     if not separator or not fenced.startswith(_FENCE[1:]) or "\n" in name or kind.strip() != "function":
         return ParsedCall(raw, Status.MALFORMED)
-    begin = len(head) + len(_FENCE)
-    begin += len("json") if rest.startswith("json", begin) else 0
+    json_start = len(head) + len(_FENCE)
+    json_start += len("json") if rest.startswith("json", json_start) else 0
     try:
-        value, end = decode(rest, skip_blanks(rest, begin))
+        value, end = decode(rest, skip_blanks(rest, json_start))
     except ValueError:
         return ParsedCall(raw, Status.INVALID_JSON, name)
     if rest[end:].strip() not in (_FENCE, ""):
         return ParsedCall(raw, Status.INVALID_JSON, name)
-    return made(raw, name, value)
+    return make_call(raw, name, value)
 
 
 def _bare(body: str) -> ParsedCall:
@@ -72,7 +72,7 @@ def _bare(body: str) -> ParsedCall:
         value = loads(arguments) if arguments.strip() else {}
     except ValueError:
         return ParsedCall(raw, Status.INVALID_JSON, name.strip())
-    return made(raw, name, value)
+    return make_call(raw, name, value)
 
 
 DEEPSEEK_V3 = DeepSeek(_fenced)

@@ -15,7 +15,7 @@ from hermes_rl.tokens.parsers.base import (
     Schemas,
     Status,
     Tools,
-    made,
+    make_call,
     openings,
     schemas_of,
     typed,
@@ -44,22 +44,22 @@ def _block(text: str, ends: Ends, tags: Ends, schemas: Schemas, start: int) -> t
     tag = tags.next(start)
     key = text.find("<arg_key>", start, tag.start() if tag is not None else len(text))
     name_end = key if key >= 0 else tag.start() if tag is not None else len(text)
-    name, place = text[start:name_end].strip(), name_end
+    name, position = text[start:name_end].strip(), name_end
     arguments: dict[str, Any] = {}
-    whole = "\n" not in name
-    while (begun := _KEY.match(text, place)) is not None and (ended := ends.next(begun.end())) is not None:
-        key_name, value = begun[1].strip(), text[begun.end() : ended.start()]
-        whole &= key_name not in arguments and key_name != "" and not any(tag in value for tag in _TAGS)
+    is_valid = "\n" not in name
+    while (key_match := _KEY.match(text, position)) is not None and (ended := ends.next(key_match.end())) is not None:
+        key_name, value = key_match[1].strip(), text[key_match.end() : ended.start()]
+        is_valid &= key_name not in arguments and key_name != "" and not any(tag in value for tag in _TAGS)
         arguments[key_name] = typed(schemas, name, key_name, value)
-        place = ended.end()
-    tag = tags.next(place)
+        position = ended.end()
+    tag = tags.next(position)
     end = tag.start() if tag is not None else len(text)
     raw = text[start:end].strip()
     if tag is None or tag[0] == _OPENING:
         return ParsedCall(raw, Status.UNCLOSED), end
-    if not whole or text[place:end].strip():
+    if not is_valid or text[position:end].strip():
         return ParsedCall(raw, Status.MALFORMED, name.partition("\n")[0]), tag.end()
-    return made(raw, name, arguments), tag.end()
+    return make_call(raw, name, arguments), tag.end()
 
 
 GLM = Glm()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, section, skip_blanks
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, make_call, section, skip_blanks
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -24,28 +24,28 @@ class KimiK2:
         return section(text, _SECTION, _SECTION_END, _CALL, partial(_read, text))
 
 
-def _read(text: str, begin: int) -> tuple[ParsedCall, int]:
-    end = text.find(_END, begin)
-    separator = text.find(_ARGUMENTS, begin, end if end >= 0 else len(text))
+def _read(text: str, start: int) -> tuple[ParsedCall, int]:
+    end = text.find(_END, start)
+    separator = text.find(_ARGUMENTS, start, end if end >= 0 else len(text))
     if separator >= 0:
         try:
-            _, behind = decode(text, skip_blanks(text, separator + len(_ARGUMENTS)))
-            end = text.find(_END, behind)
+            _, json_end = decode(text, skip_blanks(text, separator + len(_ARGUMENTS)))
+            end = text.find(_END, json_end)
         except ValueError:
             pass
     if end < 0:
-        return ParsedCall(text[begin:].strip(), Status.UNCLOSED), len(text)
-    body, end = text[begin:end], end + len(_END)
+        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+    body, end = text[start:end], end + len(_END)
     raw = body.strip()
-    identity, named, arguments = body.partition(_ARGUMENTS)
+    identity, arguments_tag, arguments = body.partition(_ARGUMENTS)
     match = _ID.fullmatch(identity.strip())
-    if not named or match is None:
+    if not arguments_tag or match is None:
         return ParsedCall(raw, Status.MALFORMED), end
     try:
         value = loads(arguments) if arguments.strip() else {}
     except ValueError:
         return ParsedCall(raw, Status.INVALID_JSON, match["name"], id=identity.strip()), end
-    return made(raw, match["name"], value, identity.strip()), end
+    return make_call(raw, match["name"], value, identity.strip()), end
 
 
 KIMI_K2 = KimiK2()

@@ -33,23 +33,23 @@ class Llama3Json:
 
 def _read(text: str) -> list[ParsedCall]:
     calls: list[ParsedCall] = []
-    place = 0
-    while place < len(text):
+    position = 0
+    while position < len(text):
         try:
-            value, end = decode(text, place)
+            value, end = decode(text, position)
         except ValueError:
-            following = text.find("};", place)
-            raw = text[place : following + 1 if following >= 0 else len(text)]
+            following = text.find("};", position)
+            raw = text[position : following + 1 if following >= 0 else len(text)]
             closed = following >= 0 or raw.rstrip().endswith("}")
             calls.append(ParsedCall(raw.strip(), Status.INVALID_JSON if closed else Status.UNCLOSED))
             end = following + 1 if following >= 0 else len(text)
         else:
-            calls.append(of_object(text[place:end], value))
-        place = end
-        if (between := _BETWEEN.match(text, place)) is not None:
-            place = between.end()
-        if place < len(text) and text[place] != "{":
-            calls.append(ParsedCall(text[place:], Status.MALFORMED))
+            calls.append(of_object(text[position:end], value))
+        position = end
+        if (between := _BETWEEN.match(text, position)) is not None:
+            position = between.end()
+        if position < len(text) and text[position] != "{":
+            calls.append(ParsedCall(text[position:], Status.MALFORMED))
             break
     return calls
 
@@ -59,11 +59,11 @@ def _meant(text: str, calls: list[ParsedCall], tools: Tools | None) -> bool:
     if any(call.status is Status.MALFORMED and not call.name for call in calls):
         return False
     names = {str((tool.get("function") or tool).get("name")) for tool in tools or ()}
-    named = [call for call in calls if call.name]
-    if not named:
+    named_calls = [call for call in calls if call.name]
+    if not named_calls:
         return bool(names) and any(f'"name": "{name}"' in text[:200] for name in names)
-    return all('"parameters"' in call.raw or '"arguments"' in call.raw for call in named) and (
-        not names or any(call.name in names for call in named)
+    return all('"parameters"' in call.raw or '"arguments"' in call.raw for call in named_calls) and (
+        not names or any(call.name in names for call in named_calls)
     )
 
 

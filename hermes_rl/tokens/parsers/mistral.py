@@ -6,7 +6,17 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from hermes_rl.tokens.parsers.base import Block, ParsedCall, Status, Tools, blocks, decode, made, of_object, skip_blanks
+from hermes_rl.tokens.parsers.base import (
+    Block,
+    ParsedCall,
+    Status,
+    Tools,
+    blocks,
+    decode,
+    make_call,
+    of_object,
+    skip_blanks,
+)
 
 _OPENING = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*+(?P<name>[^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[^\s\[\]{}]*+)\s*+)?+(?:\[ARGS\])?+\s*+")
@@ -22,9 +32,9 @@ class Mistral:
     markers = (_OPENING, "[CALL_ID]", "[ARGS]")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        def find(place: int) -> tuple[int, int] | None:
-            at = text.find(_OPENING, place)
-            return (at, at + len(_OPENING)) if at >= 0 else None
+        def find(position: int) -> tuple[int, int] | None:
+            offset = text.find(_OPENING, position)
+            return (offset, offset + len(_OPENING)) if offset >= 0 else None
 
         for start, _, _ in blocks(text, find, partial(_first, text)):
             following = text[start + len(_OPENING) :]
@@ -35,49 +45,51 @@ class Mistral:
 def _first(text: str, start: int) -> Block:
     """Return the end of the text after the first marker, if it is complete."""
     head = _HEAD.match(text, start)
-    begin = skip_blanks(text, start)
+    json_start = skip_blanks(text, start)
     try:
-        return [], decode(text, begin if text[begin : begin + 1] in ("[", "{") or head is None else head.end())[1]
+        return [], decode(
+            text, json_start if text[json_start : json_start + 1] in ("[", "{") or head is None else head.end()
+        )[1]
     except ValueError:
         return [ParsedCall(text[start:], Status.UNCLOSED)], len(text)
 
 
 def _section(text: str) -> Iterator[ParsedCall]:
     """Yield the calls in the text after the first marker, all of which is calls."""
-    for piece in text.split(_OPENING):
-        if piece.lstrip().startswith("["):
-            yield from _listed(piece.strip())
-        elif piece.lstrip().startswith("{"):
-            yield _object(piece.strip())
-        elif piece.strip():
-            yield _named(piece)
+    for segment in text.split(_OPENING):
+        if segment.lstrip().startswith("["):
+            yield from _parse_list(segment.strip())
+        elif segment.lstrip().startswith("{"):
+            yield _object(segment.strip())
+        elif segment.strip():
+            yield _parse_named_call(segment)
 
 
-def _listed(text: str) -> Iterator[ParsedCall]:
+def _parse_list(text: str) -> Iterator[ParsedCall]:
     """Yield the calls of a JSON list, parsed one by one, so that a broken call does not affect valid ones."""
-    place, remaining = 1, MOST_BROKEN
+    position, remaining = 1, MOST_BROKEN
     while True:
-        if (between := _BETWEEN.match(text, place)) is not None:
-            place = between.end()
-        if place >= len(text):
+        if (between := _BETWEEN.match(text, position)) is not None:
+            position = between.end()
+        if position >= len(text):
             yield ParsedCall(text[:200], Status.UNCLOSED)
             return
-        if text[place] == "]":
+        if text[position] == "]":
             return
         try:
-            value, end = decode(text, place)
+            value, end = decode(text, position)
         except ValueError:
             remaining -= 1
-            following = _FOLLOWING.search(text, place) if remaining else None
-            broken = text[place : following.end() if following else len(text)]
+            following = _FOLLOWING.search(text, position) if remaining else None
+            broken = text[position : following.end() if following else len(text)]
             closed = following is not None or text.rstrip().endswith("]")
             yield ParsedCall(broken.strip(" ,]"), Status.INVALID_JSON if closed else Status.UNCLOSED)
             if following is None:
                 return
-            place = following.end()
+            position = following.end()
             continue
-        yield of_object(text[place:end], value)
-        place = end
+        yield of_object(text[position:end], value)
+        position = end
 
 
 def _object(text: str) -> ParsedCall:
@@ -88,7 +100,7 @@ def _object(text: str) -> ParsedCall:
     return of_object(text, value)
 
 
-def _named(text: str) -> ParsedCall:
+def _parse_named_call(text: str) -> ParsedCall:
     raw, head = text.strip(), _HEAD.match(text)
     if head is None:
         return ParsedCall(raw, Status.MALFORMED)
@@ -101,7 +113,7 @@ def _named(text: str) -> ParsedCall:
         return ParsedCall(raw, _status(raw), head["name"], id=head["id"])
     if arguments[end:].strip():
         return ParsedCall(raw, Status.INVALID_JSON, head["name"], id=head["id"])
-    return made(raw, head["name"], value, head["id"])
+    return make_call(raw, head["name"], value, head["id"])
 
 
 def _status(text: str) -> Status:

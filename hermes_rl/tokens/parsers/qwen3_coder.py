@@ -12,7 +12,7 @@ from hermes_rl.tokens.parsers.base import (
     Schemas,
     Status,
     Tools,
-    made,
+    make_call,
     openings,
     schemas_of,
     typed,
@@ -53,20 +53,22 @@ def _call(body: str, block: str, schemas: Schemas) -> ParsedCall:
     raw, head = block.removesuffix(_CLOSING).strip(), _FUNCTION.match(body)
     if head is None:
         return ParsedCall(raw, Status.MALFORMED)
-    name, place = head[1].strip(), head.end()
+    name, position = head[1].strip(), head.end()
     arguments: dict[str, Any] = {}
     ends = Ends(body, _PARAMETER_END)
-    while (begun := _PARAMETER.match(body, place)) is not None and (ended := ends.next(begun.end())) is not None:
-        key, value = begun[1].strip(), body[begun.end() : ended.start()]
+    while (parameter := _PARAMETER.match(body, position)) is not None and (
+        ended := ends.next(parameter.end())
+    ) is not None:
+        key, value = parameter[1].strip(), body[parameter.end() : ended.start()]
         if value.endswith("\n"):
             value = value[:-1].removesuffix("\r")
         if key in arguments or not _is_one_value(value):
             return ParsedCall(raw, Status.MALFORMED, name)
         arguments[key] = typed(schemas, name, key, value)
-        place = ended.end()
-    if body[place:].strip() or "" in arguments:
+        position = ended.end()
+    if body[position:].strip() or "" in arguments:
         return ParsedCall(raw, Status.MALFORMED, name)
-    return made(raw, name, arguments)
+    return make_call(raw, name, arguments)
 
 
 def _is_one_value(value: str) -> bool:

@@ -81,8 +81,8 @@ def unread_call(text: str) -> str | None:
     answer = text.rpartition("</think>")[2]
     if LLAMA3_JSON.calls(answer.lstrip()[:JUDGED], None)[1]:
         return answer
-    places = [place for opening in (*OPENINGS, *OTHERS) if (place := answer.find(opening)) >= 0]
-    return answer[min(places) :] if places and not answer.lstrip().startswith("<think>") else None
+    offsets = [offset for opening in (*OPENINGS, *OTHERS) if (offset := answer.find(opening)) >= 0]
+    return answer[min(offsets) :] if offsets and not answer.lstrip().startswith("<think>") else None
 
 
 def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
@@ -99,9 +99,9 @@ def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
         candidates = []
     if not candidates:
         return load_parser("hermes")  # the template has no tools, so there will be no calls
-    for known in PARSERS:
-        if any(_reads(load_parser(known), written) for written in candidates):
-            return load_parser(known)
+    for parser_name in PARSERS:
+        if any(_reads(load_parser(parser_name), written) for written in candidates):
+            return load_parser(parser_name)
     raise UserError(
         f"the chat template of {tokenizer.name} writes tool calls in a form that no parser reads: {candidates[0]!r}. "
         f"Name the nearest under renderer.tool_parser ({', '.join(PARSERS)})"
@@ -116,12 +116,14 @@ def _reads(parser: Parser, written: str) -> bool:
 def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield a call written by the template, cut at each control token after it. Raises `TemplateRefused`."""
     text = _turn(tokenizer)
-    inner = text.rfind(ARGUMENT)
-    if inner < 0:
+    argument_start = text.rfind(ARGUMENT)
+    if argument_start < 0:
         return
-    places = sorted({place for token in tokenizer.control if (place := text.find(token, inner)) >= 0})[:_CUTS]
-    for place in places or [len(text)]:
-        yield text[:place]
+    cut_offsets = sorted(
+        {cut_offset for token in tokenizer.control if (cut_offset := text.find(token, argument_start)) >= 0}
+    )[:_CUTS]
+    for cut_offset in cut_offsets or [len(text)]:
+        yield text[:cut_offset]
     yield text
 
 
@@ -132,9 +134,11 @@ def _turn(tokenizer: Tokenizer) -> str:
         return _before_result(with_text.rpartition(ANCHOR)[2])
     text = tokenizer.render(with_call("", ARGUMENT), [TOOL], add_generation_prompt=False)
     prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
-    same = next((i for i, pair in enumerate(zip(text, prompt, strict=False)) if pair[0] != pair[1]), len(prompt))
-    common = text[:same]
-    ends = [place + len(token) for token in (*tokenizer.control, "\n") if (place := common.rfind(token)) >= 0]
+    common_length = next(
+        (i for i, pair in enumerate(zip(text, prompt, strict=False)) if pair[0] != pair[1]), len(prompt)
+    )
+    common = text[:common_length]
+    ends = [offset + len(token) for token in (*tokenizer.control, "\n") if (offset := common.rfind(token)) >= 0]
     return _before_result(text[max(ends, default=len(common)) :])
 
 

@@ -40,10 +40,10 @@ def _call(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _function(name: str, parameters: Sequence[str]) -> Callable[..., Any]:
-    def call(*values: Any, **named: Any) -> Any:
+    def call(*values: Any, **keywords: Any) -> Any:
         if len(values) > len(parameters):
             raise TypeError(f"{name}() takes {len(parameters)} arguments at most")
-        return _call(name, {**dict(zip(parameters, values)), **named})  # noqa: B905 (strict is of Python 3.10)
+        return _call(name, {**dict(zip(parameters, values)), **keywords})  # noqa: B905 (strict is of Python 3.10)
 
     call.__name__ = name
     return call

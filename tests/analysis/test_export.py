@@ -145,7 +145,7 @@ def test_rollouts_that_openai_would_refuse_are_left_out(tmp_path: Path, capsys: 
     run = odd_rollouts(tmp_path / "run")
     assert status(["export", str(run), "--format", "openai"]) == 0
     said = capsys.readouterr().out
-    assert "3 rows for openai" in said and "2 rollouts left out" in said
+    assert "3 rows for openai" in said and "2 rollouts excluded" in said
     assert "a call whose arguments are not a JSON object (1)" in said and "a call without a result (1)" in said
     given, cut, two = lines(run / "openai.jsonl")
     assert [message.get("weight") for message in given["messages"]] == [0, None, None, None, None]

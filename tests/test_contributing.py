@@ -51,7 +51,7 @@ async def play(example: str, mode: str, install: Callable[..., Path], folder: Pa
 
 
 def test_there_is_an_example_of_each() -> None:
-    assert list(EXAMPLES) == ["reward", "toolset", "server type", "sandbox backend", "trainer", "pull door"]
+    assert list(EXAMPLES) == ["reward", "toolset", "server type", "sandbox backend", "trainer", "trainer adapter"]
 
 
 @pytest.mark.parametrize("example", ["reward", "toolset", "sandbox backend"])
@@ -98,7 +98,7 @@ async def test_trainer_adapter_example_gives_the_same_scores_and_tokens(tmp_path
             return await sample(ids, SimpleNamespace())  # type: ignore[arg-type]
 
     namespace: dict[str, Any] = {}
-    exec(compile(block("pull door", "python"), "mine.py", "exec"), namespace)
+    exec(compile(block("trainer adapter", "python"), "mine.py", "exec"), namespace)
     door = namespace["Mine"](doors_spec(tmp_path), Engine(), TOKENIZER)
     batch = await door.batch(list(SCORES), 2, temperature=0.5)
     with pytest.raises(UserError, match="top_k=5 of Mine is not applied"):

@@ -28,12 +28,14 @@ Places = Mapping[str, str]
 
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
-    "agent/program.py": "AgentFunction.of",
+    "agent/program.py": "AgentFunction.from_ref",
     "agent/seats.py": "MultiAgentEpisode.play",
     "agent/user.py": "CodeUser.speak ScriptedUser.__init__ ScriptedUser.speak",
     "sandbox/isolation.py": "_require require_by_hand",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
-    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _changed _function _schedule_function",
+    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _schedule_function",
+    "rollouts/agent_options.py": "changed_agent",
+    "rollouts/rewards.py": "_function",
     "rollouts/admission.py": "require_descriptors",
     "rollouts/sandboxes.py": "Tooling._every_toolset",
     "rollouts/teacher.py": "Teacher.probe",
@@ -52,14 +54,14 @@ BEFORE: Places = {
     "sandbox/packages.py": "find_pip npm_folder _bring_interpreter _run _suitable",
     "sandbox/remote.py": "machine _ssh",
     "scoring/grader.py": "Grader.__post_init__",
-    "scoring/reward_function.py": "find_reward _load RewardFunction.of RewardFunction.require_takes",
-    "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._piece assistant _scoring",
+    "scoring/reward_function.py": "find_reward _load RewardFunction.from_function RewardFunction.require_takes",
+    "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._sample_chunk assistant _scoring",
     "servers/exactness.py": "require_address require_reachable",
     "servers/factory.py": "create_client _backend variable",
     "servers/scripted/server.py": "ScriptedServer.start",
-    "tokens/rendering.py": "RendererSettings.of",
+    "tokens/rendering.py": "RendererSettings.from_mapping",
     "threads.py": "OfThisProcess.__reduce__",
-    "servers/policy.py": "Policy.server Policy.of_spec Policy.described",
+    "servers/policy.py": "Policy.server Policy.of_spec Policy.describe",
     "servers/token_level.py": "TokenServer._score TokenServer._load_renderer",
     "servers/transport.py": "Transport.__init__",
     "tokens/families.py": "require_family",
@@ -71,7 +73,8 @@ BEFORE: Places = {
     "tools/hermes_toolsets.py": "HermesToolsets.tools HermesToolsets._describe",
     "tools/mcp_client.py": "require_mcp",
     "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool",
-    "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool described_tools state_tools "
+    "tools/python_tools.py": "Signature.from_function _parameters PythonTool.__init__ python_tool described_tools "
+    "state_tools "
     "functions_of _attribute _document _method",
     "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools canned_tools",
 }
@@ -103,7 +106,7 @@ OF_A_CALLER: Places = {
     "user_code/proxies.py": "ContextStandIn.runtime",
     "plugins.py": "Code.load_module",
     "rollouts/rollout.py": "Rollout.examples Group.advantages",
-    "rollouts/sandboxes.py": "kept_artifacts _kept",
+    "rollouts/sandboxes.py": "kept_artifacts _load_artifact",
     "threads.py": "wait_for_loop",
     "tools/base.py": "ToolRuntime._released",
     "tools/context.py": "ToolContext.runtime ToolContext._wait ToolContext.terminal_apart ConfinedContext._refused",
@@ -134,7 +137,7 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/reward_value.py": "_no_value interpret _of_score _overrides _finite combine known",
+    "scoring/reward_value.py": "_no_value interpret _of_score _overrides _finite combine require_value",
 }
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,

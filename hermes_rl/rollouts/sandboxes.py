@@ -139,8 +139,9 @@ def _load_artifact(run: Path, name: str, record: Mapping[str, Any]) -> TakenArti
                 if sum(entry.size for entry in archive) > LARGEST_DIRECTORY:
                     raise UserError(f"the artifact {artifact_path} has more than {LARGEST_DIRECTORY >> 20} MiB")
                 files = tuple(_archived(archive, entry) for entry in archive)
-        else:
-            files = (ArtifactFile("", read_file(artifact_path, run), _laid_mode(artifact_path.stat().st_mode)),)
+        else:  # a file; in earlier versions, possibly a plain directory
+            paths = sorted(path for path in (artifact_path, *artifact_path.rglob("*")) if path.is_file())
+            files = tuple(_read_artifact(path, artifact_path, run) for path in paths)
     except (OSError, tarfile.TarError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"the artifact {artifact_path} cannot be read: {reason}") from error
@@ -153,6 +154,11 @@ def _load_artifact(run: Path, name: str, record: Mapping[str, Any]) -> TakenArti
 def _archived(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
     content = archive.extractfile(entry)
     return ArtifactFile(entry.name, content.read() if content is not None else b"", _laid_mode(entry.mode))
+
+
+def _read_artifact(path: Path, artifact_path: Path, run: Path) -> ArtifactFile:
+    inner = "" if path == artifact_path else str(path.relative_to(artifact_path))
+    return ArtifactFile(inner, read_file(path, run), _laid_mode(path.stat().st_mode))
 
 
 def _laid_mode(mode: int) -> int:

@@ -1,4 +1,4 @@
-"""Nim for two seats: its piles, its rules, and its winner."""
+"""Nim for two seats: its piles, its rules, and who has won."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -9,16 +9,16 @@ SEATS = ("first", "second")
 
 
 def piles(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """Yield piles that the first player can win, with the moves of a game in which it does."""
+    """Piles that the first player can win, with the moves of a game in which it does."""
     chance = Random(seed)
-    for index in count():
+    for number in count():
         pile = chance.choice([size for size in range(5, 21) if size % 4])
-        moves, remaining, turn = [], pile, 0
-        while remaining:
-            amount = remaining % 4 or chance.randint(1, min(3, remaining))
-            moves.append({"seat": SEATS[turn % 2], "say": str(amount)})
-            remaining, turn = remaining - amount, turn + 1
-        yield {"id": f"{split}-{index}-{pile}", "pile": pile, "moves": moves}
+        moves, left, turn = [], pile, 0
+        while left:
+            taken = left % 4 or chance.randint(1, min(3, left))
+            moves.append({"seat": SEATS[turn % 2], "say": str(taken)})
+            left, turn = left - taken, turn + 1
+        yield {"id": f"{split}-{number}-{pile}", "pile": pile, "moves": moves}
 
 
 class Nim:
@@ -28,12 +28,12 @@ class Nim:
         self.left, self.winner = item["pile"], ""
         self.next = "first"
 
-    def turn(self, replies: dict[str, str | None] | None) -> dict[str, str] | None:
-        """Make the seat's move, and return the messages to the next seat, or None if the game is over."""
-        if replies is None:
+    def turn(self, said: dict[str, str | None] | None) -> dict[str, str] | None:
+        """Make the move that was said, and say who hears what next; None where the game is over."""
+        if said is None:
             return {"first": f"There are {self.left}."}
         mover, other = self.next, SEATS[self.next == "first"]
-        move = (replies[mover] or "").strip()
+        move = (said[mover] or "").strip()
         if move not in ("1", "2", "3") or int(move) > self.left:
             self.winner = other
             return None
@@ -45,5 +45,5 @@ class Nim:
 
 
 def won(result: Any, state: Nim) -> float:
-    """Return 1 for the seat that has won."""
+    """1 for the seat that has won."""
     return float(state.winner == result.seat)

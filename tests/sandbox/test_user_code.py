@@ -105,7 +105,7 @@ def test_evaluated_text_sees_no_variable_of_the_runner(
 def test_a_variable_that_specs_list_is_there(pool: ConfinedPool, scorer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = _code(scorer, "shown")
     for value in ("first", "second"):
-        monkeypatch.setattr(environment, "_listed", {"GAME_DIR": value})
+        monkeypatch.setattr(environment, "_listed_variables", {"GAME_DIR": value})
         assert _call(pool, code, text="os.environ['GAME_DIR']") == repr(value)
 
 

@@ -11,11 +11,11 @@ from hermes_rl.trainers.serving import SharedTrainer
 
 @dataclass
 class Feeding:
-    """An environment that has begun and not ended so many sequences."""
+    """An environment that has started and not ended so many sequences."""
 
     weight: float
     size: int = 4
-    begun: int = 0
+    started_sequences: int = 0
     pending: int = 0
     looked: float = 0.0
     can_start: bool = True
@@ -27,7 +27,7 @@ class Feeding:
         self.woken += 1
 
     def begin(self) -> None:
-        self.begun += self.size
+        self.started_sequences += self.size
 
 
 def together(*feeding: Feeding) -> SharedTrainer:
@@ -46,7 +46,7 @@ def test_started_rollouts_follow_the_weights_at_every_moment(
         # They ask in any order; some environment always has its turn.
         order = all_of_them[number % len(sizes) :] + all_of_them[: number % len(sizes)]
         next(one for one in order if turns.turn(one)).begin()
-        used = [one.begun / one.weight for one in all_of_them]
+        used = [one.started_sequences / one.weight for one in all_of_them]
         assert max(used) - min(used) <= max(one.size / one.weight for one in all_of_them)
 
 
@@ -74,12 +74,12 @@ def test_weights_hold_where_each_may_have_two_groups_in_flight() -> None:
             in_flight.append(one)
         if not beginning:
             in_flight.pop(0)  # all take as long: the oldest ends
-        assert heavy.begun + heavy.size >= 3 * (light.begun - light.size)
-    assert light.begun >= 4 * 20 and abs(heavy.begun - 3 * light.begun) <= 3 * 4
+        assert heavy.started_sequences + heavy.size >= 3 * (light.started_sequences - light.size)
+    assert light.started_sequences >= 4 * 20 and abs(heavy.started_sequences - 3 * light.started_sequences) <= 3 * 4
 
 
 def test_lagging_environment_that_has_not_polled_is_waited_for() -> None:
-    ahead, behind = Feeding(1, begun=4, looked=2.0), Feeding(1, room=False, looked=1.0)
+    ahead, behind = Feeding(1, started_sequences=4, looked=2.0), Feeding(1, room=False, looked=1.0)
     turns = together(ahead, behind)
     assert not turns.turn(ahead), "it would find the same room"
     behind.looked = 3.0
@@ -87,16 +87,16 @@ def test_lagging_environment_that_has_not_polled_is_waited_for() -> None:
 
 
 def test_one_without_a_share_has_no_turns() -> None:
-    outside, inside = Feeding(-1, begun=400), Feeding(1)
+    outside, inside = Feeding(-1, started_sequences=400), Feeding(1)
     turns = together(outside, inside)
     assert turns.turn(outside) and turns.turn(inside)
     inside.begin()
-    outside.begun = 0
+    outside.started_sequences = 0
     assert turns.turn(inside)
 
 
 def test_one_that_has_ended_takes_no_room_and_no_turn() -> None:
-    first, second = Feeding(1, begun=8), Feeding(1, pending=4)
+    first, second = Feeding(1, started_sequences=8), Feeding(1, pending=4)
     turns = together(first, second)
     assert not turns.turn(first)
     turns.leave(second)

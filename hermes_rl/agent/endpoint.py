@@ -258,7 +258,7 @@ class Endpoint:
             raise RefusedRequestError(refused)
         if any(address not in self._addresses for address in addresses_in(query.messages)):
             # The model server would fetch it, so a sandbox without network access could reach the network.
-            raise RefusedRequestError("a picture must be in the request, as a `data:` URL, or one of the prompt's own")
+            raise RefusedRequestError("unknown address of a picture; expected a `data:` URL or a picture of the prompt")
         return query
 
     async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:

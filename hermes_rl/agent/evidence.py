@@ -100,7 +100,7 @@ def matched(
 
     A call of a tool of the spec is included if the tool server executed it, with the server's result. A call that was
     never executed is excluded, even if the program reports it, and so is a call that no policy reply contains. A call
-    of one of the program's own tools is included if the program sent a result. Calls of other conversations have turn
+    of a tool that the program provides is included if the program sent a result. Calls of other conversations have turn
     0.
 
     Args:

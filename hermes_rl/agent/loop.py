@@ -138,7 +138,7 @@ class HermesAgentLoop:
         if self.user is not None:
             self.user.start(result, self.options.seed)
             if self.user.speaks_first and (stop := await self._ask_user(recorder)) is not None:
-                raise ServerFailure(f"the user ended the conversation before it began ({stop})")
+                raise ServerFailure(f"the user ended the conversation before it started ({stop})")
         try:
             while (stop_reason := await self._turn(recorder, runtime)) is None:
                 pass

@@ -58,7 +58,7 @@ GLANCE = 0.5
 GRACE = 10.0
 """Seconds that a program may take to exit after the rollout has stopped."""
 OUTPUT = 1 << 20
-"""Bytes of its output that are kept."""
+"""Maximum number of bytes of its output that are recorded."""
 CANNOT_START = (126, 127)
 """Exit codes of a command that does not exist or is not executable."""
 RAISED = 1
@@ -104,7 +104,7 @@ class AgentFunction:
         """
         function = load_object(reference)
         if not callable(function):
-            raise UserError(f"{spec_key}: {reference} is no function")
+            raise UserError(f"{spec_key}: {reference} is not a function")
         parameters = inspect.signature(function).parameters.values()
         named_parameters = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         unknown = [each.name for each in named_parameters if each.name not in offered and each.default is each.empty]
@@ -270,9 +270,8 @@ class ProgramDriver:
         self.runtime.acts += 1
         if not isinstance(sandbox, HelperSandbox):
             raise UserError(
-                f"{program.spec_key}: a sandbox of `backend: {self.runtime.config.backend}` has no network of its "
-                "own, in "
-                "which the program could find the model; use bubblewrap or docker"
+                f"{program.spec_key}: a sandbox of `backend: {self.runtime.config.backend}` has no separate "
+                "network in which the program could reach the model; use bubblewrap or docker"
             )
         if self._listener is None:
             for file in program.files:

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResultBudget:
-    """Limits in characters for tool results shown to the model; of a longer result, head and tail are kept."""
+    """Limits in characters for tool results shown to the model; a longer result is cut to its head and tail."""
 
     default_result_size: int
     """Maximum for one result."""
     turn_budget: int
     """Maximum for all results of a turn together; the longest ones are cut first."""
     preview_size: int
-    """Characters kept of a result that is cut."""
+    """Number of characters of a cut result that the model receives."""
     tool_overrides: Mapping[str, int] = field(default_factory=dict)
     """Maximum for one result, by tool name."""
 

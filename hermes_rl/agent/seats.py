@@ -48,7 +48,7 @@ class ScheduleError(Exception):
 
 @lives_in_runner("hermes_rl.user_code.proxies:SeatStandIn")
 class SeatRunner:
-    """Run one seat; it acts as the user of its own loop.
+    """Run one seat and act as the user in its loop.
 
     Args:
         name: name of the seat.
@@ -183,7 +183,9 @@ class SeatRunner:
             if self.stop_reason is not None:
                 raise ScheduleError(f"asks {self.name!r}, which is out ({self.stop_reason})")
             if not isinstance(text, str | None):
-                raise ScheduleError(f"says to {self.name!r} what is no text, but {type(text).__name__}")
+                raise ScheduleError(
+                    f"sends {self.name!r} an object of type {type(text).__name__}; expected text or None"
+                )
             if text is None and self._playing is None and not self._has_question:
                 self._refused = UserError(
                     f"agents.{self.name}: the schedule lets this seat speak first, and it would be asked without a "
@@ -333,7 +335,7 @@ class MultiAgentEpisode:
             silent_since = max(started_at, *(seat.spoke_last for seat in seats))
             speaks = any(seat.speaking for seat in seats)
             if not work.done() and not speaks and time.monotonic() - silent_since > self.patience:
-                raise ScheduleError(f"has let nobody speak for {self.patience:g} s")
+                raise ScheduleError(f"has let no seat speak for {self.patience:g} s")
 
     @property
     def _failure(self) -> Failure | UserError | None:
@@ -482,7 +484,7 @@ class SeatTool(DescribedTool):
     """Another seat as a tool of the first; each call continues its conversation, one after the other."""
 
     def __init__(self, name: str, description: str, seat: Callable[[], SeatRunner]) -> None:
-        task = typed("string", "What it is to do: all that it needs to know, since it hears nothing else.")
+        task = typed("string", "The task. Include all necessary information: the agent receives no other message.")
         super().__init__(name, description, arguments(("task",), task=task))
         self._seat = seat
 

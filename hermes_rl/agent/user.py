@@ -254,7 +254,9 @@ class SimulatedUser:
             ) from failure
         self._calls += 1
         if reply.finish_reason == "length":
-            raise _EmptyReplyError("the simulated user's words were cut; is its server's limit of tokens too small?")
+            raise _EmptyReplyError(
+                "the simulated user's reply was cut off; is the token limit of its server too small?"
+            )
         return reply
 
     async def _act(self, calls: Sequence[dict[str, Any]]) -> None:

@@ -165,7 +165,7 @@ async def test_failure_of_the_simulated_user_is_not_graded(
 async def test_user_that_stops_in_its_first_message_is_a_server_failure(
     policy: ModelClient, customer: ScriptedChat
 ) -> None:
-    with pytest.raises(ServerFailure, match="before it began"):
+    with pytest.raises(ServerFailure, match="before it started"):
         await converse(policy, customer, [says("bye")], speaks_first=True, stop=["bye"])
 
 

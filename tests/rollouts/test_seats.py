@@ -387,11 +387,11 @@ async def test_a_seat_that_is_cut_is_out_and_ends_the_episode(tmp_path: Path) ->
     [
         ("raises", ["environment_error", "environment_done"], "ValueError: at 1"),
         ("exits", ["environment_error", "environment_done"], "ended its process with status 3"),
-        ("hangs", ["environment_error", "environment_done"], "has let nobody speak for 2 s"),
+        ("hangs", ["environment_error", "environment_done"], "has let no seat speak for 2 s"),
         ("out", ["max_turns", "environment_done"], None),
         ("stranger", ["environment_error", "environment_done"], "KeyError: 'red'"),
         ("forges", ["environment_done", "environment_done"], None),
-        ("odd words", ["environment_error", "environment_done"], "no text, but dict"),
+        ("odd words", ["environment_error", "environment_done"], "an object of type dict; expected text or None"),
         ("leaves one speaking", ["environment_done", "environment_done"], None),
         ("gives up waiting", ["environment_done", "environment_done"], None),
     ],
@@ -415,7 +415,7 @@ async def test_schedule_error_becomes_a_stop_reason_with_a_message(
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("raises at once", "raised ValueError: no idea"), ("hangs at once", "has let nobody speak for 1 s")],
+    [("raises at once", "raised ValueError: no idea"), ("hangs at once", "has let no seat speak for 1 s")],
 )
 async def test_schedule_that_fails_for_one_row_costs_that_row(tmp_path: Path, how: str, words: str) -> None:
     rows = [{"how": how}, {"how": "works"}]

@@ -54,7 +54,9 @@ class Responses:
         body = require_object(body, "the body")
         for name in NOT_KEPT:
             if body.get(name):
-                raise RefusedRequestError(f"`{name}` is not there: nothing is kept between requests, send all `input`")
+                raise RefusedRequestError(
+                    f"`{name}` is not supported: requests share no state; send the complete `input`"
+                )
         form = body.get("text") if isinstance(body.get("text"), dict) else {}
         if isinstance(form, dict) and form.get("format") not in (None, {"type": "text"}):
             raise RefusedRequestError("`text.format` must be text: the policy is sampled freely")

@@ -54,14 +54,14 @@ def dataset_card(
     if spec.get("description"):
         lines += [escape_markdown(spec["description"], 5 * LONGEST), ""]
     if summary.demo:
-        lines += ["A demonstration: the scripted policy played, no model.", ""]
+        lines += ["A demonstration with the scripted policy, without a model.", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _facts(summary, run_info)), ""]
     lines += _rewards(summary, weights)
     lines += ["## Load it", "", "```python", "import datasets", ""]
     lines += [f'rollouts = datasets.load_dataset("{dataset}", split="train")', "```", "", "## Files", ""]
     lines += [
-        f"- `{table}`: {rows} rows, each a rollout, or one of its sequences of tokens where they are known: messages, "
-        "tools, score, a column for each reward, ending, tokens with masks and log-probabilities",
+        f"- `{table}`: {rows} rows, each a rollout, or one of its token sequences if they are known: messages, "
+        "tools, score, a column for each reward, stop reason, tokens with masks and log-probabilities",
         *(f"- `{name}`: {description}" for name, description in FILES.items() if name in files),
     ]
     return "\n".join(lines) + "\n"

@@ -44,7 +44,7 @@ ATTRIBUTES: Mapping[str, tuple[int, str]] = {
     **dict.fromkeys(("__closure__", "cell_contents"), (3, "reaches into closures")),
     **dict.fromkeys(("settrace", "setprofile", "addaudithook", "settrace_all_threads"), (2, "traces other code")),
     **dict.fromkeys(("meta_path", "path_hooks", "path_importer_cache"), (2, "changes how modules are found")),
-    **dict.fromkeys(("_exit", "abort", "killpg", "getppid"), (2, "ends the process, or that of its parent")),
+    **dict.fromkeys(("_exit", "abort", "killpg", "getppid"), (2, "ends the process or its parent process")),
     **dict.fromkeys(("execv", "execve", "execvp", "execl", "execlp"), (2, "puts another program in the process")),
     **dict.fromkeys(("_run_exitfuncs", "_clear", "_register_atexit"), (2, "changes what runs at the end")),
     **dict.fromkeys(("dump_traceback_later", "main_thread", "orig_argv"), (2, "reaches for the process's own end")),
@@ -105,7 +105,7 @@ def by_name(path: str, text: str, hidden: frozenset[str]) -> Iterator[CheatIndic
     if START_UP.search(relative_path):
         yield CheatIndicator(3, 1, f"{basename(relative_path)} runs whenever Python starts")
     elif IN_FRONT.search(relative_path):
-        yield CheatIndicator(3, 1, f"{relative_path} comes in front of the runner's own modules")
+        yield CheatIndicator(3, 1, f"{relative_path} shadows a module of the test runner")
     elif COMPILED.search(relative_path):
         yield CheatIndicator(2, 1, f"{relative_path} is compiled")
     elif STEERS.search(relative_path) and (steered := STEERING.search(text[:LOOKED_AT])):
@@ -113,7 +113,7 @@ def by_name(path: str, text: str, hidden: frozenset[str]) -> Iterator[CheatIndic
     elif relative_path in hidden or relative_path.removesuffix(".py") in {
         f"{name.removesuffix('.py')}/__init__" for name in hidden
     }:
-        yield CheatIndicator(3, 1, f"{relative_path} stands in the place of a hidden test")
+        yield CheatIndicator(3, 1, f"{relative_path} replaces a hidden test")
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -366,7 +366,7 @@ def _equal_to_all_by_name(node: ast.Assign) -> Iterator[tuple[int, str]]:
 
 
 def _guarded(tree: ast.Module) -> frozenset[int]:
-    """Return the nodes where ending the process is normal: programs, `main`, children of a fork, a `try`."""
+    """Return the nodes where exiting the process is normal: programs, `main`, children of a fork, a `try`."""
     inside: set[int] = set()
     pending: list[ast.AST] = [tree]
     while pending:

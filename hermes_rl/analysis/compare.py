@@ -305,7 +305,7 @@ def compare_runs(
 def rows_compared(a: RunRecord, b: RunRecord, success: float) -> list[dict[str, Any]]:
     """Return the rows that both loaded runs have graded, as JSON: mean scores, passes and rollouts of both.
 
-    Rows that pass less often in B come first, then those that pass as often, then the others.
+    Rows that pass less often in B come first, then rows that pass as often, then the others.
     """
     before, after = (by_row(record.counting()) for record in (a, b))
     rows = []
@@ -329,7 +329,7 @@ def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
     counting = list(record.counting(every_seat=True))
     seats = list(dict.fromkeys(rollout.seat for rollout in counting if rollout.seat))
     if seat not in seats:
-        hint = choices(seat, seats) if seats else "; one agent plays there"
+        hint = choices(seat, seats) if seats else "; it has a single agent"
         raise UserError(f"--seat: {record.path} has no seat {seat!r}{hint}")
     return [rollout for rollout in counting if rollout.seat == seat]
 
@@ -345,4 +345,4 @@ def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
     for name, run_rows, other in (("A", a, b), ("B", b, a)):
         alone = sum(key not in other for key in run_rows)
         if alone:
-            yield f"rows that are only in {name}, and are left out: {alone}"
+            yield f"rows that are only in {name}, and are excluded: {alone}"

@@ -48,7 +48,7 @@ ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class MeasuredRole:
-    """Mean use of the models of a role per rollout; `cost` is None if that of a call is unknown."""
+    """Mean use of the models of a role per rollout; `cost` is None if the cost of a call is unknown."""
 
     calls: float
     prompt_tokens: float
@@ -349,7 +349,7 @@ async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
         record.refresh()
         measured = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
     if measured is None:
-        raise UserError("nothing of the sample could be graded, so nothing could be measured")
+        raise UserError("no rollout of the sample could be graded, so nothing could be measured")
     return measured
 
 

@@ -103,7 +103,7 @@ class RunGroups:
                 yield self.group(members)
 
     def group(self, members: Sequence[Line]) -> Group:
-        """Return a group from the records of its members; those that cannot be read are omitted."""
+        """Return a group from the records of its members; unreadable records are omitted."""
         return group_of(members, self._masks, self.record.exclude)
 
     def lines(self) -> Iterator[list[Line]]:

@@ -125,7 +125,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, first["loc"])) or "the trajectory"
-        raise UserError(f"{file}: this is no trajectory in ATIF: {location}: {first['msg']}") from error
+        raise UserError(f"{file}: this is not a trajectory in ATIF: {location}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
     turn_flags = [step.source == "agent" and not step.is_copied_context for step in trajectory.steps]

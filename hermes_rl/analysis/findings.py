@@ -28,7 +28,7 @@ SHARE_STOPPED, SHARE_OF_CALLS = 0.02, 0.1
 CHANCE = 0.05
 """Chance above which rows without a pass may be bad luck."""
 BEYOND = 2.0
-"""Standard errors of a difference beyond which it is no chance."""
+"""Standard errors of a difference above which chance does not explain it."""
 MOST_FINDINGS, READ_FIRST, NAMED = 8, 4, 3
 """Maximum number of findings, of rollouts to read first, and of rows named in a sentence."""
 MOST_VALUES = 11
@@ -249,7 +249,7 @@ def _gates(graded: Rollouts, scoring: Scoring) -> Iterator[tuple[RunFinding, Rol
 def _never_solved(
     graded: Rollouts, explained: set[str], scoring: Scoring, categories: Categories, label: Callable[[str], str]
 ) -> Iterator[RunFinding]:
-    """Yield the categories of rows that were never solved, and other rows that were not, if it is no chance.
+    """Yield the categories of rows that were never solved, and other such rows, unless chance may explain it.
 
     Rows whose rollouts mostly have another finding are not named again.
     """

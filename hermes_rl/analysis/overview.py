@@ -86,7 +86,8 @@ def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = 
 def earlier_runs(described: Mapping[str, Any], others: Iterable[tuple[str, Path]]) -> list[dict[str, Any]]:
     """Return the earlier runs of the same spec, mode and rows, the first one first, with their mean scores.
 
-    The means are those that they wrote into `run.json` when they ended. A mean over other rows means something else.
+    The means are read from `run.json`, into which each run wrote its mean when it ended. A mean over other rows means
+    something else.
     """
     earlier = []
     for name, path in others:

@@ -64,13 +64,13 @@ def dataset_at(address: str) -> str:
     match = ADDRESS.fullmatch(address)
     if match is None or match[1] in ("datasets", "models", "spaces", "buckets"):
         raise UserError(
-            f"{address} is no dataset of a hub: write hf://datasets/OWNER/NAME, or ./NAME for a folder of this machine"
+            f"{address} is not a dataset of a hub: write hf://datasets/OWNER/NAME, or ./NAME for a local directory"
         )
     dataset = f"{match[1]}/{match[2]}"
     try:
         validate_repo_id(dataset)
     except HFValidationError as error:
-        raise UserError(f"{address} is no dataset of a hub: {first_line(error)}") from error
+        raise UserError(f"{address} is not a dataset of a hub: {first_line(error)}") from error
     return dataset
 
 
@@ -91,7 +91,7 @@ def require_folder(folder: Path, run: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; name a folder that is new, empty, or of an earlier push")
     if folder.resolve() == run.resolve():
-        raise UserError(f"{folder} is the run itself; name a folder beside it")
+        raise UserError(f"{folder} is the run itself; name another directory")
     others = [name for name in OURS if (folder / name).exists()]
     if others and TABLE not in others:
         raise UserError(f"{folder} holds {others[0]}, which no push has written; name a folder that is new or empty")
@@ -266,7 +266,7 @@ def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Colle
 
 def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bool) -> HermesRLError:
     """Return the user's form of an error of the hub's library; it contains no token."""
-    hint = f"; {dataset} was made, and the same command goes on from there" if created else ""
+    hint = f"; {dataset} was created; run the same command again to continue" if created else ""
     trouble = hub_trouble(error)
     if trouble is not None:
         return RunError(_sanitize(f"{hub} is out of reach or busy ({first_line(trouble)}){hint}", token))

@@ -163,7 +163,7 @@ class RunRecord:
             if self.path != path:
                 raise UserError(f"{path} is a file and no run; a run is a folder{f': {runs}' if runs else ''}")
             below = f"; there are runs below it: {runs}" if runs else ""
-            raise UserError(f"{path} is no run directory: it has no run.json{below}")
+            raise UserError(f"{path} is not a run directory: run.json not found{below}")
         self.rollouts: list[RolloutSummary] = []
         """All records, failed attempts included, in the order in which they ended."""
         self.torn = 0
@@ -302,7 +302,7 @@ class RunRecord:
         status = os.fstat(file.fileno())
         if self._file != (status.st_dev, status.st_ino):
             file.close()
-            raise UserError(f"{self.path / ROLLOUTS} was written anew; read it again")
+            raise UserError(f"{self.path / ROLLOUTS} was rewritten; read it again")
         return file
 
     def line(self, rollout: str) -> Line:
@@ -344,7 +344,7 @@ class RunRecord:
         parts = [f"{pluralize(len(self.unreadable), 'rollout')}: {', '.join(descriptions)}"] if descriptions else []
         numbers = ", ".join(map(str, self._torn_lines[:EXCLUDED])) + (", …" if self.torn > EXCLUDED else "")
         parts += [f"{pluralize(self.torn, 'line')}: number {numbers}"] if self.torn else []
-        return f"left out of {self.path / ROLLOUTS}, as it cannot be read: {'; '.join(parts)}" if parts else ""
+        return f"skipped unreadable records of {self.path / ROLLOUTS}: {'; '.join(parts)}" if parts else ""
 
     def line_of_group(self, rollout: str) -> Line:
         """Return the record with the row and the tools, which only the record of its group's first rollout contains."""
@@ -369,7 +369,7 @@ class RunRecord:
         if matches := [rollout for rollout in self.rollouts if rollout.id.startswith(query)]:
             return matches
         raise UserError(
-            f"{self.path} has no rollout {query!r}: give an id, how one begins, or a number from 1 to "
+            f"{self.path} has no rollout {query!r}: give an id, the start of an id, or a number from 1 to "
             f"{len(self.rollouts)}, as `hermes-rl show {self.path}` lists them"
         )
 
@@ -598,7 +598,7 @@ def _short_columns(line: bytes) -> dict[str, str]:
     """Return the columns of the row in a record that have a short value, without expected answers."""
     end = len(line)
     while (start := max(line.rfind(mark, 0, end) for mark in ROW_MARKS)) >= 0:
-        # A part of a tool or of a row may have this name too; what follows it is no end of a record.
+        # A tool or a row may contain this name too; then the rest of the line is not the end of a record.
         with suppress(ValueError):
             row = read_own_json(b"{" + line[start + 1 :]).get("row")
             short = {

@@ -28,7 +28,7 @@ from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.usage import Usage
 from hermes_rl.spec.suggest import choices
 
-NOT_PLAYED = "not played yet"
+NOT_PLAYED = "not run yet"
 
 
 @dataclass(frozen=True)

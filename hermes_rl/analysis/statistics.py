@@ -1,4 +1,4 @@
-"""Numbers on the page of a run, as JSON: how good it is, what the mean is made of, when it changed, and what it cost.
+"""Numbers on the page of a run, as JSON: how good it is, the parts of the mean, when it changed, and its cost.
 
 Owns the selection of quantities and the number of bars; means and their errors come from `runs.statistics`, causes from
 `analysis.findings`. Every list is bounded, however many rollouts, rewards, tools and rows a run has.
@@ -220,7 +220,7 @@ def _over_time(graded: Rollouts, rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def _meaning(reason: str) -> dict[str, Any]:
-    """Return the meaning of a stop reason, its cause (the policy or the infrastructure), and if it is no cut."""
+    """Return the meaning of a stop reason, its cause (the policy or the infrastructure), and its `natural` flag."""
     known = stop_reason_named(reason)
     if known is None:
         return {"what": "", "caused_by_policy": False, "natural": False}
@@ -291,7 +291,7 @@ def _times(rollouts: Rollouts) -> list[dict[str, Any]]:
 
 
 def _spent(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
-    """Return the use of tokens, and what a solved rollout cost; None if no tokens were counted."""
+    """Return the token use and the cost of a solved rollout, or None if no tokens were counted."""
     prompt, completion = (
         sum(getattr(each, name) for each in graded) for name in ("prompt_tokens", "completion_tokens")
     )

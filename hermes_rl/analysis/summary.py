@@ -267,7 +267,9 @@ def failure_reasons(line: Mapping[str, Any], weights: Mapping[str, float | None]
         if stop_reason is None:
             yield f"it has no score: {line['stop_reason']}"
         else:
-            cause = "the policy's doing" if stop_reason.graded else "not the policy's doing, so it is no 0"
+            cause = (
+                "caused by the policy" if stop_reason.graded else "not caused by the policy, so it does not count as 0"
+            )
             yield f"it has no score: {stop_reason.rule.description} ({stop_reason}; {cause})"
         if line["error"]:
             yield str(line["error"])
@@ -298,7 +300,7 @@ def _too_early(line: Mapping[str, Any], stop_reason: StopReason) -> Iterator[str
     elif program["calls"]:
         refusal = program.get("refusal")
         refused = f"; the last request that was refused: {refusal}" if refusal else ""
-        yield f"its agent program gave up with status {program['exit_code']}{refused}"
+        yield f"its agent program aborted with status {program['exit_code']}{refused}"
 
 
 def columns_read(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:

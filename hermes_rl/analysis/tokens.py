@@ -29,7 +29,7 @@ def tokenizer_of(run_info: Mapping[str, Any], *, local: bool = True) -> tuple[To
     except UserError as error:
         return None, str(error).splitlines()[0]
     if "ids" in hashes and tokenizer_hashes(tokenizer)["ids"] != hashes["ids"]:
-        return None, f"the tokenizer {name} makes other tokens today than when this was played"
+        return None, f"the tokenizer {name} now produces other tokens than when this was recorded"
     return tokenizer, ""
 
 

@@ -146,7 +146,7 @@ def test_grade_refuses_an_invalid_trajectory_with_its_location(
     files = write(tmp_path, odd=trajectory(**changes))
     assert status(["grade", spec, "--atif", *files]) == 2
     error = capsys.readouterr().err
-    assert "odd.json: this is no trajectory in ATIF: " in error and why in error and "Traceback" not in error
+    assert "odd.json: this is not a trajectory in ATIF: " in error and why in error and "Traceback" not in error
 
 
 def test_grade_refuses_unknown_rows_and_unsupported_rewards(

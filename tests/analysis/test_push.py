@@ -257,7 +257,7 @@ def test_push_without_write_access_reports_the_reason(
 @pytest.mark.parametrize(("path", "code", "result", "said"), [
     ("/api/repos/create", 409, 2, "does not give the name org/played (it is not to be)"),
     ("/api/repos/create", 500, 1, "is out of reach or busy"),
-    ("/api/datasets/org/played/commit", 403, 2, "org/played was made, and the same command"),
+    ("/api/datasets/org/played/commit", 403, 2, "org/played was created; run the same command again"),
     ("/api/datasets/org/played/commit", 400, 1, "did not take org/played"),
 ])  # fmt: skip
 def test_a_hub_that_refuses_leaves_nothing_half_done(
@@ -326,7 +326,7 @@ def test_a_dry_run_lists_the_files_and_shows_the_card(
     "hf://datasets/org/played/more", "hf://org/played@main", "hf://org/a--b", "hf://org/..", "hf://models/played",
 ])  # fmt: skip
 def test_push_refuses_an_address_that_is_not_a_hub_dataset(address: str) -> None:
-    with pytest.raises(UserError, match="is no dataset of a hub"):
+    with pytest.raises(UserError, match="is not a dataset of a hub"):
         dataset_at(address)
 
 

@@ -102,7 +102,7 @@ def test_a_line_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
 
 def test_error_for_a_path_without_a_run_names_the_runs_found(tmp_path: Path) -> None:
     run = write_run(tmp_path / "outputs" / "asking" / "evaluate-1", [])
-    with pytest.raises(UserError, match=r"is no run directory.*evaluate-1"):
+    with pytest.raises(UserError, match=r"is not a run directory.*evaluate-1"):
         RunRecord(tmp_path)
     assert RunRecord(run / "rollouts.jsonl").path == run
     (spec := tmp_path / "asking.yaml").write_text("")

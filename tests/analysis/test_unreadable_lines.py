@@ -41,7 +41,7 @@ def test_damaged_line_costs_its_rollout_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, separators: tuple[str, str]
 ) -> None:
     run = damaged(tmp_path, DAMAGES[damage], separators)
-    named = f"left out of {run}/rollouts.jsonl, as it cannot be read: 1 rollout: b:0-0 ("
+    named = f"skipped unreadable records of {run}/rollouts.jsonl: 1 rollout: b:0-0 ("
     assert status(["report", str(run)]) == 0
     assert named in capsys.readouterr().err
     assert "b:0-0 (" in (run / "report.html").read_text() and "What is c?" in (run / "report.html").read_text()
@@ -69,7 +69,7 @@ def test_record_that_is_not_json_is_reported_by_line_number(tmp_path: Path) -> N
     run = damaged(tmp_path, lambda line: line[:40], COMPACT)
     record = RunRecord(run)
     record.refresh()
-    assert record.excluded.endswith("as it cannot be read: 1 line: number 2")
+    assert record.excluded.endswith("rollouts.jsonl: 1 line: number 2")
     assert [rollout.id for rollout in record.rollouts] == ["a:0-0", "c:0-0"]
 
 

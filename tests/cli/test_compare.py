@@ -151,7 +151,7 @@ def test_compare_reports_different_rows_and_rollout_counts(tmp_path: Path, capsy
     out = capsys.readouterr().out
     assert "most rows have 1 rollouts in A and 2 in B" in out
     assert "rows with the same key in both runs and other content: 2" in out
-    assert "rows that are only in A, and are left out: 1" in out
+    assert "rows that are only in A, and are excluded: 1" in out
 
 
 def test_what_has_no_score_bounds_the_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

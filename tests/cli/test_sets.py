@@ -227,7 +227,7 @@ def test_ctrl_c_stops_the_set_and_keeps_complete_results(folder: Path) -> None:
     assert "Traceback" not in said
     assert not (folder / "outputs/small/few/good").exists()
     found = json.loads((folder / "outputs/small/set.json").read_text())
-    assert [[cell["problem"] for cell in one["cells"]] for one in found["players"]] == [[None, "not played yet"]] * 2
+    assert [[cell["problem"] for cell in one["cells"]] for one in found["players"]] == [[None, "not run yet"]] * 2
 
 
 def wait_for(condition: Any) -> None:

@@ -80,7 +80,7 @@ def test_show_starts_with_the_reason_for_a_failure(run: str, capsys: pytest.Capt
         assert part in out
     out = shown(capsys, run, "d:0-1")
     assert "why: it has no score: a sandbox could not start" in out
-    assert "not the policy's doing, so it is no 0" in out
+    assert "not caused by the policy, so it does not count as 0" in out
     assert "there was no room" in out
     assert "why:" not in shown(capsys, run, "1")
 
@@ -276,7 +276,7 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
         (
             [("main", None, 5, True)],
             "program_aborted",
-            "its agent program gave up with status 0; the last request that was",
+            "its agent program aborted with status 0; the last request that was",
         ),
         ([("main", None, 5, True)], "timeout", "it ended before it was done: `agent.timeout`"),
     ],

@@ -263,7 +263,7 @@ class Env(OfThisProcess, RenamedAttributes):
 
     def _require_open(self) -> None:
         if self.loop is None or self._closed:
-            raise UserError("the environment is not open: play within `async with hermes_rl.open_env(…) as env`")
+            raise UserError("the environment is not open: use it within `async with hermes_rl.open_env(…) as env`")
 
     async def release_policy(self, policy: Policy) -> None:
         """Close the connections of a policy that is no longer used, unless another environment uses them."""
@@ -405,7 +405,7 @@ class Env(OfThisProcess, RenamedAttributes):
             raise UserError(f"a group of {size} has members from 0 to {size - 1}, not {index}")
         if size > 1 and self._compiled.has_group_rewards:
             raise UserError(
-                f"{', '.join(self.comparing)} compares the members of a group, which are played together: use "
+                f"{', '.join(self.comparing)} compares the members of a group, which run together: use "
                 "env.run_group(row, n)"
             )
         row = self._row(row)
@@ -740,7 +740,7 @@ class Env(OfThisProcess, RenamedAttributes):
             if current is None or current.cancelling():
                 raise
             if self._closed:
-                raise UserError("the environment was closed while this was played") from None
+                raise UserError("the environment was closed while this was running") from None
             if self._meter.closed:
                 raise RunError("a budget of the spec is used up, so that no further call to a model starts") from None
             raise

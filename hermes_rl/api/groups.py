@@ -63,7 +63,9 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
 
     async def __anext__(self) -> Group:
         if self._asking is not None:
-            raise UserError("somebody else waits for a group of this iteration already; use one for each")
+            raise UserError(
+                "another caller already waits for a group of this iteration; use one iteration for each caller"
+            )
         self._asking = asyncio.create_task(self._next())
         try:
             group = await self._asking

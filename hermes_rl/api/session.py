@@ -55,7 +55,7 @@ class SessionTurn:
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a turn."""
     seat: str = ""
-    """The speaking seat if there are several agents; the conversation is that of the seat."""
+    """The speaking seat if there are several agents; the conversation is the one that this seat sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class SyncEnv(OfThisProcess, RenamedAttributes):
         if self._thread is None:
             return  # the code that opened it closes it
         if os.getpid() != self._process:
-            return  # a fork has a copy of what belongs to the other process
+            return  # a fork has only copies of the other process's resources
         try:
             self._call(self._env.close())
         finally:
@@ -127,11 +127,11 @@ class SyncEnv(OfThisProcess, RenamedAttributes):
     def _open_loop(self, work: Coroutine[Any, Any, T]) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             work.close()
-            raise UserError("the environment is not open: play within `with hermes_rl.sync(…) as env`")
+            raise UserError("the environment is not open: use it within `with hermes_rl.sync(…) as env`")
         if os.getpid() != self._process:
             work.close()
             raise UserError(
-                "this process was forked after the environment was opened, and its threads stayed behind: start "
+                "this process was forked after the environment was opened, and has none of its threads: start "
                 "processes with the method `spawn`, or open an environment in each"
             )
         return self._loop
@@ -211,7 +211,7 @@ async def _cancel_the_rest() -> None:
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     # Tasks that continue nevertheless are user code, about which `Policy` has warned, or come from `submit`.
     for task in await ended_within(rest, LEAVING):
-        logger.warning("%s goes on %g s after it was cancelled, and is left to itself", task, LEAVING)
+        logger.warning("%s still runs %g s after it was cancelled; no longer waiting for it", task, LEAVING)
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

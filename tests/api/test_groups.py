@@ -212,7 +212,7 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         second = env.groups(1, Policy.sampling(half, None))
         waiting = asyncio.ensure_future(anext(second))
         await settled(sampler)
-        with pytest.raises(UserError, match="somebody else waits"):
+        with pytest.raises(UserError, match="another caller already waits"):
             await anext(second)
         waiting.cancel()
 

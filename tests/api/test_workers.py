@@ -291,7 +291,7 @@ async def test_closing_the_environment_cancels_rollouts_in_workers(tmp_path: Pat
             model.pause()
             playing = asyncio.create_task(env.run(env.rows()[0], policy))
             await until(lambda: len(model.asked) == 1)
-        with pytest.raises(UserError, match="was closed while this was played"):
+        with pytest.raises(UserError, match="was closed while this was running"):
             await playing
     assert not workers()
 

@@ -68,7 +68,7 @@ class ComposeFile:
     def _read(self, root: MappingNode) -> None:
         for key, entry in root.entries.items():
             if key not in TOP and not key.startswith("x-"):
-                self.problems.append((entry.key.line, f"`{key}` is not played"))
+                self.problems.append((entry.key.line, f"`{key}` is not supported"))
         services = root.get("services")
         if not isinstance(services, MappingNode):
             self.problems.append((1, "it has no services"))
@@ -92,7 +92,7 @@ class ComposeFile:
             needed[name] = list(value) if isinstance(value, list | dict) else [str(value)]
             unknown = [other for other in needed[name] if other not in services.entries]
             if node is not None and unknown:
-                self.problems.append((node.position.line, f"`{name}` depends on {unknown[0]}, which is no service"))
+                self.problems.append((node.position.line, f"`{name}` depends on {unknown[0]}, which is not a service"))
         try:
             order = TopologicalSorter(needed).static_order()
             self.services = {name: self.services[name] for name in order if name in self.services}
@@ -114,7 +114,7 @@ class ComposeFile:
                 elif key in READ:
                     yield READ[key](self, name, node)
                 else:
-                    raise ValueError("is not played")
+                    raise ValueError("is not supported")
             except ValueError as error:
                 self.problems.append((position.line, f"`{key}` of the service `{name}` {error}"))
             except (TypeError, AttributeError):
@@ -141,11 +141,12 @@ class ComposeFile:
         build = dict(value) if isinstance(value, Mapping) else {"context": value}
         if name == MAIN or build.keys() != {"context"}:
             raise ValueError(
-                "is played as `build: FOLDER` of a service alone: other files, arguments and stages are not"
+                "is supported only as `build: FOLDER` of services other than `main`, without other files, arguments or "
+                "stages"
             )
         folder = (self._folder / _literal_text(build["context"])).resolve()
         if not folder.is_relative_to(self._folder.resolve()) or not (folder / "Dockerfile").is_file():
-            raise ValueError(f"names {build['context']}, which is no folder with a Dockerfile in environment/")
+            raise ValueError(f"names {build['context']}, which is not a directory with a Dockerfile in environment/")
         return "image", self._built(folder)
 
     def _command(self, name: str, node: Node) -> Value:
@@ -188,7 +189,7 @@ class ComposeFile:
             source, target = _literal_text(source), _literal_text(target)
             if not source.startswith((".", "/")):
                 if source and self._volumes.setdefault(source, name) != name:
-                    raise ValueError(f"shares {source} with {self._volumes[source]}, and each has files of its own")
+                    raise ValueError(f"shares {source} with {self._volumes[source]}, but services cannot share files")
                 continue
             path = (self._folder / source).resolve()
             if not path.is_relative_to(self._folder.resolve()) or not path.exists():

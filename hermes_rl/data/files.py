@@ -116,8 +116,7 @@ def _unpacked(path: Path) -> bytes:
     if len(data) > max_bytes:
         raise UserError(
             f"{path}: unpacks to more than {max_bytes >> 20} MiB, {MOST_RATIO} times its size; unpack it yourself "
-            "if it is "
-            "no decompression bomb"
+            "if it is not a decompression bomb"
         )
     return data
 

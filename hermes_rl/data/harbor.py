@@ -50,7 +50,7 @@ INSTALLS = re.compile(
 )
 """Commands that need a network, or root."""
 DOCKER = "--set sandbox.backend=docker"
-IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (in the place of --demo)"
+IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (instead of --demo)"
 """Options to run a task's solution if only Docker can."""
 APT = re.compile(r"(DEBIAN_FRONTEND=\w+ +)?apt(-get)? +(-\S+ +)*(?P<what>update|clean|install)(?P<rest>( +\S+)*) *")
 PIP = re.compile(r"(python3? +-m +)?pip3? +install(?P<rest>( +\S+)*) *")
@@ -83,21 +83,21 @@ seconds.
 READY = "sleep 2"
 """Command that waits for the entry point's background processes, if no health check shows when they are ready."""
 UNCHECKED = (
-    "nothing says when what `ENTRYPOINT` starts is ready, and the agent begins two seconds later: "
-    "[environment.healthcheck] of task.toml would"
+    "without a health check, the agent starts two seconds after `ENTRYPOINT`, whose programs may not be ready yet: "
+    "add [environment.healthcheck] to task.toml"
 )
 UNSTARTED = {"CMD": "is not run, nor is it by Harbor", "EXPOSE": "is of no effect: no port is opened to the outside"}
 """Instructions of a Dockerfile that have no effect here, and why."""
 
 REFUSED: Mapping[str, str] = {
     "environment.tpu": "no sandbox here has a TPU",
-    "agent.user": "the agent is the image's user, or that of the default sandbox",
+    "agent.user": "the agent runs as the image's user, or as the user of the default sandbox",
     "verifier.user": "tests run as the agent's user",
     "verifier.environment": "tests run in the agent's sandbox alone",
-    "verifier.collect": "nothing is collected of services beside the sandbox",
+    "verifier.collect": "nothing is collected from services other than the sandbox",
 }
 """Keys of task.toml that are not supported, and why; keys of `agent` and `verifier` also apply to a step."""
-STEPS = 'the loop plays steps, by `user: {turns: "{{ steps }}"}` and a reward with `per_step`, as the shipped spec does'
+STEPS = 'the loop runs steps, with `user: {turns: "{{ steps }}"}` and a reward with `per_step`, as in the shipped spec'
 STRATEGIES = {"mean": "mean", "final": "last"}
 """Value of a reward's `per_step` for each value of `multi_step_reward_strategy`."""
 UNUSED: Mapping[str, str] = {
@@ -206,11 +206,11 @@ def read_tasks(
         UserError: there is no such directory, or no task in it.
     """
     if not folder.is_dir():
-        raise UserError(f"dataset.harbor: {folder} is no folder")
+        raise UserError(f"dataset.harbor: {folder} is not a directory")
     task_folders = [folder] if (folder / TASK).is_file() else sorted(path.parent for path in folder.glob(f"*/{TASK}"))
     if not task_folders:
         older = any(folder.glob("*/task.yaml"))
-        hint = "; `hermes-rl run terminal-bench` plays folders with a task.yaml" if older else ""
+        hint = "; `hermes-rl run terminal-bench` runs tasks with a task.yaml" if older else ""
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{hint}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for task_folder in task_folders:
@@ -228,7 +228,7 @@ def read_tasks(
     for note, names in noted.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         tasks.notes.append(f"{', '.join(names[:NAMED])}{more}: {note}")
-    tasks.notes += [f"WARNING: left out: {problem}" for problem in refused]
+    tasks.notes += [f"WARNING: excluded: {problem}" for problem in refused]
     return tasks
 
 
@@ -600,7 +600,7 @@ class _Task:
                 continue
             for key in sorted((section or {}).keys() - keys):
                 name = re.sub(r"\.\d+", "", f"{table}.{key}" if table else key)
-                self.notes.append(f"`{name}` is no key of the format, and of no effect{did_you_mean(key, keys)}")
+                self.notes.append(f"`{name}` is not a key of the format and has no effect{did_you_mean(key, keys)}")
         self.notes += [f"`{key}` {reason}" for key, reason in UNUSED.items() if self._lookup(key) not in (None, [])]
         if any(self._lookup(f"{part.key}artifacts") for part in parts if part.key):
             self.notes.append(f"`steps.artifacts` {UNUSED['artifacts']}")
@@ -641,7 +641,7 @@ class _Task:
         self._refuse(self.folder / TASK, self._line(key), f"`{key}`: {reason}")
 
     def _refuse(self, file: Path, line: int, reason: str) -> None:
-        self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot be played: {reason}"))
+        self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot run: {reason}"))
 
     def _files(self, file: Path, parts: Sequence[_Part]) -> None:
         """Check the names in the task directory."""
@@ -656,7 +656,7 @@ class _Task:
             self._refuse(trajectory, 1, "a conversation that came before is not given to the agent yet")
         tops = dict.fromkeys(folder / name for folder in (self.folder, *(p.folder for p in parts)) for name in COPIED)
         for ignored in (path for top in tops for path in self._below(top) if path.name == ".harborignore"):
-            self._refuse(ignored, 1, "files are not left out by it; remove it, and the files that it names")
+            self._refuse(ignored, 1, "it is ignored, so it excludes no files; remove it, and the files that it names")
         if (self.folder / "tests/Dockerfile").is_file():
             self.notes.append("tests/Dockerfile is not built: tests run in the agent's sandbox")
         others = _names(self.folder) - FILES - {trajectory.name}
@@ -666,7 +666,7 @@ class _Task:
             self.notes.append(f"of no effect, as no part of the format: {', '.join(sorted(others))}")
         for part in parts:
             if (part.folder / "solution").is_dir() and not (part.folder / "solution/solve.sh").is_file():
-                self.notes.append("solution/ has no solve.sh, so that the task has no solution of its own")
+                self.notes.append("solution/ has no solve.sh, so that the task has no solution")
 
     def _links(self, parts: Sequence[_Part]) -> None:
         """Refuse links that are not followed: the files that they lead to would be missing."""
@@ -747,7 +747,7 @@ class _Task:
     def _environment(self, file: Path) -> None:
         folder = self.folder / "environment"
         if (folder / "singularity-compose.yaml").is_file():
-            self._refuse(folder / "singularity-compose.yaml", 1, "it is not played; docker-compose.yaml is")
+            self._refuse(folder / "singularity-compose.yaml", 1, "it is not supported; docker-compose.yaml is")
         dockerfile = folder / "Dockerfile"
         instructions = self._instructions(dockerfile)
         image = self._lookup("environment.docker_image")
@@ -810,7 +810,7 @@ class _Task:
             return
         compose = ComposeFile(file, lambda to, path: self._laid_whole(to, path, folder), self._built)
         if compose.services and self.backend != "docker":
-            self._refuse(file, 1, f"services beside the sandbox: {self.docker}")
+            self._refuse(file, 1, f"services next to the sandbox need Docker: {self.docker}")
         for line, reason in compose.problems:
             self._refuse(file, line, reason)
         self.services, self.env = compose.services, self.env | compose.env
@@ -864,7 +864,7 @@ class _Task:
             return None
         if PLAIN.fullmatch(line.rest) is None:
             return f"it needs the image {line.rest}: {self.docker}"
-        self.notes.append(f"the default sandbox stands in for the image {line.rest}")
+        self.notes.append(f"the default sandbox replaces the image {line.rest}")
         return None
 
     def _run(self, line: _Line) -> str | None:
@@ -895,7 +895,7 @@ class _Task:
         arguments = json.loads(line.rest) if line.rest.startswith("[") else shlex.split(line.rest)
         *sources, target = arguments
         if self.ordered:
-            return f"`COPY` behind `RUN` is not built here: {self.build}"
+            return f"`COPY` after `RUN` is not built here: {self.build}"
         if not sources or any(word.startswith("--") for word in arguments):
             return f"`COPY` with options is not built here: {self.build}"
         top = target if target.startswith("/") else f"{self.workdir or ''}/{target}".replace("/./", "/")

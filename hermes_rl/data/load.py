@@ -23,7 +23,7 @@ from hermes_rl.spec.model import Mode, Source, Spec
 
 # --------------------------------------------------------------------------------------------- The order of rows
 
-NO_ORDER = "dataset.order needs rows that are all there; a streamed or endless dataset has an order of its own"
+NO_ORDER = "dataset.order requires all rows in advance; it cannot change the order of a streamed or endless dataset"
 WINDOW = 1000
 """Number of rows in the window in which endless data is shuffled."""
 
@@ -138,8 +138,8 @@ def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bo
         name = "path" if spec.dataset.generator is None else "generator"
         raise UserError(
             f"dataset.{name}: {getattr(spec.dataset, name)} has given {len(collected_rows)} rows in "
-            f"{time.monotonic() - started_at:.0f} s and not ended, so it may be endless; say how many rows to check "
-            "(`--rows N`), or set dataset.limit"
+            f"{time.monotonic() - started_at:.0f} s and not ended, so it may be endless; pass the number of rows to "
+            "check (`--rows N`), or set dataset.limit"
         )
     return collected_rows
 
@@ -182,11 +182,11 @@ def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
                 raise
             if dataset.fallback is None:
                 raise UserError(f"{error}; the spec has no `dataset.fallback`") from error
-            notify(f"WARNING: {error}; the spec's FALLBACK stands in for it, results are not those of the dataset")
+            notify(f"WARNING: {error}; using the spec's FALLBACK instead, so the results do not apply to the dataset")
     elif dataset.fallback is None:
         raise UserError(f"dataset {dataset.path} is on the hub; --demo needs a `fallback` in the spec's dataset")
     else:
-        notify(f"demo: the spec's fallback stands in for the dataset {dataset.path}")
+        notify(f"demo: using the spec's fallback instead of the dataset {dataset.path}")
     return dataset.fallback, open_source(dataset.fallback, dataset.fallback.split, spec.seed)
 
 
@@ -256,7 +256,7 @@ class _SplitFilter:
         theirs = {row.digest for row in derive(self.spec, other.read())}
         others = [row for row in rows if row.digest not in theirs]
         if len(others) < len(rows):
-            self.notify(f"{len(rows) - len(others)} training rows are also in split {rule.split} and are left out")
+            self.notify(f"{len(rows) - len(others)} training rows are also in split {rule.split} and are excluded")
         return others
 
     def _limit(self) -> int | None:

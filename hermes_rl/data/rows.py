@@ -40,7 +40,7 @@ def digest(columns: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or too deep nesting
-        raise UserError(f"a row holds what cannot be kept: {error}") from None
+        raise UserError(f"a row holds a value that cannot be stored: {error}") from None
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
@@ -85,7 +85,7 @@ def _canonical_other(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return {"set": sorted(json.dumps(_canonical(item), sort_keys=True) for item in value)}
     raise UserError(
-        f"a row holds a {type(value).__name__}, which cannot be kept; give text, numbers, lists or mappings"
+        f"a row holds a {type(value).__name__}, which cannot be stored; give text, numbers, lists or mappings"
     )
 
 
@@ -183,7 +183,7 @@ class Rows:
             if self.length is not None:
                 return [*self][index]
             if index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0:
-                raise UserError("these rows may be without end: say how many are wanted, such as rows[:100]")
+                raise UserError("these rows may be endless: give the number of rows, such as rows[:100]")
             return list(islice(self, index.start, index.stop, index.step))
         if index < 0:
             index += len(self)

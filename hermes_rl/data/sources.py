@@ -87,7 +87,9 @@ def taken_for_local(spec: Spec) -> str | None:
     written, path = spec.written_at(("dataset", "path")), spec.dataset.path or ""
     if written is None or not may_mean_hub(written) or not (path.startswith("/") and Path(path).is_dir()):
         return None
-    return f"`{written}` is taken for {path}, not for the hub's dataset of that name; `./{written}` says so outright"
+    return (
+        f"`{written}` is read from {path}, not from the hub's dataset of that name; write `./{written}` to be explicit"
+    )
 
 
 def _require_readable(path: str) -> None:

@@ -455,7 +455,7 @@ def test_unsupported_steps_are_refused_with_file_and_line(tmp_path: Path, toml: 
     with pytest.raises(SpecError) as refused:
         read_tasks(steps(tmp_path / "odd", toml), "bubblewrap", network=False, agent_timeout=600, steps="mean")
     (problem,) = refused.value.problems
-    assert f"{place}:1: task odd cannot be played: " in str(problem)
+    assert f"{place}:1: task odd cannot run: " in str(problem)
     assert why in problem.message
 
 
@@ -632,7 +632,7 @@ def test_unsupported_task_is_refused_with_file_and_line(
     with pytest.raises(SpecError) as refused:
         read_tasks(task(tmp_path / "odd", toml, dockerfile), "bubblewrap", network=False)
     (problem,) = refused.value.problems
-    assert f"{place}:1: task odd cannot be played: " in str(problem)
+    assert f"{place}:1: task odd cannot run: " in str(problem)
     assert why in problem.message
 
 
@@ -640,22 +640,22 @@ def test_unsupported_task_is_refused_with_file_and_line(
     ("name", "text", "why"),
     [
         ("trajectory.json", "{}", "a conversation that came before"),
-        ("tests/data/.harborignore", "*.log\n", "files are not left out by it"),
-        ("solution/.harborignore", "*.log\n", "files are not left out by it"),
+        ("tests/data/.harborignore", "*.log\n", "it is ignored, so it excludes no files"),
+        ("solution/.harborignore", "*.log\n", "it is ignored, so it excludes no files"),
         ("environment/docker-compose.yaml", "services: []\n", "it has no services"),
         (
             "environment/docker-compose.yaml",
             "services: {main: {}, db: {image: x}}\n",
-            "services beside the sandbox: --set",
+            "services next to the sandbox need Docker: --set",
         ),
-        ("environment/singularity-compose.yaml", "services: {}\n", "it is not played"),
+        ("environment/singularity-compose.yaml", "services: {}\n", "it is not supported"),
     ],
 )
 def test_a_file_that_would_be_ignored_refuses_the_task(tmp_path: Path, name: str, text: str, why: str) -> None:
     with pytest.raises(SpecError) as refused:
         read_tasks(task(tmp_path / "odd", others={name: text}), "bubblewrap", network=False)
     (problem,) = refused.value.problems
-    assert str(problem).startswith(f"{tmp_path}/odd/{name}:1:1: task odd cannot be played: {why}")
+    assert str(problem).startswith(f"{tmp_path}/odd/{name}:1:1: task odd cannot run: {why}")
 
 
 @pytest.mark.parametrize(
@@ -668,7 +668,7 @@ def test_link_outside_its_directory_refuses_the_task(tmp_path: Path, link: str, 
     with pytest.raises(SpecError) as refused:
         read_tasks(folder, "bubblewrap", network=False)
     (problem,) = refused.value.problems
-    assert str(problem).startswith(f"{folder}/{link}:1:1: task odd cannot be played: only links to files in ")
+    assert str(problem).startswith(f"{folder}/{link}:1:1: task odd cannot run: only links to files in ")
 
 
 @pytest.mark.parametrize(
@@ -798,7 +798,7 @@ async def test_folders_may_be_made_before_files_are_copied(tmp_path: Path) -> No
     folder = task(tmp_path / "task", dockerfile=dockerfile, test=TEST.replace("given.txt", "b/given.txt"))
     assert (await played(folder, tmp_path / "run"))["score"] == 1.0
     (folder / "environment/Dockerfile").write_text(dockerfile.replace("/app/b\n", "/app/b; ls\n", 1))
-    with pytest.raises(SpecError, match="`COPY` behind `RUN`"):
+    with pytest.raises(SpecError, match="`COPY` after `RUN`"):
         read_tasks(folder, "bubblewrap", network=False)
 
 
@@ -810,7 +810,7 @@ def test_a_dockerignore_refuses_the_copy_of_a_folder(tmp_path: Path) -> None:
         read_tasks(folder, "bubblewrap", network=False)
 
 
-STANDS_IN = "the default sandbox stands in for the image debian:bookworm-slim"
+STANDS_IN = "the default sandbox replaces the image debian:bookworm-slim"
 
 
 @pytest.mark.parametrize(
@@ -834,10 +834,10 @@ STANDS_IN = "the default sandbox stands in for the image debian:bookworm-slim"
             TOML + "memory_bm = 1\n",
             DOCKERFILE,
             {},
-            "`environment.memory_bm` is no key of the format, and of no effect; did you mean `memory_mb`?",
+            "`environment.memory_bm` is not a key of the format and has no effect; did you mean `memory_mb`?",
         ),
-        (TOML + "[extra]\na = 1\n", DOCKERFILE, {}, "`extra` is no key of the format, and of no effect"),
-        (TOML + "[solution]\nuser = 'a'\n", DOCKERFILE, {}, "`solution.user` is no key of the format"),
+        (TOML + "[extra]\na = 1\n", DOCKERFILE, {}, "`extra` is not a key of the format and has no effect"),
+        (TOML + "[solution]\nuser = 'a'\n", DOCKERFILE, {}, "`solution.user` is not a key of the format"),
         (TOML, DOCKERFILE + 'CMD ["nginx"]\n', {}, "`CMD` of environment/Dockerfile is not run, nor is it by Harbor"),
         (TOML, DOCKERFILE + "EXPOSE 80\n", {}, "`EXPOSE` of environment/Dockerfile is of no effect"),
         (TOML, DOCKERFILE, {"notes.md": ""}, "of no effect, as no part of the format: notes.md"),
@@ -875,11 +875,11 @@ def test_validate_says_all_that_a_run_says(tmp_path: Path) -> None:
     problems, warnings = check_spec(load_spec(f"harbor:{tmp_path}", overrides=parse_extra_args((), sets)))
     assert problems == []
     expected = [
-        "a, b: the default sandbox stands in for the image debian",
+        "a, b: the default sandbox replaces the image debian",
         "a: `agent.timeout_sec` is 600, but `agent.timeout` of the spec is 300, and that counts",
         "a: `environment.build_timeout_sec` is of no effect",
         "b: `agent.timeout_sec` is 900, but `agent.timeout` of the spec is 300, and that counts",
-        f"left out: {tmp_path}/c/task.toml:12:1: task c cannot be played: `environment.gpus`",
+        f"excluded: {tmp_path}/c/task.toml:12:1: task c cannot run: `environment.gpus`",
     ]
     assert len(warnings) == len(expected)
     for warning, begin in zip(warnings, expected, strict=True):
@@ -962,7 +962,7 @@ def test_unsupported_tasks_are_excluded_with_a_warning(tmp_path: Path) -> None:
     task(tmp_path / "b", TOML + "gpus = 1\n")
     tasks = read_tasks(tmp_path, "bubblewrap", network=False)
     assert [row["name"] for row in tasks.rows] == ["a"]
-    assert tasks.notes[-1].startswith(f"WARNING: left out: {tmp_path}/b/task.toml:12:1: task b cannot be played")
+    assert tasks.notes[-1].startswith(f"WARNING: excluded: {tmp_path}/b/task.toml:12:1: task b cannot run")
 
 
 def test_docker_has_the_tasks_own_image(tmp_path: Path) -> None:
@@ -1004,7 +1004,7 @@ def test_what_an_image_starts_by_itself_is_started_where_processes_stay(tmp_path
         read_tasks(folder, "docker", network=False)
     (row,) = (tasks := read_tasks(folder, "docker", network=False, keeps_processes=True)).rows
     command, ready = row["setup"]
-    assert ready == "sleep 2" and any("nothing says when what `ENTRYPOINT` starts is" in note for note in tasks.notes)
+    assert ready == "sleep 2" and any("without a health check, the agent starts" in note for note in tasks.notes)
     assert command.startswith("(/serve 'it'\"'\"'s' sh -c 'touch ")
     (folder / "environment/Dockerfile").write_text("FROM x\nENTRYPOINT serve $A\n")
     (row,) = read_tasks(folder, "docker", network=False, keeps_processes=True).rows
@@ -1017,7 +1017,7 @@ def test_what_an_image_starts_by_itself_is_started_where_processes_stay(tmp_path
 
 def test_error_for_a_task_image_names_the_backend_option(tmp_path: Path) -> None:
     folder = task(tmp_path / "task", dockerfile="FROM alpine\n")
-    for demo, way in ((False, "docker"), (True, "docker --set servers.policy.type=scripted (in the place of --demo)")):
+    for demo, way in ((False, "docker"), (True, "docker --set servers.policy.type=scripted (instead of --demo)")):
         with pytest.raises(SpecError) as refused:
             read_tasks(folder, "bubblewrap", network=False, demo=demo)
         assert f"it needs the image alpine: --set sandbox.backend={way}" in str(refused.value)
@@ -1099,15 +1099,20 @@ def test_a_link_leads_no_file_of_this_machine_into_a_service(tmp_path: Path) -> 
     ("old", "new", "line", "why"),
     [
         ("image: db:1", "init: true", 13, "`db` has no `image` and no `build`"),
-        ("image: db:1", "build: nowhere", 14, "`build` of the service `db` names nowhere, which is no folder with a"),
-        ("image: db:1", "build: ../tests", 14, "`build` of the service `db` names ../tests, which is no folder"),
-        ("image: db:1", "build: {context: ., target: x}", 14, "arguments and stages are not"),
-        ("image: ${MAIN_IMAGE_NAME}", "build: ../tests", 3, "`build` of the service `main` is played as"),
-        ("image: db:1", "privileged: true", 14, "`privileged` of the service `db` is not played"),
+        (
+            "image: db:1",
+            "build: nowhere",
+            14,
+            "`build` of the service `db` names nowhere, which is not a directory with",
+        ),
+        ("image: db:1", "build: ../tests", 14, "`build` of the service `db` names ../tests, which is not a directory"),
+        ("image: db:1", "build: {context: ., target: x}", 14, "arguments or stages"),
+        ("image: ${MAIN_IMAGE_NAME}", "build: ../tests", 3, "`build` of the service `main` is supported only as"),
+        ("image: db:1", "privileged: true", 14, "`privileged` of the service `db` is not supported"),
         ("image: db:1", "image: db:$TAG", 14, "`image` of the service `db` takes variables of this machine"),
         ("sleep infinity", "serve", 4, "`command` of the service `main` starts a program in the sandbox"),
         ("${MAIN_IMAGE_NAME}", "other:1", 3, "`image` of the service `main` is named in [environment] docker_image"),
-        ("{db: {condition: service_healthy}}", "[nobody]", 10, "`api` depends on nobody, which is no service"),
+        ("{db: {condition: service_healthy}}", "[nobody]", 10, "`api` depends on nobody, which is not a service"),
         ("{db: {condition: service_healthy}}", "[db, api]", 1, "depend on each other in a circle"),
         ("./given.txt, target", "../../task.toml, target", 16, "which is not in environment/"),
         ("./given.txt, target", "/etc/passwd, target", 16, "names /etc/passwd, which is not in environment/"),
@@ -1115,9 +1120,9 @@ def test_a_link_leads_no_file_of_this_machine_into_a_service(tmp_path: Path) -> 
         ("WORD=of=it", "WORD", 15, "takes variables of this machine"),
         ("[CMD, ready", "[READY, it", 17, "has no `test` that can be run"),
         ("[WORD=of=it, EMPTY=]", "7", 15, "`environment` of the service `db` cannot be read"),
-        ("{db: {condition: service_healthy}}", "7", 10, "`api` depends on 7, which is no service"),
+        ("{db: {condition: service_healthy}}", "7", 10, "`api` depends on 7, which is not a service"),
         ('[CMD, ready, "$$USER now"]', "[]", 17, "has no `test` that can be run"),
-        ("volumes: {data: {}}", "secrets: {}", 18, "`secrets` is not played"),
+        ("volumes: {data: {}}", "secrets: {}", 18, "`secrets` is not supported"),
     ],
 )
 def test_unsupported_compose_settings_are_refused_with_file_and_line(

@@ -201,8 +201,8 @@ def test_a_name_that_the_hub_may_have_too_is_said_to_be_the_folder(tmp_path: Pat
     said: list[str] = []
     spec = spec_of("  path: squad\n", tmp_path)
     assert len(load_rows(spec, "train", notify=said.append)) == 1
-    assert "taken for" in said[0] and str(tmp_path / "squad") in said[0]
-    assert [warning.line for warning in check_spec(spec)[1] if "taken for" in warning.message] == [3]
+    assert "is read from" in said[0] and str(tmp_path / "squad") in said[0]
+    assert [warning.line for warning in check_spec(spec)[1] if "is read from" in warning.message] == [3]
     load_rows(spec_of("  path: ./squad\n", tmp_path), "train", notify=said.append)
     assert len(said) == 1
 
@@ -511,7 +511,7 @@ def test_streams_are_not_finite(hub: FakeHub) -> None:
     assert rows.length is None and len(list(rows)) == 4 and len(list(rows)) == 4
     assert rows[1:3] == list(rows)[1:3]
     for endless in (slice(2, None), slice(None, -1)):
-        with pytest.raises(UserError, match="without end: say how many are wanted"):
+        with pytest.raises(UserError, match="may be endless: give the number of rows"):
             rows[endless]
 
 

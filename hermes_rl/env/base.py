@@ -189,7 +189,7 @@ GROUPS = 1024
 """Number of groups whose tools are cached, so that members that start later get the same tools."""
 
 _NEVER_CALLED = {
-    "add_train_workers": "a group begins as soon as the trainer, the servers and the machine have room for it",
+    "add_train_workers": "a group starts as soon as the trainer, the servers and the machine have capacity",
     "env_step_checks": "override evaluate, save_checkpoint or wandb_log",
     "get_server_info": "the trainer's answer is taken as it comes",
     "get_status": "the trainer's answer is taken as it comes",
@@ -229,7 +229,9 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         testing: bool = False,
     ) -> None:
         if slurm or testing:
-            raise UserError("slurm and testing are not supported: name the servers; a scripted policy plays offline")
+            raise UserError(
+                "slurm and testing are not supported: name the servers, or use a scripted policy to run offline"
+            )
         configs = _configs(server_configs)
         self._evaluated: dict[str, Any] = {}
         """Metrics of the last evaluation."""

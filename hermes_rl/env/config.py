@@ -68,13 +68,13 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     tool_pool_size: int = Field(default=128, ge=1, description="Accepted for compatibility; tools need no thread pool.")
     tool_call_parser: str = Field(default="hermes", description="Format of tool calls, for token-level servers.")
     default_result_size_chars: int = Field(
-        default=RESULT_LIMIT, ge=1, description="Characters of one tool result that the model is told."
+        default=RESULT_LIMIT, ge=1, description="Characters of one tool result that the model receives."
     )
     turn_budget_chars: int = Field(
         default=2 * RESULT_LIMIT, ge=1, description="Characters of all tool results of one turn together."
     )
     preview_size_chars: int = Field(
-        default=1500, ge=1, description="Characters, head and tail, that are kept of a result beyond these bounds."
+        default=1500, ge=1, description="Characters of the head and tail to which a result beyond these bounds is cut."
     )
     tool_result_overrides: dict[str, int] | None = Field(
         default=None, description="Characters of one result by the name of the tool; read_file has no such bound."

@@ -243,7 +243,7 @@ class CustomCollection(CustomPostprocessing):
         played.parts = self._usable(played, method, collected)
         if not played.parts and played.dropped is None:
             played.dropped = StopReason.CANCELLED
-            played.detail = "collect_trajectories gave no group; the log says why"
+            played.detail = "collect_trajectories gave no group; see the log for the cause"
         return played
 
 

@@ -96,7 +96,7 @@ class Watchman:
         holding.next_line *= 10
         before = f" It has done so {holding.times} times, for {holding.seconds:.1f} s." if holding.times > 1 else ""
         logger.warning(
-            "%s holds up the event loop, and every rollout with it: more than %g s at %s.%s Await what takes time, as "
+            "%s blocks the event loop, and every rollout with it: more than %g s at %s.%s Await what takes time, as "
             "with `await asyncio.to_thread(…)`, or define compute_reward without async: it then runs in a thread",
             *(method, HELD, location, before),
         )

@@ -35,7 +35,7 @@ async def process_by_hand(env: ConductedEnv) -> int:
     """
     target = int(env.config.total_steps)
     if target < 1:
-        raise UserError(f"--env.total_steps: process writes so many groups, and {target} are none")
+        raise UserError(f"--env.total_steps: expected at least 1 group for process to write, got {target}")
     path = Path(env.config.data_path_to_save_groups or f"data/{env.name or 'groups'}.jsonl")
     progress = Progress()
     with closing(GroupsFile(Journal(path), "")) as file:
@@ -48,7 +48,7 @@ async def process_by_hand(env: ConductedEnv) -> int:
                 raise
         unmade = work.summary.unmade
         if unmade and not work.complete:
-            raise author_error(env.postprocess_histories, f"returned nothing for all {unmade} groups that were played")
+            raise author_error(env.postprocess_histories, f"returned nothing for all {unmade} groups")
         explanation = "" if work.complete >= target else "; there are no more items"
         if explanation and unmade:
             explanation += f", and postprocess_histories returned nothing for {unmade} groups"

@@ -38,7 +38,7 @@ def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"error: {escape_controls(str(error))}\n")
         sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; groups that were written are kept\n")
+        sys.stderr.write("interrupted; the written groups remain\n")
         sys.exit(130)
 
 

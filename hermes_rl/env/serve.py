@@ -165,7 +165,7 @@ def require_exact(spec: Spec) -> None:
     if spec.serve.allow_inexact or all(server.kind.exact for server in policy):
         return
     raise UserError(
-        "serve: a chat server does not say which tokens it sampled, so a trainer would train on a reconstruction "
+        "serve: a chat server does not report which tokens it sampled, so a trainer would train on a reconstruction "
         "without log-probabilities. Set serve.allow_inexact: true to accept that"
     )
 

@@ -297,7 +297,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     def _require_tokens(self) -> None:
         if not self.token_level:
             raise NotImplementedError(
-                "a chat server does not say which tokens it sampled: use server_type vllm or sglang for token ids"
+                "a chat server does not report which tokens it sampled: use server_type vllm or sglang for token ids"
             )
 
     async def _several(

@@ -149,7 +149,7 @@ class SpecEnv(HermesAgentBaseEnv):
         """
         if self._opened is None and workers_of(self.spec, self._mode) != 1:
             raise UserError(
-                f"{self._mode}.workers: only `hermes-rl run` starts workers; leave it out in a program of your own"
+                f"{self._mode}.workers: only `hermes-rl run` starts workers; remove the key for use in a program"
             )
         source = RowSource(await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning))
         if self._mode != "evaluate":

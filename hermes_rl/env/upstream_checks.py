@@ -31,7 +31,7 @@ _MODULES = frozenset(
 )
 """Modules of the reference design from which environments import."""
 _INSTEAD = {
-    "_tool_executor": "leave it out with what follows from it: tools need no pool of threads",
+    "_tool_executor": "leave it out, and the code that uses it: tools need no pool of threads",
     "resize_tool_pool": "leave it out: tools need no pool of threads",
     "apply_patches": "leave it out: nothing has to be patched",
     "process_registry": "leave it out: the end of a sandbox ends its processes",
@@ -91,7 +91,7 @@ def _import(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
         elif node.module in _MODULES and name in hermes_rl.__all__:
             yield node.lineno, f"write `from hermes_rl import {name}` for what is imported from {node.module}"
         elif node.module in _MODULES:
-            instead = _INSTEAD.get(name, "it is not there; see docs/python.md for what is")
+            instead = _INSTEAD.get(name, "it does not exist; see docs/python.md for the available names")
             yield node.lineno, f"{node.module}.{name}: {instead}"
 
 

@@ -252,7 +252,7 @@ async def test_dummy_managed_server_is_unavailable_when_enabled_by_variable(monk
     """As above, where the variable is in the environment already."""
     monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1")
     env = make()
-    with pytest.raises(NotImplementedError, match="does not say which tokens it sampled"):
+    with pytest.raises(NotImplementedError, match="does not report which tokens it sampled"):
         async with env.server.managed_server(tokenizer=env.tokenizer):
             pass
 

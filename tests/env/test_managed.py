@@ -131,7 +131,7 @@ async def test_chat_server_refuses_calls_that_need_tokens() -> None:
     model = await WriterModel().start()
     env = make(model.url, "openai")
     assert not env._use_managed_server()
-    with pytest.raises(NotImplementedError, match="does not say which tokens it sampled"):
+    with pytest.raises(NotImplementedError, match="does not report which tokens it sampled"):
         async with env.server.managed_server():
             pass
     with pytest.raises(NotImplementedError, match="vllm or sglang"):

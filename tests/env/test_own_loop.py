@@ -213,7 +213,7 @@ async def test_who_holds_the_loop_is_named_with_its_place(
     path = str(tmp_path / "groups.jsonl")
     await make(model, Holds, 1, total_steps=3, max_num_workers=1, data_path_to_save_groups=path).process_manager()
     lines = [record.getMessage() for record in caplog.records if record.name == loop_watchdog.__name__]
-    named = [line for line in lines if line.startswith(f"Holds.{hook} holds up the event loop")]
+    named = [line for line in lines if line.startswith(f"Holds.{hook} blocks the event loop")]
     assert len(named) == 1, lines
     held = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "time.sleep(0.15)" in line)
     assert re.search(rf"at test_own_loop\.py:{held}\b", named[0])

@@ -361,12 +361,12 @@ def test_every_import_that_was_left_is_named_with_what_to_write(
     assert [one.strip() for one in told] == [
         "left_over.py:9: write `from hermes_rl import HermesAgentLoop` for what is imported from "
         "environments.agent_loop",
-        "left_over.py:9: environments.agent_loop._tool_executor: leave it out with what follows from it: tools need no "
-        "pool of threads",
+        "left_over.py:9: environments.agent_loop._tool_executor: leave it out, and the code that uses it: tools need "
+        "no pool of threads",
         "left_over.py:10: write `from hermes_rl import cleanup_all_environments` for what is imported from "
         "tools.terminal_tool",
-        "left_over.py:10: tools.terminal_tool.get_active_environments_info: it is not there; see docs/python.md for "
-        "what is",
+        "left_over.py:10: tools.terminal_tool.get_active_environments_info: it does not exist; see docs/python.md for "
+        "the available names",
         "left_over.py:11: hermes_rl has no Loop",
     ]
 

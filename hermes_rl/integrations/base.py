@@ -128,11 +128,11 @@ class TrainerAdapter:
             try:
                 settings[name] = float(value)
             except (TypeError, ValueError):
-                raise UserError(f"{name}={value!r:.60} of {self.trainer} is no number") from None
+                raise UserError(f"{name}={value!r:.60} of {self.trainer} is not a number") from None
         if raw is not None and set(settings.values()) - {1.0}:
             raise UserError(
-                f"{settings}: the engine's log-probabilities know nothing of it, so they are not those that were "
-                f"sampled. Leave both at 1, or {raw}"
+                f"{settings}: the engine's log-probabilities ignore these settings, so they differ from the "
+                f"log-probabilities of sampling. Leave both at 1, or {raw}"
             )
         return {**self.agent_settings, **settings}
 
@@ -239,10 +239,11 @@ def own_settings(sampling: Mapping[str, Any] | None, trainer: str, config_locati
 def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
     """Return the split and the key of the row that a trainer's data name.
 
+    `door` is the name of the integration's page in the docs.
+
     Args:
         value: a mapping with `split` and `key`, or its JSON text.
         problem: the start of the error message.
-        door: the name of the integration's page in the docs.
 
     Raises:
         UserError: `value` has another format.

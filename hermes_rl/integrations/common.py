@@ -41,8 +41,8 @@ def shared_environment(spec: str) -> tuple[hermes_rl.Env, Any]:
             atexit.register(_close)
         if [os.getpid()] != _PROCESS:
             raise UserError(
-                "this process was forked from one that plays rollouts already, and threads stay behind in a fork: "
-                "start processes with the method `spawn`, or play in those alone"
+                "this process was forked from a process that runs rollouts, and a fork does not copy threads: "
+                "start processes with the method `spawn`, or run rollouts only in the forked processes"
             )
         if spec not in _OPENED:
             env = hermes_rl.open_env(spec)
@@ -68,7 +68,7 @@ def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tupl
         require_no_comparing(env, trainer)
         every_row = env.rows(split)
         if rows is None and every_row.length is None:
-            raise UserError("the spec's rows may be without end: say how many are wanted, such as rows=1000")
+            raise UserError("the spec's rows may be without end: pass the number of rows, such as rows=1000")
         return [(row.key, env.prompt(row)) for row in islice(every_row, rows)]
 
 
@@ -80,7 +80,7 @@ def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTH
     require_own_baseline(env, trainer)
     if env.comparing:
         raise UserError(
-            f"{', '.join(env.comparing)} compares the members of a group, and {trainer} plays each rollout by itself: "
+            f"{', '.join(env.comparing)} compares the members of a group, and {trainer} runs each rollout by itself: "
             f"leave it out, or {instead}"
         )
 
@@ -114,7 +114,7 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
     if env.spec.on_stop.get("retries_exhausted") == "worst":
         raise UserError(
             f"on_stop.retries_exhausted is worst, and {trainer} compares the scores of a group itself, without "
-            "those that have none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the "
+            "rollouts that have none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the "
             "Python API"
         )
 
@@ -133,8 +133,8 @@ def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
     stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.opponents or (seat.server,))]
     if stepped != env.spec.trained_seats:
         raise UserError(
-            f"agents: {', '.join(stepped) or 'no seats'} are played by `policy`, and {door} answers for the trained "
-            "seat alone: give the others servers of their own, or step a session (docs/python.md)"
+            f"agents: {', '.join(stepped) or 'no seats'} use the server `policy`, and {door} answers for the trained "
+            "seat alone: give the others other servers, or step a session (docs/python.md)"
         )
 
 
@@ -193,8 +193,8 @@ def logprobs_of(example: hermes_rl.Example, trainer: str) -> list[float]:
     """Return the log-probabilities of a response, one per token; raise `UserError` if they are unknown."""
     if example.logprobs is None:
         raise UserError(
-            f"a rollout has no log-probabilities, and {trainer} trains with those that were sampled: name a "
-            "token-level policy. allow_inexact=True takes tokens that are not proven, and makes no log-probabilities up"
+            f"a rollout has no log-probabilities, and {trainer} trains with the log-probabilities of sampling: name a "
+            "token-level policy. allow_inexact=True accepts unproven tokens, but cannot add log-probabilities"
         )
     return example.logprobs
 

@@ -84,7 +84,7 @@ class HermesEnvironment(Environment):
     def step(self, action: ReplyAction, timeout_s: float | None = None, **_: Any) -> Observation:
         """Apply the model's turn and return the next observation; `timeout_s` is ignored, the spec's limits apply."""
         if self._session is None:
-            raise UserError("call reset first: no rollout has begun")
+            raise UserError("call reset first: no rollout has started")
         message: dict[str, Any] = {"role": "assistant", "content": action.content}
         if action.tool_calls:
             message["tool_calls"] = action.tool_calls

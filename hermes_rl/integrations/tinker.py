@@ -96,7 +96,7 @@ class HermesEnv(Env):
             UserError: the rollout was not started.
         """
         if self._session is None:
-            raise UserError("call initial_observation first: no rollout has begun")
+            raise UserError("call initial_observation first: no rollout has started")
         finish = (extra or {}).get("stop_reason")
         turn = await self._on_loop(self._session.step(list(action), finish=finish))
         if turn is None:

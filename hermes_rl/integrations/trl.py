@@ -163,7 +163,7 @@ class HermesRollouts(BackgroundEnv):
             RunError: infrastructure failed every rollout of the batch, or no rollout called the policy.
         """
         if trainer.tools:
-            raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
+            raise UserError("the trainer's `tools` would run TRL's own loop after each rollout: name them in the spec")
         if self._pull is None:
             policy = self._policy or self._policy_of(trainer)
             self._pull = TrainerAdapter("TRL", self.env, policy, config_location=WHERE, seats=True, **self._settings)
@@ -173,8 +173,8 @@ class HermesRollouts(BackgroundEnv):
             self._trainer = trainer
             if self._policy is not None:
                 logger.warning(
-                    "policy=… acts in place of the trainer's model: unless it has the trainer's weights at every step, "
-                    "tokens of another model are trained on. Leave `policy` out to sample with what the trainer has"
+                    "policy=… replaces the trainer's model: unless it has the trainer's weights at every step, "
+                    "tokens of another model are trained on. Omit `policy` to sample with the trainer's model or engine"
                 )
             trainer.add_callback(_difference_told_to(pull.policy))
         pull.policy.version = int(trainer.state.global_step)
@@ -327,7 +327,7 @@ def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.S
     for index, (_, sampling) in enumerate(calls):
         if sampling.top_p not in (None, 1.0):
             raise UserError(
-                f"agents.….agent.top_p={sampling.top_p}: the trainer's log-probabilities know nothing of it, so tokens "
+                f"agents.….agent.top_p={sampling.top_p}: the trainer's log-probabilities ignore it, so tokens "
                 "would seem likelier than they were. Leave it out, or use vLLM"
             )
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
@@ -465,7 +465,7 @@ def _require_own_model(trainer: Any) -> None:
         raise UserError("use_transformers_continuous_batching is not supported for rollouts: leave it out, or use vLLM")
     if trainer.top_p != 1.0:
         raise UserError(
-            f"top_p={trainer.top_p}: the trainer's log-probabilities know nothing of it, so tokens would seem likelier "
+            f"top_p={trainer.top_p}: the trainer's log-probabilities ignore it, so tokens would seem likelier "
             "than they were. Leave it at 1, or use vLLM with vllm_importance_sampling_correction"
         )
     if trainer.args.generation_kwargs:
@@ -563,11 +563,11 @@ class HermesWorker(BackgroundEnv):
             raise RunError("the worker has not been started")
         if self._playing.done():
             self._playing.result()
-            raise RunError(f"no more groups are played. The last failure: {self._failure}")
+            raise RunError(f"no more groups are run. The last failure: {self._failure}")
         try:
             self.sync.submit(asyncio.sleep(0)).result(stale_after_s)
         except concurrent.futures.TimeoutError:
-            raise RunError(f"the loop that plays has not answered for {stale_after_s:.0f} s") from None
+            raise RunError(f"the event loop of the rollouts has not answered for {stale_after_s:.0f} s") from None
 
     def stop(self) -> None:
         """Cancel running groups and release all resources."""

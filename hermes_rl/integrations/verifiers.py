@@ -96,7 +96,7 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
             HarnessError: the rollout has no score. If a model call failed, verifiers reports that failure instead.
         """
         if not isinstance(data, HermesTaskData):
-            raise vf.HarnessError(f"this harness plays the tasks of HermesTaskset, not {type(data).__name__}")
+            raise vf.HarnessError(f"this harness runs the tasks of HermesTaskset, not {type(data).__name__}")
         rollout = await play_at_endpoint(
             data.spec,
             data.id or "",

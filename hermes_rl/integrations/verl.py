@@ -119,7 +119,7 @@ class VerlAgentLoop:
             if compared:
                 raise UserError(
                     f"{', '.join(worker.env.comparing)} compares the members of a group, and verl's older trainer does "
-                    "not say which they are: set trainer.use_v1=true"
+                    "not identify them: set trainer.use_v1=true"
                 )
             return await worker.play(BatchPlace(key, uid, 0, 1), split, settings)
         position = BatchPlace(key, uid, int(sample["session_id"]), size)
@@ -211,7 +211,7 @@ class _Worker(TrainerAdapter):
                     arrived_members.add(await arrived.get())
         except TimeoutError:
             raise RunError(
-                f"{', '.join(self.env.comparing)} compares the members of a group, and verl has begun "
+                f"{', '.join(self.env.comparing)} compares the members of a group, and verl has started "
                 f"{len(arrived_members)} of "
                 f"{position.size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
             ) from None
@@ -225,4 +225,4 @@ def _require(config: Any) -> None:
     if config.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
         raise UserError("set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs: others are not those sampled")
     if config.get("ignore_eos"):
-        raise UserError("actor_rollout_ref.rollout.ignore_eos goes on behind the end of a turn: leave it out")
+        raise UserError("actor_rollout_ref.rollout.ignore_eos samples tokens after the end of a turn: leave it out")

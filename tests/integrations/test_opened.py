@@ -87,7 +87,7 @@ async def test_agent_settings_apply_to_endpoint_rollouts(tmp_path: Path) -> None
 
 async def test_rewards_that_compare_are_refused_by_name(tmp_path: Path) -> None:
     spec = spec_file(tmp_path, COMPARED)
-    refused = r"rewards.longest compares .* and Some trainer plays each rollout by itself"
+    refused = r"rewards.longest compares .* and Some trainer runs each rollout by itself"
     with pytest.raises(UserError, match=refused):
         tasks_of(spec, "train", None, "Some trainer")
     with pytest.raises(UserError, match=refused):
@@ -128,7 +128,7 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "says"), [("closed", "forked 4"), ("opened", "this process was forked from one that plays")]
+    ("before", "says"), [("closed", "forked 4"), ("opened", "this process was forked from a process that runs")]
 )
 def test_trainer_may_fork_before_but_not_after_the_first_rollout(tmp_path: Path, before: str, says: str) -> None:
     done = subprocess.run(
@@ -183,9 +183,9 @@ async def test_integrations_require_exactly_one_trained_seat(white: str, black: 
 @pytest.mark.parametrize(
     ("white", "black", "problem"),
     [
-        ("{}", "{train: false}", "white, black are played by `policy`, and it answers for the trained seat alone"),
-        ("{}", "{opponents: [policy, other], train: false}", "white, black are played by `policy`"),
-        ("{server: other}", "{train: false}", "black are played by `policy`"),
+        ("{}", "{train: false}", "white, black use the server `policy`, and it answers for the trained seat alone"),
+        ("{}", "{opponents: [policy, other], train: false}", "white, black use the server `policy`"),
+        ("{server: other}", "{train: false}", "black use the server `policy`"),
         ("{}", "{server: other, train: false}", None),
     ],
 )

@@ -179,5 +179,5 @@ async def test_what_slime_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the spec as `hermes_spec`"):
         await slime.generate(args, given[0], dict(SAMPLING))
     args = arguments(tmp_path, "http://127.0.0.1:8", COMPARED, hf_checkpoint=folder)
-    with pytest.raises(UserError, match="compares the members of a group, and slime plays each rollout by itself"):
+    with pytest.raises(UserError, match="compares the members of a group, and slime runs each rollout by itself"):
         await slime.generate(args, given[0], dict(SAMPLING))

@@ -118,7 +118,7 @@ def test_policy_that_replaces_the_trainer_model_is_reported_and_counted(
         for _ in range(2):
             score(rollouts.rollout_func(prompts_of(rollouts), training))
     assert logged["hermes_rl/other_policy"] == 1.0
-    assert caplog.text.count("acts in place of the trainer's model") == 1
+    assert caplog.text.count("replaces the trainer's model") == 1
     caplog.clear()
     monkeypatch.setattr(HermesRollouts, "_policy_of", lambda self, trainer: Sampler().policy())
     with HermesRollouts(spec_in(tmp_path)) as rollouts:
@@ -357,7 +357,7 @@ def test_calls_of_a_mixed_batch_are_sampled_with_their_own_settings(monkeypatch:
     calls = [([n], replace(ASKED, temperature=heat, stop_ids=stop)) for n, (heat, stop) in enumerate(settings)]
     assert [sampled.ids for sampled in trl.generate_with_model(None, calls)] == [[100 + n] for n in range(5)]
     assert asked == [(0.5, [0, 2]), (1.0, [1, 3]), (0.5, [4])]
-    with pytest.raises(UserError, match=r"top_p=0\.9: the trainer's log-probabilities know nothing of it"):
+    with pytest.raises(UserError, match=r"top_p=0\.9: the trainer's log-probabilities ignore it"):
         trl.generate_with_model(None, [([1], replace(ASKED, top_p=0.9))])
 
 

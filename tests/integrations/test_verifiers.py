@@ -126,5 +126,5 @@ async def test_what_the_spec_masks_is_not_trainable(door: ModuleType, tmp_path: 
 async def test_what_is_not_of_a_spec_is_refused(door: ModuleType) -> None:
     with pytest.raises(UserError, match="name the spec"):
         tasks(door, "")
-    with pytest.raises(HarnessError, match="plays the tasks of HermesTaskset, not SimpleNamespace"):
+    with pytest.raises(HarnessError, match="runs the tasks of HermesTaskset, not SimpleNamespace"):
         await door.HermesHarness(None).launch(None, Trace(), None, "", "", {}, SimpleNamespace())

@@ -102,7 +102,7 @@ async def test_member_outside_of_a_compared_group_is_refused(tmp_path: Path, mem
 async def test_temperature_that_is_not_a_number_is_refused_by_name(tmp_path: Path, value: object) -> None:
     played = loop(tmp_path, Manager())
     (key, *_) = await rows(tmp_path)
-    with pytest.raises(UserError, match=r"temperature=.* of verl is no number"):
+    with pytest.raises(UserError, match=r"temperature=.* of verl is not a number"):
         await played.run({**PARAMETERS, "temperature": value}, **sample(key))
 
 
@@ -191,7 +191,7 @@ async def test_compared_members_are_refused_if_verl_does_not_identify_them(
     with pytest.raises(UserError, match=r"rewards.longest compares .* set trainer.use_v1=true"):
         await played.run(dict(PARAMETERS), **sample(key))
     monkeypatch.setattr(verl, "GATHERING", 0.2)
-    with pytest.raises(RunError, match=r"verl has begun 1 of 4 within"):
+    with pytest.raises(RunError, match=r"verl has started 1 of 4 within"):
         await played.run(dict(PARAMETERS), **sample(key, session_id=0))
 
 

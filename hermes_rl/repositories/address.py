@@ -81,7 +81,7 @@ def address_of(text: str) -> Address | None:
         repository, _, revision = remainder.partition("@")
         match = _HUB.fullmatch(repository)
         if match is None or match[2].partition("/")[0] in _KINDS:
-            raise UserError(f"{escape_controls(text)} is no repository of a hub: write hf://OWNER/NAME@REV")
+            raise UserError(f"{escape_controls(text)} is not a repository of a hub: write hf://OWNER/NAME@REV")
         return _checked(text, Address(f"hf://{repository}", _KINDS[match[1]], match[2]), revision, inside)
     if not scheme.startswith("git+"):
         return None
@@ -123,10 +123,10 @@ def _means_a_file(reference: str) -> bool:
 
 def _checked(text: str, address: Address, revision: str, inside: str) -> Address:
     if "@" in text.partition("#")[0].removeprefix(address.repository) and not revision:
-        raise UserError(f"{escape_controls(text)}: a branch, a tag or a commit is missing behind `@`")
+        raise UserError(f"{escape_controls(text)}: a branch, a tag or a commit is missing after `@`")
     if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise UserError(
-            f"{escape_controls(text)}: {escape_controls(revision)!r} is no name of a branch, a tag or a commit"
+            f"{escape_controls(text)}: {escape_controls(revision)!r} is not the name of a branch, a tag or a commit"
         )
     if inside and not plain_path(inside.rstrip("/")):
         raise UserError(

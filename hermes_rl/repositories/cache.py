@@ -85,7 +85,7 @@ def fetched(address: Address) -> Fetched:
     except Unfit as error:
         raise UserError(f"{address}: {error}") from error
     except OSError as error:
-        raise UserError(f"{address} cannot be kept in {repository}: {error.strerror or error}") from error
+        raise UserError(f"{address} cannot be stored in {repository}: {error.strerror or error}") from error
 
 
 @contextmanager

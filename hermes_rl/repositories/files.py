@@ -80,7 +80,7 @@ def _real(path: Path) -> Path:
 def _require_fit(entry: RepositoryFile, total: int, names: set[str]) -> None:
     display_name = escape_controls(entry.name.encode("utf-8", "replace").decode())
     if not plain_path(entry.name) or entry.name in names:
-        raise Unfit(f"{display_name!r} is no name of a file that may be written here")
+        raise Unfit(f"{display_name!r} is not a name of a file that may be written here")
     if total > MOST_BYTES:
         raise Unfit(
             f"with {display_name} ({entry.size:,} bytes) it is larger than {MOST_BYTES:,} bytes: an environment is "

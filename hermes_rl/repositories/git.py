@@ -95,7 +95,7 @@ def _entries(address: Address, directory_options: Sequence[str], listing: bytes)
             content = stdout.read(size)
             stdout.read(1)
             if content.startswith(_POINTER) and size < 1024:
-                raise Unfit(f"{escape_controls(name)} is kept by Git LFS, not in the repository: take it out of LFS")
+                raise Unfit(f"{escape_controls(name)} is stored in Git LFS, not in the repository: remove it from LFS")
             yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
 
 
@@ -119,7 +119,7 @@ def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, i
                 restore_signals=False,  # as in Python, a file that is too large gives an error, not a signal
             )  # fmt: skip
         except OSError as error:
-            raise UserError(f"git cannot be started ({error.strerror}): install it to play {address}") from error
+            raise UserError(f"git cannot be started ({error.strerror}): install it to fetch {address}") from error
         try:
             output, _ = child.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -137,4 +137,4 @@ def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, i
     if "File too large" in error_text:
         raise UserError(f"{address} is larger than {2 * MOST_BYTES:,} bytes: an environment is code and few rows")
     hint = "" if "://" in address.repository else "; nothing of that name is here, so it was taken for one on GitHub"
-    raise UserError(f"{address} cannot be had: git says: {escape_controls(error_text)[:600]}{hint}")
+    raise UserError(f"{address} cannot be fetched: git says: {escape_controls(error_text)[:600]}{hint}")

@@ -68,4 +68,6 @@ def _type(address: Address) -> str:
 
 def _refused(address: Address, error: Exception) -> UserError:
     reason = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
-    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {escape_controls(reason)[:300]}")
+    return UserError(
+        f"{address} cannot be fetched from the hub: {type(error).__name__}: {escape_controls(reason)[:300]}"
+    )

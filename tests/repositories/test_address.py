@@ -51,10 +51,10 @@ def test_path_below_an_existing_directory_is_not_an_address(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("owner/name@--upload-pack=touch", "no name of a branch"),
-        ("git+https://host/a@-x", "no name of a branch"),
-        ("owner/name@a..b", "no name of a branch"),
-        ("owner/name@", "missing behind `@`"),
+        ("owner/name@--upload-pack=touch", "not the name of a branch"),
+        ("git+https://host/a@-x", "not the name of a branch"),
+        ("owner/name@a..b", "not the name of a branch"),
+        ("owner/name@", "missing after `@`"),
         ("owner/name@v1#../../etc", "not a path in"),
         ("owner/name@v1#/etc", "not a path in"),
         ("hf://owner/name#a/../../b", "not a path in"),
@@ -64,8 +64,8 @@ def test_path_below_an_existing_directory_is_not_an_address(tmp_path: Path, monk
         ("git+https://host/a\nb", "names no repository"),
         ("git+https://[host/a", "names no repository: Invalid IPv6 URL"),
         ("git+file://srv/environments@v1", "three slashes in front"),
-        ("hf://name", "no repository of a hub"),
-        ("hf://spaces/name", "no repository of a hub"),
+        ("hf://name", "not a repository of a hub"),
+        ("hf://spaces/name", "not a repository of a hub"),
     ],
 )
 def test_malformed_address_is_refused(text: str, said: str) -> None:

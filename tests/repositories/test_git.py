@@ -83,7 +83,7 @@ def test_commit_is_fetched_once_over_http_and_then_read_from_the_cache(
     assert fetch(address).address.revision != old
     shutil.rmtree(origin)
     assert fetch(f"{address}@{old}") == found
-    with pytest.raises(UserError, match=f"cannot be had.*here already: {re.escape(address)}@"):
+    with pytest.raises(UserError, match=f"cannot be fetched.*here already: {re.escape(address)}@"):
         fetch(address)
 
 
@@ -106,7 +106,7 @@ def test_content_that_changed_in_the_cache_is_fetched_again(origin: Path) -> Non
     assert contents(fetch(str(found.address))) == ENVIRONMENT
     (found.folder / "more.py").write_text("import os\n")
     shutil.rmtree(origin)
-    with pytest.raises(UserError, match="cannot be had"):
+    with pytest.raises(UserError, match="cannot be fetched"):
         fetch(str(found.address))
 
 
@@ -198,7 +198,7 @@ def test_links_stay_in_the_repository(origin: Path, links: dict[str, str], leads
 )
 def test_names_that_lead_elsewhere_are_refused(origin: Path, cache: Path, name: str) -> None:
     crafted(origin, ("100644", name, b"import os\n"))
-    with pytest.raises(UserError, match=r"no name of a file that may be written here|cannot be had"):
+    with pytest.raises(UserError, match=r"not a name of a file that may be written here|cannot be fetched"):
         fetch(f"git+file://{origin}")
     assert not list(cache.rglob("out.py"))
 
@@ -253,20 +253,20 @@ def test_git_ends_in_time_with_all_that_it_has_started(
 def test_a_revision_that_is_not_there_and_a_repository_that_is_not(origin: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no branch and no tag v9"):
         fetch(f"git+file://{origin}@v9")
-    with pytest.raises(UserError, match="cannot be had"):
+    with pytest.raises(UserError, match="cannot be fetched"):
         fetch(f"git+file://{origin}@{'0' * 40}")
-    with pytest.raises(UserError, match="cannot be had: git says"):
+    with pytest.raises(UserError, match="cannot be fetched: git says"):
         fetch(f"git+file://{tmp_path}/nothing")
 
 
 def test_git_lfs_pointer_is_refused(origin: Path) -> None:
     commit(origin, {"rows.jsonl": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"})
-    with pytest.raises(UserError, match=r"rows.jsonl is kept by Git LFS"):
+    with pytest.raises(UserError, match=r"rows.jsonl is stored in Git LFS"):
         fetch(f"git+file://{origin}")
 
 
 def test_fetch_without_credentials_fails_without_a_password_prompt(server: GitServer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be had"):
+    with pytest.raises(UserError, match="cannot be fetched"):
         fetch(f"git+{server.url}/nothing@v1")
 
 

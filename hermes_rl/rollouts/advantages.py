@@ -57,10 +57,11 @@ def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]
 def of_turns(scores: Sequence[float], credit: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return the advantage of each turn of each rollout.
 
-    It is that of its rollout (`grpo`), plus the difference between its credit and the mean credit of its rollout. The
-    unit of this second part is the standard deviation of these differences over the group, or that of the scores if it
-    is larger: so it never exceeds the square root of the number of turns, however close the scores are. Its sum over
-    the turns of a rollout is zero: credit moves weight within a rollout and never between rollouts.
+    A turn's advantage is its rollout's advantage (`grpo`), plus the difference between the turn's credit and the mean
+    credit of its rollout. The unit of this second part is the standard deviation of these differences over the group,
+    or the standard deviation of the scores if it is larger. Hence it never exceeds the square root of the number of
+    turns, however close the scores are. Its sum over the turns of a rollout is zero: credit moves weight within a
+    rollout and never between rollouts.
 
     Args:
         scores: one score per rollout.

@@ -53,7 +53,7 @@ def options_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions
 
 
 def changed_agent(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
-    """Return the agent's settings changed by those of one call; raises `UserError` for one that does not fit."""
+    """Return the agent's settings, changed by the settings of one call; raises `UserError` if one does not fit."""
     settings = Agent.model_fields.keys() - {"program"}
     for name in sampling:
         if name not in settings:

@@ -558,7 +558,7 @@ class CompiledSpec:
 
     def on_stop_policy(self, stop_reason: StopReason) -> EndingPolicy:
         policy = self.spec.on_stop.get(str(stop_reason), "grade")
-        assert policy != "worst", "the spec's rules let only `retries_exhausted` say so"
+        assert policy != "worst", "the spec's rules allow `worst` for `retries_exhausted` only"
         return policy
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:

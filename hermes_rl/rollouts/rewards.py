@@ -61,8 +61,8 @@ def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
 def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
     """Return the arguments of a reward.
 
-    The `reference` of `tests_pass` may be the spec's own solution, and `state_matches` replays it with the spec's tools
-    of the state.
+    The `reference` of `tests_pass` may be the spec's own solution, and `state_matches` runs it with the spec's tools of
+    the state.
     """
     solution = {} if spec.solution is None else to_plain(spec.solution.model_dump(exclude_none=True))
     if reward.fn == "tests_pass" and reward.args.get("reference") == "solution" and solution:

@@ -95,7 +95,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         yield "its tokens are not known"
         return
     if any(reply.sampled is None for reply in result.replies) or not result.replies:
-        yield "a chat server does not say which tokens it sampled"
+        yield "a chat server does not report which tokens it sampled"
         return
     if result.program is None:  # a program's account of the policy's replies is its own, and context
         yield from _provenance(rollout)
@@ -104,7 +104,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
     excluded = result.program.untrained if result.program is not None else ()
     if sorted([*(span.turn for _, span in turns), *excluded]) != list(range(len(ledger))):
         yield (
-            f"{len(ledger)} turns were sampled, {len(excluded)} of them are left out, and the sequences hold "
+            f"{len(ledger)} turns were sampled, {len(excluded)} of them are excluded, and the sequences hold "
             f"{[span.turn for _, span in turns]}"
         )
         return
@@ -132,7 +132,7 @@ def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> I
         yield f"turn {span.turn} has {span.stop - span.start} tokens, {sampled.count} were sampled"
         return
     if sampled_digest(sequence.ids[span.start : span.stop], _logprobs(sequence, span)) != sampled.digest:
-        yield f"the tokens or log-probabilities of turn {span.turn} are not those that were sampled"
+        yield f"the tokens or log-probabilities of turn {span.turn} differ from the sampled ones"
     if span.start != sampled.prompt or zlib.crc32(sequence.ids[: span.start]) != sampled.prompt_check:
         yield f"the context of turn {span.turn} is not the one that it was sampled in"
 
@@ -235,8 +235,9 @@ class RolloutState(StrEnum):
 
 
 Baseline = Literal["seat", "row", "episode"]
-"""Rollouts with which a seat's rollout is compared: those of the same seat in the other episodes of the group; those of
-all seats with this setting in all episodes of the group; or those of all seats with this setting in its own episode.
+"""Rollouts with which a seat's rollout is compared: rollouts of the same seat in the other episodes of the group;
+rollouts of all seats with this setting in all episodes of the group; or rollouts of all seats with this setting in its
+own episode.
 """
 
 
@@ -419,8 +420,8 @@ class Rollout(RenamedAttributes):
             and (problems := attach_provenance(Group(self.key.group, self.key.row, [self])).problems)
         ):
             raise UserError(
-                "its tokens are not proven to be those that were sampled, so they are not trained on "
-                f"({len(problems)} problems, the first: {problems[0]}). allow_inexact=True trains on them all the same"
+                "its tokens are not proven to be the sampled tokens, so they are not trained on "
+                f"({len(problems)} problems, the first: {problems[0]}). allow_inexact=True trains on them anyway"
             )
         if one and len(sequences) != 1:
             raise UserError(f"rollout {self.id}: {self._why_not_one(len(sequences))}")
@@ -670,7 +671,7 @@ class Encoder:
             rollout.sequences = []  # the seat had no turn, or its program made no request
             rollout.no_tokens = None if rollout.seat.name or result.program is None else never_asked(result.program)
         elif rollout.seat.role != ONLY_SEAT.role:
-            rollout.no_tokens = f"the servers of {rollout.seat.role!r} do not say which tokens they sampled"
+            rollout.no_tokens = f"the servers of {rollout.seat.role!r} do not report which tokens they sampled"
         elif result.program is not None:
             rollout.no_tokens = "an agent program's requests have exact tokens from a token-level policy alone"
         elif rollout.no_tokens is None and self.tokenizer is not None:

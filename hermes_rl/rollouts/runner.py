@@ -266,7 +266,7 @@ class RolloutRunner:
             last = not rollout.stop_reason.rule.retried or attempt == first + self.retries
             if not last:
                 self.replayed += 1
-                log.info("rollout %s is played again (%s): %s", rollout.id, rollout.stop_reason, rollout.error)
+                log.info("retrying rollout %s (%s): %s", rollout.id, rollout.stop_reason, rollout.error)
             if last:
                 played()
                 # Let the next one start first, so that its model works while this one is recorded.
@@ -486,7 +486,7 @@ class RolloutRunner:
             never = any(rollout.state is RolloutState.EXCLUDED for rollout in group.rollouts)
             for rollout in waiting:
                 # The record of a failed one still waits: a later start runs the missing member and compares both.
-                outcome = "is left out" if never else "failed"
+                outcome = "is excluded" if never else "failed"
                 for seat in rollout.seats:
                     seat.state = RolloutState.EXCLUDED if never else RolloutState.FAILED
                     seat.error = f"not compared with its group, of which another member {outcome}: {group.detail}"

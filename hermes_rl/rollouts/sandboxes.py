@@ -92,7 +92,7 @@ def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -
     """
     missing = [name for name in names if name not in record]
     if missing:
-        raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
+        raise UserError(f"the artifact {missing[0]} was not taken when the rollouts ran; use --fresh")
     return {name: _load_artifact(run, name, record[name]) for name in names}
 
 
@@ -248,7 +248,7 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     top = spec.folder if spec.dataset.harbor is None else Path(spec.dataset.harbor)
     folder = (top / image).resolve()
     if not folder.is_relative_to(top.resolve()) or not (folder / "Dockerfile").is_file():
-        raise UserError(f"image: {image} is no folder with a Dockerfile in {top}")
+        raise UserError(f"image: {image} is not a directory with a Dockerfile in {top}")
     return str(folder)
 
 
@@ -428,7 +428,7 @@ async def _fresh(
     async with _sandbox_slots.get_semaphore():
         try:
             runtime.artifacts = artifacts
-            with _fault_of(runtime, "artifacts cannot be laid into a fresh sandbox"):
+            with _fault_of(runtime, "artifacts cannot be copied into a fresh sandbox"):
                 fresh = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
                 await runtime.laid.lay(await runtime.sandbox(), fresh)
             yield ToolContext(runtime.task_id)
@@ -459,7 +459,7 @@ class Outside:
     """Tools with external effects, in the mode of the spec: called, recorded, or replayed.
 
     Raises:
-        UserError: there is no recording to replay, or none can be created.
+        UserError: there is no recording to read, or none can be created.
     """
 
     def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
@@ -556,7 +556,7 @@ class Tooling:
             await server.close()
 
     async def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
-        """Return the tools of a rollout's group, and of its own state, which is an object or a process.
+        """Return the tools of a rollout's group and of the rollout's state, which is an object or a process.
 
         Raises:
             UserError: the state or the row lacks something that an entry names.

@@ -79,7 +79,7 @@ class BeforeWords:
             try:
                 await staging.write(sandbox, file.to, file.data, file.mode)
             except OSError as error:
-                problem = f"the file {file.to} cannot be laid down: {error.strerror}"
+                problem = f"the file {file.to} cannot be written: {error.strerror}"
                 raise ToolFailedError("", problem) from error
         await staging.keep(sandbox)
         for command in user_turn.setup:

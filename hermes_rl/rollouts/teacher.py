@@ -37,7 +37,7 @@ class Teacher:
             await self.role.scored(ids((0, 0)), self.top_k, PROBE)
         except Failure as failure:
             raise RunError(
-                f"distill: the teacher does not say which {self.top_k} tokens are the most probable at a place: "
+                f"distill: the teacher does not report which {self.top_k} tokens are the most probable at a position: "
                 f"{failure.detail}"
             ) from failure
         finally:

@@ -728,7 +728,7 @@ async def test_exact_examples_refuse_tokens_without_provenance(tmp_path: Path) -
     async with open_env(spec_in(tmp_path)) as env:
         rollout = await env.run(env.rows()[0], Policy.chat(chat, tokenizer=small_tokenizer_path()))
     assert len(rollout.examples()) == 1
-    with pytest.raises(UserError, match=r"not proven .*does not say which tokens it sampled"):
+    with pytest.raises(UserError, match=r"not proven .*does not report which tokens it sampled"):
         rollout.examples(exact=True)
 
 

@@ -114,7 +114,7 @@ def test_run_reports_retried_rollouts_and_calls(tmp_path: Path, model: Model) ->
     assert retried == {"rollouts": 1, "calls": {"policy": 1}}
     logged = [line for line in done.stderr.splitlines() if " INFO hermes_rl." in line]
     assert any("attempt 1 failed" in line and "busy" in line for line in logged), done.stderr
-    assert any("is played again" in line and "the grader is down" in line for line in logged), done.stderr
+    assert any("retrying rollout" in line and "the grader is down" in line for line in logged), done.stderr
 
 
 def test_what_was_not_done_again_is_not_told(tmp_path: Path, model: Model) -> None:

@@ -266,7 +266,9 @@ def test_tokens_that_are_not_proven_are_refused_unless_they_are_allowed(tmp_path
     policy = Policy.chat(chat, tokenizer=TOKENIZER)
     with HermesRollouts(spec_in(tmp_path), policy=policy) as rollouts:
         prompts = prompts_of(rollouts)
-        with pytest.raises(UserError, match=r"a chat server does not say which tokens it sampled.*allow_inexact=True"):
+        with pytest.raises(
+            UserError, match=r"a chat server does not report which tokens it sampled.*allow_inexact=True"
+        ):
             rollouts.rollout_func(prompts, trainer())
     with HermesRollouts(spec_in(tmp_path), policy=policy, allow_inexact=True) as rollouts:
         columns = rollouts.rollout_func(prompts_of(rollouts), trainer())

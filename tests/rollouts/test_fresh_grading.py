@@ -409,4 +409,4 @@ async def test_artifact_that_cannot_be_restored_scores_zero_with_the_reason(tmp_
     await run_process(load_spec(tmp_path / "spec.yaml"), RunOptions("process", out=tmp_path / "run"))
     (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     assert (line["score"], line["error"]) == (0, None)
-    assert "artifacts cannot be laid into a fresh sandbox" in line["rewards"]["looks"]["reason"]
+    assert "artifacts cannot be copied into a fresh sandbox" in line["rewards"]["looks"]["reason"]

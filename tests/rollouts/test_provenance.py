@@ -102,14 +102,14 @@ def _no_tokens(one: Rollout) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (_other_token, "turn 0 are not those that were sampled"),
-        (_other_logprob, "turn 0 are not those that were sampled"),
+        (_other_token, "turn 0 differ from the sampled ones"),
+        (_other_logprob, "turn 0 differ from the sampled ones"),
         (_other_context, "the context of turn 1"),
         (_lost_turn, "2 turns were sampled"),
         (_doubled_turn, "2 turns were sampled"),
         (_other_message, "the assistant message 0"),
         (_added_message, "3 assistant messages of 2 answers"),
-        (_from_chat, "a chat server does not say"),
+        (_from_chat, "a chat server does not report"),
         (_no_logprobs, "has no log-probabilities"),
         (_no_tokens, "its tokens are not known"),
     ],

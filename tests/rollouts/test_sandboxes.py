@@ -80,5 +80,5 @@ def test_built_image_directory_must_be_inside_the_spec_directory(tmp_path: Path)
     assert images("./inner") == images(str(inner)) == (str(inner), str(inner))
     assert images("inner") == ("inner", "inner")
     for image in ("../other", str(tmp_path / "other"), "./link", "./nowhere", "."):
-        with pytest.raises(UserError, match="is no folder with a Dockerfile in"):
+        with pytest.raises(UserError, match="is not a directory with a Dockerfile in"):
             images(image)

@@ -197,7 +197,9 @@ async def test_unreachable_teacher_is_reported_before_any_rollout(tmp_path: Path
 
 async def test_teacher_that_refuses_top_k_is_reported_before_any_rollout(teacher: Teaching, tmp_path: Path) -> None:
     teacher[0].most = 2
-    with pytest.raises(RunError, match=r"distill: the teacher does not say which 3 tokens .*at most 2 prompt_logprobs"):
+    with pytest.raises(
+        RunError, match=r"distill: the teacher does not report which 3 tokens .*at most 2 prompt_logprobs"
+    ):
         await play(text_of(teacher[1]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -535,7 +535,7 @@ class OutputBuffer:
         self._trim()
         if not self.dropped:
             return bytes(self._head + self._tail)
-        note = f"\n[... {self.dropped} bytes of output left out ...]\n".encode()
+        note = f"\n[... {self.dropped} bytes of output omitted ...]\n".encode()
         return bytes(self._head) + note + bytes(self._tail)
 
     def _trim(self) -> None:

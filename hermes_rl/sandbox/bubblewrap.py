@@ -395,7 +395,7 @@ def _lay(folder: Path, user: int) -> Path | None:
         if error.errno in NO_SUCH_MOUNTS:
             log.debug("sandboxes with an image share a user: %s", error)
             return None
-        raise SandboxFailure(f"the image cannot be laid below the sandbox: {error}") from error
+        raise SandboxFailure(f"the image cannot be mounted below the sandbox: {error}") from error
 
 
 def shared_prefix(python: str) -> str:
@@ -549,7 +549,7 @@ def _users_ability() -> Ability:
         # The kernel also counts it for the creator of the user namespaces, which is one user except in the first
         # namespace.
         shared = "" if as_root and ALL_USERS in Path("/proc/self/uid_map").read_text() else INOTIFY_SHARED
-        return Ability("users", f"each sandbox{which} is a user of its own outside{shared}")
+        return Ability("users", f"each sandbox{which} is a separate user outside{shared}")
     remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
     return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
 

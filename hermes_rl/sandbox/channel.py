@@ -53,7 +53,7 @@ class ConnectionLoss(Enum):
 
     ENDED = "the sandbox was lost"
     SILENT = "the sandbox did not answer"
-    DESCRIPTORS = "this machine has no descriptors left for what goes to and from the sandbox"
+    DESCRIPTORS = "this machine has no descriptors left for connections to the sandbox"
 
 
 @dataclass(frozen=True)

@@ -591,7 +591,7 @@ class _StartupState:
     def say_back(self, component: str) -> None:
         if component in self.away:
             seconds = asyncio.get_running_loop().time() - self.away.pop(component)
-            log.warning("%s is back after %.0f s; the run goes on", component, seconds)
+            log.warning("%s is back after %.0f s; the run continues", component, seconds)
 
 
 class Docker(Isolation):

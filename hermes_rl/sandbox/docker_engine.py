@@ -42,7 +42,7 @@ HEADER = 8
 """Bytes in front of each chunk of a multiplexed stream: which stream, three zeros, length (big endian)."""
 REMEDY = (
     "start the engine (`systemctl start docker`), let this user reach its socket (`usermod -aG docker $USER`, then log "
-    "in anew), or name another in DOCKER_HOST (unix:///run/user/1000/docker.sock)"
+    "in again), or name another in DOCKER_HOST (unix:///run/user/1000/docker.sock)"
 )
 
 
@@ -68,7 +68,7 @@ class RegistryAway(SandboxFailure):
 
 
 class PullStalled(SandboxFailure):
-    """A registry sends almost nothing of an image."""
+    """Failure of a pull: the registry sends almost no data."""
 
 
 def engine_socket() -> str:

@@ -69,7 +69,7 @@ for protocol in range(1, 32):
     try: socket.socket(16, socket.SOCK_DGRAM, protocol); got()
     except OSError: pass
 """,
-    "ending after others when memory ends": """
+    "surviving others when memory runs out": """
 try: open("/proc/self/oom_score_adj", "w").write("0")
 except OSError: pass
 if int(open("/proc/self/oom_score_adj").read()) < 1000: got()

@@ -64,7 +64,7 @@ def _entry(text: str) -> tuple[str, tuple[int, ...]]:
     if (match := WITH_PORT.fullmatch(host)) is not None and _literal(host) is None:
         host, ports = match["name"].strip("[]").rstrip("."), (int(match["port"]),)
     if not (NAME.fullmatch(host) or _literal(host)) or not all(0 < port < 1 << 16 for port in ports):
-        raise UserError(f"sandbox.network: {text!r} is no host name; expected pypi.org, *.example.com or pypi.org:8080")
+        raise UserError(f"sandbox.network: invalid host {text!r}; expected pypi.org, *.example.com or pypi.org:8080")
     return host, ports
 
 

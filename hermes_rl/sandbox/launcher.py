@@ -118,7 +118,7 @@ def copy_of(fd: int) -> int:
 
 def reopened(fd: int, flags: int) -> int:
     """Return a descriptor of the same pipe with a separate open file description."""
-    with as_sandbox_failure("this machine cannot open a pipe anew"):
+    with as_sandbox_failure("this machine cannot reopen a pipe"):
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
 

@@ -225,7 +225,7 @@ def _bring_interpreter(folder: Path, python: str) -> None:
     loader = next((Path(path) for path in needed if re.match(r"ld[-.].*\.so", Path(path).name)), None)
     system = next((Path(path).parent for path in needed if Path(path).name == "libc.so.6"), None)
     if loader is None or system is None:
-        raise UserError(f"sandbox.python cannot be made for an image: {python} is no program of the GNU C library")
+        raise UserError(f"sandbox.python cannot be made for an image: {python} does not use the GNU C library")
     extra_libraries = [system / name for name in _OF_WHEELS]
     extra_libraries += [Path("/usr") / path.relative_to("/") for path in extra_libraries]
     for path in {*map(Path, needed), *(path for path in extra_libraries if path.exists())}:

@@ -266,7 +266,7 @@ def parts(fields: list[str]) -> tuple[bytes, bool]:
     dropped = int(size) - len(first) - len(last)
     if tail == "-" or dropped <= 0:
         return first + last, False
-    return first + f"\n[... {dropped} bytes of output left out ...]\n".encode() + last, True
+    return first + f"\n[... {dropped} bytes of output omitted ...]\n".encode() + last, True
 
 
 # -------------------------------------------------------------------------------- link
@@ -490,7 +490,7 @@ def _ssh(config: SandboxConfig) -> Machine:
     environ = os.environ if config.environ is None else config.environ
     port = environ.get("TERMINAL_SSH_PORT") or "22"
     if not port.isdigit():
-        raise UserError(f"TERMINAL_SSH_PORT is {port!r}, which is no port")
+        raise UserError(f"TERMINAL_SSH_PORT is {port!r}, which is not a port")
     if config.known_hosts is not None and not Path(config.known_hosts).is_file():
         raise UserError(f"sandbox.ssh.known_hosts: there is no file {config.known_hosts}")
     arguments = {

@@ -65,7 +65,7 @@ def _create_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -
         os.chmod(path, entry.mode & 0o777 | 0o700)  # noqa: PTH101
         return
     if folder:
-        raise UnsafeArchiveError(f"{entry.name!r} is in the place of a folder")
+        raise UnsafeArchiveError(f"{entry.name!r} would replace a directory")
     _discard(path)
     if entry.issym():
         os.symlink(entry.linkname, path)  # noqa: PTH211
@@ -89,7 +89,7 @@ def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
 def _link(target: str, path: str, name: str) -> None:
     _parents(target)
     if not os.path.isfile(target) or os.path.islink(target):  # noqa: PTH113, PTH114
-        raise UnsafeArchiveError(f"{name!r} is a hard link to something that is no file of the archive")
+        raise UnsafeArchiveError(f"{name!r} is a hard link to something that is not a file of the archive")
     os.link(target, path, follow_symlinks=False)
 
 

@@ -30,7 +30,7 @@ from hermes_rl.sandbox.launcher import as_user, own_python
 
 @pytest.mark.parametrize("host", ["http://pypi.org", "*", "a b", "pypi.org/simple", "*.*.org", ""])
 def test_host_that_is_none(host: str) -> None:
-    with pytest.raises(UserError, match="no host name"):
+    with pytest.raises(UserError, match="invalid host"):
         create_sandbox(SandboxConfig(network=(host,)))
 
 

@@ -102,7 +102,7 @@ async def test_output_keeps_head_and_tail(sandbox: Sandbox) -> None:
     assert result.truncated
     assert result.output.startswith("1\n2\n")
     assert result.output.endswith("99999\n100000\n")
-    assert "bytes of output left out" in result.output
+    assert "bytes of output omitted" in result.output
     assert len(result.stdout) < 1100
 
 

@@ -83,7 +83,7 @@ def test_ports() -> None:
         with pytest.raises(RefusedError, match=f"port {port} of {host} is not among .*, other ports are"):
             hosts.require(host, port)
     for wrong in ("pypi.org:0", "pypi.org:70000", "pypi.org:x", "pypi.org:", ":80", "http://pypi.org"):
-        with pytest.raises(UserError, match="no host name"):
+        with pytest.raises(UserError, match="invalid host"):
             HostList([wrong])
 
 

@@ -196,7 +196,7 @@ async def test_no_number_of_background_processes_fills_the_runner(play: Player) 
         await until(lambda: not any(entry.status == "running" for entry in play.runtime.processes.all()))
     assert len(play.runtime.processes.all()) <= MOST_LISTED
     assert held(play) <= MOST_LISTED * (LISTED_OUTPUT + 100)
-    assert "left out" in play.runtime.processes.all()[0].process.output().decode()
+    assert "omitted" in play.runtime.processes.all()[0].process.output().decode()
     last = play.runtime.processes.all()[-1]
     assert (await play("process", action="poll", session_id=last.id))["status"] == "exited"
     outcome = await play.outcome("process", json.dumps({"action": "poll", "session_id": "proc_1"}))

@@ -617,7 +617,7 @@ class Sampled:
     """Version of the weights, if the response contains it."""
     model: str | None = None
     oldest: int | None = None
-    """Version that sampled the first token, if the weights have changed since; `version` is that of the last token."""
+    """Version that sampled the first token, if the weights have changed since; `version` sampled the last token."""
 
 
 class Dialect(Protocol):

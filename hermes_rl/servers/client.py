@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class ScriptRegistry(Protocol):
-    """A backend that plays the script of a rollout instead of calling a model."""
+    """A backend that runs the script of a rollout instead of calling a model."""
 
     def register(self, rollout_id: str, script: Any) -> None: ...
 
@@ -173,7 +173,7 @@ class ModelClient:
         """
         talking = [config.type for config in self.configs if not config.kind.rates]
         if talking:
-            raise UserError(f"servers.{self.name}: a server of type {talking[0]} is no reward model")
+            raise UserError(f"servers.{self.name}: a server of type {talking[0]} is not a reward model")
         return (await self.chat(ChatRequest(messages))).numbers
 
     async def scored(self, tokens: array[int], top_k: int, rollout_id: str | None = None) -> TokenLogprobs:
@@ -184,10 +184,10 @@ class ModelClient:
         chatting = [config.type for config in self.configs if not config.kind.exact]
         if chatting:
             raise UserError(
-                f"servers.{self.name}: a server of type {chatting[0]} does not say how probable given tokens are"
+                f"servers.{self.name}: a server of type {chatting[0]} does not report the probability of given tokens"
             )
         reply = await self.chat(ChatRequest((), prompt=tokens, scored=top_k, rollout_id=rollout_id))
-        assert reply.scored is not None, "a token-level server answers with what it was asked for"
+        assert reply.scored is not None, "a token-level server returns the requested log-probabilities"
         return reply.scored
 
     async def weights(self) -> int | None:
@@ -409,7 +409,7 @@ class SampledByFunction:
         A server may end a turn with its own stop tokens, which are unknown here.
         """
         if passed := set(sampling.stop_ids).intersection(chunk.ids[:-1]):
-            raise Malformed(f"the answer goes on after the token {min(passed)}, which ends a turn")
+            raise Malformed(f"the answer continues after the token {min(passed)}, which ends a turn")
         if chunk.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {chunk.ids[-1]}:
             raise Malformed(f"the answer says `stop`, and its last token {chunk.ids[-1]} ends no turn")
         if None not in (chunk.oldest, chunk.version) and chunk.oldest > chunk.version:  # type: ignore[operator]
@@ -674,5 +674,5 @@ class TokenServerClient:
 
 def _scoring(dialect: Dialect, config: ServerConfig) -> ScoringDialect:
     if not isinstance(dialect, ScoringDialect):
-        raise UserError(f"a server of type {config.type} does not say how probable given tokens are")
+        raise UserError(f"a server of type {config.type} does not report the probability of given tokens")
     return dialect

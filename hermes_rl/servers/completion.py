@@ -31,7 +31,7 @@ def as_chat_server(server: Any) -> ChatServer:
         return cast(ChatServer, server)
     if callable(getattr(server, "chat_completion", None)):
         return CompletionAdapter(server)
-    raise TypeError(f"{type(server).__name__} is no model server: it has neither chat() nor chat_completion()")
+    raise TypeError(f"{type(server).__name__} is not a model server: it has neither chat() nor chat_completion()")
 
 
 class CompletionAdapter:

@@ -98,7 +98,7 @@ def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Find
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
     differing = [pair for pair in both if abs(pair[0] - pair[1]) > NOISE]
     if differing:
-        return Finding(True, "log-probabilities are those that were sampled from, at any temperature")
+        return Finding(True, "log-probabilities are of the sampled distribution, at any temperature")
     certain = bool(both) and any(value < -NOISE for value, _ in both)
     description = (
         "are raw (before temperature and top_p)" if certain else "may be raw: this server samples without doubt"

@@ -245,7 +245,7 @@ class PooledServer:
     served: int = 0
     limiter: Limiter = field(init=False)
     announced: bool = False
-    """True if the user was told that this server is down or failing."""
+    """True if the user has been notified that this server is down or failing."""
 
     def __post_init__(self) -> None:
         self.limiter = Limiter(self.backend.config.max_concurrency)
@@ -371,7 +371,7 @@ class ServerPool:
         if failing_since is not None and server.announced:
             server.announced = False
             seconds = self.clock() - failing_since
-            self.say(f"the server at {server.address} is back after {seconds:.0f} s; the run goes on")
+            self.say(f"the server at {server.address} is back after {seconds:.0f} s; the run continues")
 
     def _failed(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
         was_down = server.health.down

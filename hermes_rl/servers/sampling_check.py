@@ -57,7 +57,7 @@ class Distribution:
         return self.variation <= max(VARIATION, 3 * self.noise)
 
     def finding(self, how: str) -> Finding:
-        """Return the finding in words; `how` describes the requested sampling."""
+        """Return the finding as text; `how` describes the requested sampling."""
         detail = (
             f"{self.draws} draws of one token with {how}: total variation {self.variation:.3f} from the "
             f"log-probabilities that came with them (chance alone: {self.noise:.3f}; {self.tokens} different tokens)"
@@ -76,7 +76,7 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         return [Finding(True, "at temperature 0 nothing is drawn: the most probable token is taken")]
     try:
         renderer = await server.renderer()
-        prompt = renderer.first([{"role": "user", "content": "Name a colour, and say why you like it."}], None)
+        prompt = renderer.first([{"role": "user", "content": "Name a colour, and explain your choice."}], None)
         sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p)
         shaping = in_words(temperature, top_p)
         target_logprob = _LIKELY if shaping else _UNDECIDED

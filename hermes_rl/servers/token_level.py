@@ -119,7 +119,7 @@ class TokenServer:
     async def _score(self, request: ChatRequest, top_k: int) -> ChatReply:
         """Return the log-probabilities of the request's tokens: ids, a text, or messages rendered by the template."""
         if not isinstance(self._source, ScoresTokens):
-            raise UserError("a function that samples does not say how probable given tokens are; name a server")
+            raise UserError("a function that samples does not report the probability of given tokens; name a server")
         text = request.prompt
         if text is None:
             text = (await self._prompt(await self.renderer(), Transcript(), request)).ids

@@ -236,7 +236,7 @@ class HttpAnswer:
 
 
 def _is_address(url: str) -> bool:
-    """Return True if a URL that can be taken apart has the scheme, the host and the port of an HTTP server."""
+    """Return True if a URL that can be parsed has the scheme, the host and the port of an HTTP server."""
     parts = urlsplit(url)
     is_printable = url.isprintable() and " " not in url
     return is_printable and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -253,7 +253,7 @@ class Transport:
         except ValueError as error:
             raise UserError(f"base_url: {error}") from None
         if not _is_address(config.base_url):
-            raise UserError(f"base_url {public_url(config.base_url)!r} must begin with http:// or https:// and a host")
+            raise UserError(f"base_url {public_url(config.base_url)!r} must start with http:// or https:// and a host")
         self._config = config
         self._base = public_url(config.base_url).rstrip("/")
         self._query = urlsplit(config.base_url).query or None
@@ -460,7 +460,7 @@ def _decompressed(raw: bytes, max_bytes: int) -> bytes | None:
 
 
 def _too_large(max_bytes: int) -> str:
-    return f"the reply has more than {max_bytes} bytes after decompression, the most that is read for what was asked"
+    return f"the reply has more than {max_bytes} bytes after decompression, the limit of this request"
 
 
 async def _read_aside(read: Callable[[bytes], T], raw: bytes) -> T:
@@ -472,7 +472,7 @@ def _tls_context() -> ssl.SSLContext:
     """Return the TLS settings of this process.
 
     aiohttp creates its own settings when it is imported. A worker is a fork of a process that imported it without
-    variables, so SSL_CERT_FILE, which names a company's certificates, would have no effect.
+    variables, so SSL_CERT_FILE, which names a company's TLS certificates, would have no effect.
     """
     context = ssl.create_default_context()
     context.set_alpn_protocols(("http/1.1",))

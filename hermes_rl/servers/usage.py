@@ -98,7 +98,7 @@ class Usage:
     def record(self) -> dict[str, float]:
         """Return the JSON form: `cost` if the cost of all calls is known, else `known_cost` and `unpriced`.
 
-        It lacks `seconds`, so that the records of equal rollouts are equal; those have times of their own.
+        It omits `seconds`, so that the records of equal rollouts are equal; rollouts record their times separately.
         """
         always, optional = _COUNTS[:3], ("cached_tokens", "uncounted", "unanswered")
         counts: dict[str, float] = {name: getattr(self, name) for name in always}
@@ -130,7 +130,7 @@ def cached_tokens_of(reported: Mapping[str, Any]) -> int:
 
 
 def price_of(prices: Mapping[str, float | None], prompt: float, completion: float, cached: float) -> float:
-    """Return the US dollars of tokens, of which `cached` ones of the prompt have a price of their own if it is known.
+    """Return the US dollars of tokens, of which `cached` ones of the prompt have a separate price if it is known.
 
     Args:
         prices: US dollars for a million tokens: `prompt`, `completion`, and perhaps `cached`.
@@ -190,7 +190,7 @@ class Meter:
             task = self._cancelled_task
             if task is not None:
                 task.get_loop().call_soon_threadsafe(task.cancel)
-            # It ends here by that cancellation. A reward in a thread is not cancelled: nobody waits for it by then.
+            # This cancellation ends it here. A reward in a thread is not cancelled: its caller has stopped waiting.
             await asyncio.sleep(REFUSED)
             raise asyncio.CancelledError
         self._outermost._sent(role, 1)

@@ -24,7 +24,7 @@ def test_token_level_servers_are_made_without_asking_them_anything(kind: str) ->
         (ServerConfig("trl", "http://localhost:1"), "use `type: vllm`"),
         (ServerConfig("opneai", "http://localhost:1"), "did you mean `openai`"),
         (ServerConfig("openai"), "needs a base_url"),
-        (ServerConfig("openai", "localhost:9001/v1"), "must begin with http"),
+        (ServerConfig("openai", "localhost:9001/v1"), "must start with http"),
         (ServerConfig("openai", "http://None:None/v1"), "expected an address"),
         (ServerConfig("openai", "http://a\nb/v1"), "and a host"),
         (ServerConfig("openai", "http://[::1/v1"), "expected an address"),

@@ -76,7 +76,7 @@ async def test_non_numeric_reward_model_score_is_retried_and_then_fails(
 async def test_a_server_that_talks_gives_no_numbers(loopback: Start) -> None:
     server = await loopback()
     async with create_client("judge", [ServerConfig(type="openai", base_url=server.url, model="m")]) as model:
-        with pytest.raises(UserError, match=r"servers\.judge: a server of type openai is no reward model"):
+        with pytest.raises(UserError, match=r"servers\.judge: a server of type openai is not a reward model"):
             await model.rated(TALK)
 
 

@@ -64,7 +64,7 @@ def test_what_was_said_is_the_same_after_a_way_through_a_file() -> None:
     assert TokenLogprobs.unpacked(json.loads(json.dumps(said.packed()))) == said
     with pytest.raises(ValueError, match="2 places with 3 tokens each"):
         TokenLogprobs(said.token_logprobs, 3, said.top_ids, said.top_logprobs)
-    with pytest.raises(ValueError, match="no packed log-probabilities: error"):
+    with pytest.raises(ValueError, match="not packed log-probabilities: error"):
         TokenLogprobs.unpacked({"own": ""})
 
 

@@ -1,1 +1,1 @@
-"""Implement `type: scripted`: a real HTTP server on loopback that plays written turns instead of calling a model."""
+"""Implement `type: scripted`: a real HTTP server on loopback that returns scripted turns instead of calling a model."""

@@ -1,5 +1,5 @@
-"""Run the HTTP server that plays scripts, on a free loopback port, and the backend of `type: scripted`, which starts
-it.
+"""Run the HTTP server that returns scripted turns, on a free loopback port, and the backend of `type: scripted`, which
+starts it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class ScriptedServer:
             body = json.loads(await request.read())
             prompt = [int(token) for token in body["prompt"]]
         except (ValueError, TypeError, KeyError):
-            return _refused("the body is no request for token ids")
+            return _refused("the body is not a request for token ids")
         return web.json_response(continuation(self._script(request), prompt, body, self._model, self._tokenizer))
 
     def _script(self, request: web.Request) -> Script:

@@ -48,7 +48,7 @@ _STATUSES = {
     413: "the body is too large",
     422: "something in the request is wrong: `place` says where",
     429: "there is no room now: ask again after Retry-After seconds",
-    503: "the service is ending: ask again after Retry-After seconds",
+    503: "the service is shutting down: ask again after Retry-After seconds",
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": text} for status, text in _STATUSES.items()
@@ -181,7 +181,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
 
     @app.get("/v1/metrics")
     async def metrics() -> Response:
-        """Say what has gone through the service since it began."""
+        """Return the counts of the service since its start."""
         return JsonAnswer(metrics_of(service, sessions))
 
     @app.get("/v1/rows", response_model=RowsTold)
@@ -261,7 +261,7 @@ def add_aggregation(app: FastAPI) -> None:
 
     @app.post("/aggregate_metrics")
     async def aggregate(request: Request) -> Response:
-        """Sum up what /run has answered; rows that failed are no part of it."""
+        """Aggregate the results of /run; failed rows are excluded."""
         body = await request.body()
         if len(body) <= IN_THREAD:
             status, text = nemo_gym.aggregation(body)

@@ -111,7 +111,9 @@ class Batch:
             end = {"cut": str(error)}
         await self.close()
         if not end and groups < len(self._request.rows):
-            reason = "the service is ending" if self._service.draining.is_set() else "a budget of the spec is used up"
+            reason = (
+                "the service is shutting down" if self._service.draining.is_set() else "a budget of the spec is used up"
+            )
             end = {"cut": f"{reason}: ask the same batch again"}
         yield write_json({"end": True, "groups": groups, "dropped": dropped, **end}, ascii_only=True) + b"\n"
 

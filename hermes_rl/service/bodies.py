@@ -18,7 +18,7 @@ TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1_000_000, fail_fast=True)
 ]
 Text = Annotated[str, StringConstraints(max_length=1 << 21)]
-"""Text of a turn: longer ones would hold up other rollouts while they become tokens."""
+"""Text of a turn: longer ones would delay other rollouts while they are tokenized."""
 SplitName = Literal["train", "eval"]
 
 
@@ -40,7 +40,7 @@ class PolicyRequest(RequestBody):
     version: Version | None = Field(None, description="Of its weights now; see PUT /v1/policy.")
     weights_path: Name | None = Field(None, description="Path at the server that answers with the version.")
     api_key_env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")] | None = Field(
-        None, description="Variable of the service that holds the key; only those that the service was told to allow."
+        None, description="Variable of the service that holds the key; the service must allow this variable."
     )
 
 
@@ -59,7 +59,7 @@ class RolloutsRequest(RequestBody):
     split: SplitName = "train"
     sampling: dict[str, Any] = Field(default_factory=dict, description="Settings of the spec's `agent`.")
     max_staleness: Version | None = Field(
-        None, description="Groups whose oldest weights are more versions behind are dropped when they are handed out."
+        None, description="Groups whose oldest weights are more versions old are dropped when they are handed out."
     )
     policy: PolicyRequest | None = Field(None, description="Default: the spec's.")
 
@@ -70,7 +70,9 @@ class SessionAsked(RequestBody):
     row: Key
     split: SplitName = "train"
     sampling: dict[str, Any] = Field(default_factory=dict, description="Settings of the spec's `agent`.")
-    tokenizer: Name | None = Field(None, description="So that a step may be token ids; default: that of the policy.")
+    tokenizer: Name | None = Field(
+        None, description="So that a step may be token ids; default: the policy's tokenizer."
+    )
 
 
 class FunctionAsked(RequestBody):
@@ -108,7 +110,7 @@ class StepRequest(RequestBody):
 
 
 class DifferenceTold(RequestBody):
-    """How far the trainer's log-probabilities of the tokens of a step are from those that were sampled, in nats."""
+    """Difference between the trainer's log-probabilities of the tokens of a step and the sampled ones, in nats."""
 
     mean: float = Field(ge=0, allow_inf_nan=False)
     largest: float | None = Field(None, ge=0, allow_inf_nan=False)
@@ -128,7 +130,7 @@ class RunAsked(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     responses_create_params: dict[str, Any]
-    verifier_metadata: dict[str, Any] = Field(description="`row_key`: which row is played.")
+    verifier_metadata: dict[str, Any] = Field(description="`row_key`: the row to run.")
 
 
 # ----------------------------------------------------------------------------------------------------- Answers
@@ -157,7 +159,7 @@ class SequenceTold(BaseModel):
     mask: list[int] = Field(description="1 where a token is trained on.")
     logprobs: list[float] | None = Field(description="As sampled, 0.0 where the mask is 0; null: not known.")
     spans: list[tuple[int, int, int]] = Field(
-        description="Each turn in it, from 0, with the place of its first token and that behind its last."
+        description="Each turn in it, from 0, with the position of its first token and the position after its last."
     )
 
 
@@ -167,8 +169,8 @@ class RolloutResponse(BaseModel):
     id: str
     score: float | None = Field(description="null: it was not scored, or its group was dropped.")
     baseline: float | None = Field(
-        description="What it counts as where scores of the group are compared: its score, or that of the worst for one "
-        "that infrastructure failed again and again, where the spec says `on_stop: {retries_exhausted: worst}`."
+        description="Value in comparisons of the group's scores: its score, or the worst score of the group if its "
+        "retries are exhausted and the spec has `on_stop: {retries_exhausted: worst}`."
     )
     stop_reason: str
     error: str | None
@@ -182,7 +184,9 @@ class RolloutResponse(BaseModel):
     seat: str | None = Field(None, description="Of several agents: whose it is.")
     server: str | None = Field(None, description="Of several agents: the role of `servers` that sampled it.")
     weights: list[int | None] | None = Field(None, description="Of several agents: as `weights` of the group.")
-    compared: str | None = Field(None, description="Of several agents: those of one name are one group for advantages.")
+    compared: str | None = Field(
+        None, description="Of several agents: rollouts with the same name are one group for advantages."
+    )
 
 
 class GroupTold(BaseModel):
@@ -190,7 +194,7 @@ class GroupTold(BaseModel):
 
     group: str
     row_key: str
-    dropped: str | None = Field(description="null, or a stop reason, or `inexact`: nothing of it may be trained on.")
+    dropped: str | None = Field(description="null, or why it must not be trained on: a stop reason or `inexact`.")
     detail: str | None
     weights: list[int | None] = Field(description="The oldest and the newest version that sampled it.")
     provenance: dict[str, Any] | None

@@ -53,7 +53,7 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
     app = bare_app(
         "What several environments share; each has its own description below its path.",
         token=token,
-        elsewhere=f"; those of an environment are below its name: {paths}",
+        elsewhere=f"; the paths of an environment are below its name: {paths}",
     )
 
     @app.get("/v1/health", response_model=HealthOfAllTold)
@@ -66,7 +66,7 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
 
     @app.get("/v1/metrics")
     async def metrics() -> Response:
-        """Say what has gone through each environment since the service began."""
+        """Return the counts of each environment since the start of the service."""
         return JsonAnswer({name: metrics_of(*served) for name, served in environments.items()})
 
     @app.put("/v1/policy", status_code=204, response_class=Response)

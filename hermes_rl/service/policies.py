@@ -76,8 +76,8 @@ class Policies:
             raise wrong(
                 "version_falls",
                 "version",
-                f"version {newest} was told before, and versions only rise; to go on from older weights, start the "
-                "service anew",
+                f"version {newest} was reported before, and versions only rise; to continue from older weights, "
+                "restart the service",
             )
 
     def resolve_policy(self, request: PolicyRequest | None, playing: Collection[Policy] = ()) -> Policy:
@@ -115,8 +115,8 @@ class Policies:
         raise wrong(
             "too_many_policies",
             "policy",
-            f"{MOST} policies play already; a policy whose name changes with its weights needs `tokenizer`, and is one "
-            "policy then",
+            f"{MOST} policies are in use already; a policy whose name changes with its weights needs `tokenizer`, "
+            "and is one policy then",
         )
 
     def _get_spec_policy(self) -> Policy:

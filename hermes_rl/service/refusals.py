@@ -38,4 +38,4 @@ def wrong(error: str, location: str, detail: str, **fields: Any) -> Refused:
 
 def service_ending() -> Refused:
     """Return the response of a service that is about to end."""
-    return Refused(503, "ending", "the service is ending and takes nothing new: ask its successor")
+    return Refused(503, "ending", "the service is shutting down and takes no new requests: ask its successor")

@@ -48,7 +48,7 @@ class HeldSession:
         if (request.message is None) == (request.ids is None):
             raise wrong("step", "message", "a step has a `message` or `ids`")
         if self.answer.get("done"):
-            raise wrong("ended", "session", "the rollout has ended; begin another session")
+            raise wrong("ended", "session", "the rollout has ended; start another session")
         self.stepping = True
         details = {"logprobs": request.logprobs, "finish": request.finish, "version": request.version}
         try:
@@ -117,7 +117,7 @@ class Sessions:
         service = self._service
         (row,) = service.require_rows([request.row], request.split, "row")
         if len(self._sessions) >= MOST:
-            raise Refused(429, "too_many", f"{MOST} sessions are held: delete those that have ended")
+            raise Refused(429, "too_many", f"{MOST} sessions are held: delete ended sessions")
         options = {"split": request.split, "sampling": request.sampling, "tokenizer": request.tokenizer}
         with service.make_reservation() as reservation:
             reservation.take(1)

@@ -30,7 +30,7 @@ def unproven(group: Group) -> str | None:
     if provenance is not None and provenance.exact:
         return None
     problems = provenance.problems if provenance is not None else ("it has no token provenance",)
-    return f"its tokens are not proven to be those that were sampled: {problems[0]}"
+    return f"its tokens are not proven to be the sampled tokens: {problems[0]}"
 
 
 class Metrics:
@@ -131,7 +131,7 @@ class Service:
         if unknown:
             detail = (
                 f"{len(unknown)} of {len(keys)} keys are not of the split {split!r}; "
-                f"GET /v1/rows?split={split} has those that are"
+                f"GET /v1/rows?split={split} lists the keys of the split"
             )
             raise wrong("unknown_row", location, detail, rows=unknown[:SHOWN])
         return [self._rows[split][indices[key]] for key in keys]
@@ -145,8 +145,8 @@ class Service:
             raise wrong(
                 "inexact",
                 "policy.type",
-                "a server of messages does not say which tokens it sampled: name a token-level type (vllm, sglang), or "
-                "set serve.allow_inexact: true in the service's spec",
+                "a server of messages does not report which tokens it sampled: name a token-level type (vllm, sglang), "
+                "or set serve.allow_inexact: true in the service's spec",
             )
         try:
             await policy.prepare()
@@ -197,8 +197,7 @@ class Place:
                 429,
                 "too_many",
                 f"{count} rollouts are asked for, and {service.in_flight} of at most {service.max_requests} are "
-                "being played: "
-                "ask for fewer rows, or later",
+                "running: ask for fewer rows, or later",
                 most=service.max_requests,
                 asked=count,
                 taken=service.in_flight,

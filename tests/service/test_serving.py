@@ -93,7 +93,7 @@ async def test_shutdown_completes_started_groups_and_starts_no_others(tmp_path: 
             lines, end = await answering
             assert 0 < len(lines) < 40, "what was begun is read to its end, and the rest is not begun"
             assert end["groups"] == len(lines)
-            assert "the service is ending" in end["cut"]
+            assert "the service is shutting down" in end["cut"]
             assert await asyncio.to_thread(service.process.wait, 30) == 0
         after = await served_in(tmp_path, 40, more="serve: {concurrency: 4}\n")
         with after:
@@ -117,7 +117,7 @@ async def test_batch_that_exceeds_the_drain_time_is_cut_with_a_notice(tmp_path: 
             assert await asyncio.to_thread(service.terminate) == 0
             lines, end = await answering
             assert (lines, end["groups"]) == ([], 0)
-            assert "the service is ending" in end["cut"]
+            assert "the service is shutting down" in end["cut"]
             asked = len(model.asked)
             model.resume()
             await until(stays(lambda: len(model.asked)))

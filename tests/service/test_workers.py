@@ -152,7 +152,7 @@ async def test_what_is_not_finished_in_time_is_cut_in_workers_too(tmp_path: Path
         await holds(lambda: len(model.asked) == 4)
         service.process.send_signal(signal.SIGTERM)
         lines, end = await answering
-        assert (lines, "the service is ending" in end["cut"]) == ([], True)
+        assert (lines, "the service is shutting down" in end["cut"]) == ([], True)
         assert await asyncio.to_thread(service.process.wait, BOUND) == 0
         await holds(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()])
 

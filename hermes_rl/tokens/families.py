@@ -297,7 +297,7 @@ class _FamilyTokenizer:
                     renamed[position] = _PART + position
                     texts[_PART + position] = full_text if position == row[0] else ""
         if "".join(texts[token] for token in renamed) != self.decode(tokens):
-            raise ValueError(f"{self.name_or_path} decodes tokens otherwise beside others")
+            raise ValueError(f"{self.name_or_path} decodes tokens differently next to other tokens")
         return renamed, texts
 
     @contextmanager

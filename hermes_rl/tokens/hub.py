@@ -109,7 +109,7 @@ def auto_tokenizer() -> Any:
 
     AutoTokenizer imports configurations of models, and with them a module that imports torch if it is installed. Torch
     takes seconds and several hundred MB, and only models use it: the module gets a `_LazyTorch`. Every other module, in
-    `transformers` too, finds torch as it is installed.
+    `transformers` too, finds the installed torch.
     """
     without_advice()
     with _IMPORTING:
@@ -200,8 +200,8 @@ def _load(name_or_path: str, local: bool) -> Any:
     except (ImportError, OSError, ValueError, KeyError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TokenizerUnavailable(
-            f"the tokenizer {name_or_path!r} cannot be had: {first_line}\n"
-            "Name one that can be had under `tokenizer` of the server (a hub name or a folder)."
+            f"the tokenizer {name_or_path!r} cannot be loaded: {first_line}\n"
+            "Name an available one under `tokenizer` of the server (a hub name or a folder)."
         ) from error
     return _with_template(tokenizer, name_or_path)
 

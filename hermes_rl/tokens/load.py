@@ -27,7 +27,7 @@ from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, small_tokeniz
 
 TEMPLATE = "template"
 OWN = "hermes-rl/"
-"""Prefix of the names of the package's own tokenizers, which no family knows."""
+"""Prefix of the names of the bundled tokenizers, which no family knows."""
 _LOADING = Lock()
 """Lock: servers of one model load concurrently, and a library that another thread is importing cannot be used yet."""
 

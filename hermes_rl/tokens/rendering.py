@@ -185,7 +185,7 @@ def require_tools(tokenizer: Tokenizer) -> None:
         ("the results of calls", probes.RESULT in text),
     ):
         if not is_there:
-            raise RendererRefused(f"the chat template of {tokenizer.name} leaves out {subject}")
+            raise RendererRefused(f"the chat template of {tokenizer.name} omits {subject}")
 
 
 def closers(tokenizer: Tokenizer) -> list[str]:
@@ -212,8 +212,7 @@ def closers(tokenizer: Tokenizer) -> list[str]:
         refusal_note = f" ({refusals[0]})" if refusals else ""
         raise RendererRefused(
             f"the chat template of {tokenizer.name} ends a turn with no control token{refusal_note}, so its tokens "
-            "cannot be "
-            "told from the next message; use another tokenizer, or `type: openai`"
+            "cannot be distinguished from the next message; use another tokenizer, or `type: openai`"
         )
     return list(dict.fromkeys(stops))
 

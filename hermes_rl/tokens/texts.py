@@ -27,7 +27,7 @@ T = TypeVar("T")
 Write = Callable[["Messages", "Tools | None"], str]
 """Messages and tools → the text of a prompt."""
 DIGITS = (24, 31)
-"""Number of digits of the two words of a prompt. Some templates treat words of different lengths differently."""
+"""Number of digits of the two random words in a prompt. Some templates treat words of different lengths differently."""
 
 
 def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
@@ -73,18 +73,20 @@ def guarded(
             other = Guard(tokenizer, messages, tools, everywhere=everywhere, digits=DIGITS[1])
             other._encoded = guard._encoded  # the same pieces, unless the template changed the text
             if make(other) != encoded_prompt or other.forged:
-                raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
+                raise TemplateRefused(
+                    "the chat template changes texts, so control tokens cannot be distinguished from text"
+                )
         if write is not None:
             _require_texts(messages, tools, write, since, guard.prompt)
         return encoded_prompt
-    raise TemplateRefused("the tokenizer finds other control tokens than those that a text contains")
+    raise TemplateRefused("the tokenizer finds other control tokens than a text contains")
 
 
 def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str) -> None:
     """Raise `TemplateRefused` unless each text from message `since` on is in the prompt complete, once and in order.
 
     `write` writes the prompt again with two words around each text, which mark its position. Templates move system
-    texts to one place and read switches from them, and they omit parts of the model's own turns.
+    texts to one place and read switches from them, and they omit parts of the model's turns.
     """
     word, order = stand_in(messages, tools), list[str]()
     indexes = dict[tuple[str, str], str]()
@@ -156,11 +158,11 @@ class Guard:
         self.prompt = ""
         """The encoded text without breaks."""
         self.forged = False
-        """True if an encoded text had other control tokens than those that it contains."""
+        """True if an encoded text had other control tokens than the text contains."""
         self.messages: Messages = messages
         self.tools = tools or None
         if not everywhere and not self._of_others.touches(_strings((messages, tools))):
-            return  # the strings of the model's own texts are among these
+            return  # these include the strings of the model's texts
         risks = [self._of_model if message.get("role") == "assistant" else self._of_others for message in messages]
         if not everywhere and not any(map(_is_risky, (*risks, self._of_others), (*messages, tools))):
             return

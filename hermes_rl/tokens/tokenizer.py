@@ -128,7 +128,7 @@ class SmallTokenizer:
 
 
 def small_tokenizer_path() -> Path:
-    """Return the directory of the package's own tokenizer; `transformers` loads it without a network."""
+    """Return the directory of the bundled tokenizer; `transformers` loads it without a network."""
     return Path(__file__).parent / "small"
 
 

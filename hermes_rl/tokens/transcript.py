@@ -203,7 +203,7 @@ class TokenLogprobs:
             token_logprobs, values = _numbers(record["own"], numbers()), _numbers(record["logprobs"], numbers())
             return cls(token_logprobs, int(record["top_k"]), _numbers(record["ids"], ids()), values)
         except (KeyError, TypeError, zlib.error) as error:
-            raise ValueError(f"these are no packed log-probabilities: {type(error).__name__}: {error}") from error
+            raise ValueError(f"these are not packed log-probabilities: {type(error).__name__}: {error}") from error
 
 
 def packed(sequence: TokenSequence) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def packed(sequence: TokenSequence) -> dict[str, Any]:
 
 
 LARGEST_PACKED = 1 << 28
-"""Maximum bytes of the ids or log-probabilities of a sequence: those of 32 million tokens."""
+"""Maximum bytes of the ids or log-probabilities of a sequence, enough for 32 million tokens."""
 
 
 def unpacked(record: Mapping[str, Any]) -> TokenSequence:
@@ -229,7 +229,7 @@ def unpacked(record: Mapping[str, Any]) -> TokenSequence:
         sampled = None if record["logprobs"] is None else _numbers(record["logprobs"], numbers())
         return TokenSequence(_numbers(record["ids"], ids()), spans, sampled)
     except (KeyError, TypeError, zlib.error) as error:
-        raise ValueError(f"this is no packed sequence: {type(error).__name__}: {error}") from error
+        raise ValueError(f"this is not a packed sequence: {type(error).__name__}: {error}") from error
 
 
 def _text(values: array[Any]) -> str:
@@ -404,7 +404,7 @@ def _parse_number(text: str) -> float:
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     by_name = dict(pairs)
     if len(by_name) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name occurs twice")
     return by_name
 
 

@@ -60,7 +60,7 @@ def test_groups_that_a_trainer_cannot_use_are_foretold(capsys: pytest.CaptureFix
 def test_dry_run_reports_an_unavailable_tokenizer_once(capsys: pytest.CaptureFixture[str]) -> None:
     server = "servers.policy={type: vllm, base_url: 'http://127.0.0.1:9/v1', model: m, tokenizer: ./none}"
     (line,) = [one for one in foretold(capsys, *SMALL, "--set", server).splitlines() if one.startswith("tokenizer:")]
-    assert line.count("cannot be had") == 1
+    assert line.count("cannot be loaded") == 1
 
 
 def test_what_it_foretells_is_what_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ def test_tokens_need_a_tokenizer(spec: str, capsys: pytest.CaptureFixture[str]) 
     policy = ["--openai.base_url", "http://127.0.0.1:9/v1", "--openai.model_name", "/no/such/model"]
     capsys.readouterr()
     assert status(["render", spec, "--tokens", *policy]) == 2
-    assert "the tokenizer '/no/such/model' cannot be had" in capsys.readouterr().err
+    assert "the tokenizer '/no/such/model' cannot be loaded" in capsys.readouterr().err
 
 
 def test_what_a_row_holds_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

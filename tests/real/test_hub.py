@@ -153,4 +153,4 @@ def test_a_tokenizer_whose_download_breaks_off_is_one_clear_error(hub: Hub, tmp_
     hub.trouble = lambda path: -1 if path.endswith("tokenizer.json") else 0
     done = encoded(hub, tmp_path)
     assert done.returncode != 0
-    assert "TokenizerUnavailable: the tokenizer 'org/tiny' cannot be had" in done.stderr
+    assert "TokenizerUnavailable: the tokenizer 'org/tiny' cannot be loaded" in done.stderr

@@ -55,9 +55,9 @@ def refuses_tools(tokenizer: Any) -> str:
 def test_a_template_that_cannot_do_it_is_refused_with_the_reason() -> None:
     with pytest.raises(RendererRefused, match="ends a turn with no control token"):
         make_renderer(changed("kimi", FAMILIES["kimi"].template, "{% for m in messages %}{{ m.content }}{% endfor %}"))
-    assert "leaves out the tools" in refuses_tools(changed("hermes", "for t in tools", "for t in []"))
-    assert "leaves out the results" in refuses_tools(changed("hermes", "<tool_response>\n{{ m.content }}", "<r>"))
-    assert "leaves out the arguments" in refuses_tools(changed("hermes", "{{ c.function.arguments | tojson }}", "{}"))
+    assert "omits the tools" in refuses_tools(changed("hermes", "for t in tools", "for t in []"))
+    assert "omits the results" in refuses_tools(changed("hermes", "<tool_response>\n{{ m.content }}", "<r>"))
+    assert "omits the arguments" in refuses_tools(changed("hermes", "{{ c.function.arguments | tojson }}", "{}"))
     with pytest.raises(RendererRefused, match="does not fit the tokenizer"):
         make_renderer(load_tokenizer(), RendererSettings("kimi_k2"))
 

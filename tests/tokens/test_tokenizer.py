@@ -138,7 +138,7 @@ def test_images_are_refused(hub: Tokenizer) -> None:
 
 
 def test_unavailable_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerUnavailable, match="cannot be had") as caught:
+    with pytest.raises(TokenizerUnavailable, match="cannot be loaded") as caught:
         load_tokenizer(str(tmp_path))
     assert isinstance(caught.value, UserError)
 

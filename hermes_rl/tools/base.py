@@ -78,7 +78,7 @@ def capped(text: str, limit: int) -> str:
         return text
     head = limit * 2 // 5
     dropped = len(text) - limit
-    return f"{text[:head]}\n[... {dropped} characters left out ...]\n{text[-(limit - head) :]}"
+    return f"{text[:head]}\n[... {dropped} characters omitted ...]\n{text[-(limit - head) :]}"
 
 
 def readable(output: bytes) -> str:
@@ -174,7 +174,7 @@ class ProcessTable:
         if identity not in self._entries:
             ids = ", ".join(self._entries) or "none"
             dropped = (
-                f"; of those that have ended, only the last of {MOST_LISTED} are kept"
+                f"; of the ended ones, only the last of {MOST_LISTED} remain"
                 if self._started_count > len(self._entries)
                 else ""
             )
@@ -310,7 +310,7 @@ def require_usable(tool: Tool) -> Tool:
     Raises `UserError` if the schema cannot be used to check arguments.
     """
     if tool.arguments != "strict" and (problem := _problem_of(json.dumps(tool.parameters, default=str))) is not None:
-        raise UserError(f"the parameters of the tool `{tool.name}` are no JSON Schema that can be used: {problem}")
+        raise UserError(f"the parameters of the tool `{tool.name}` are not a usable JSON Schema: {problem}")
     return tool
 
 
@@ -475,7 +475,7 @@ class ToolRuntime:
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 if nothing used it."""
         self.sandbox_started_at: float | None = None
-        """Time at which the start of the sandbox began, in seconds since 1970; None if nothing used it."""
+        """Start time of the sandbox, before it was ready, in seconds since 1970; None if nothing used it."""
         self.acts = 0
         """Number of the agent's actions on the sandbox."""
         self._prepared = not run
@@ -723,7 +723,9 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
 def _require_image(task_id: str, image: str, backend: str | None) -> None:
     """Raise `UserError` for an image that the backend cannot use: without it the agent would fail every such task."""
     if posixpath.basename(image) == "Dockerfile":
-        raise UserError(f"task {task_id!r}: {image} is no image: build it, and register the name of what was built")
+        raise UserError(
+            f"task {task_id!r}: {image} is not an image: build it, and register the name of the built image"
+        )
     if backend == "none" or (backend == "bubblewrap" and not Path(image).exists()):
         raise UserError(
             f"task {task_id!r} has the image {image!r}, which the backend {backend} cannot have: set terminal_backend "

@@ -100,7 +100,7 @@ def _loaded(point: EntryPoint) -> Toolset:
     toolset = load_published(point, "toolset")
     if not isinstance(toolset, Toolset):
         raise UserError(
-            f"the toolset {point.name!r} ({point.value}) is no hermes_rl.tools.base.Toolset, but "
+            f"the toolset {point.name!r} ({point.value}) is not a hermes_rl.tools.base.Toolset, but "
             f"{type(toolset).__name__}"
         )
     return toolset

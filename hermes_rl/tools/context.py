@@ -77,7 +77,7 @@ DOWNLOAD_BYTES = 1 << 30
 UNTOUCHED = "/untouched"
 """Suffix of the name of a sandbox that `ToolContext.pristine_sandbox` has opened."""
 REMEMBERED = 10_000
-"""Total number of stored values of `ToolContext.remember`; the newest ones are kept."""
+"""Total number of stored values of `ToolContext.remember`; the oldest ones are removed."""
 _remembered: dict[tuple[str, str], Any] = {}
 
 
@@ -523,7 +523,7 @@ class ConfinedContext(ToolContext):
 
     def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes:
         """Return the bytes of a file, of which no limit of the code allows more than `READ_BYTES`."""
-        return super().read_bytes(path, int(min(limit, READ_BYTES)))  # NaN is no limit
+        return super().read_bytes(path, int(min(limit, READ_BYTES)))  # int() refuses NaN
 
     def recall(self, key: str) -> Any:
         """Return None: what others have stored is theirs."""

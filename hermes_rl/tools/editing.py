@@ -189,13 +189,13 @@ def _nearest(text: str, old: str) -> str:
     offset = text.find(first) if first else -1
     if offset != -1:
         return f"; its first line is at line {text.count(chr(10), 0, offset) + 1}, but what follows differs"
-    return "; read the file again and copy the passage as it is"
+    return "; read the file again and copy the passage exactly"
 
 
 # ----------------------------------------------- Patches of several files: the V4A form that coding models write
 #     *** Begin Patch
-#     *** Update File: path        hunks of lines that begin with " ", "-" or "+", each after an "@@" line
-#     *** Add File: path           lines that begin with "+"
+#     *** Update File: path        hunks of lines that start with " ", "-" or "+", each after an "@@" line
+#     *** Add File: path           lines that start with "+"
 #     *** Delete File: path
 #     *** Move File: old -> new
 #     *** End Patch
@@ -344,7 +344,7 @@ def _apply(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple
         match = next((match for match in matches if match.start >= start), matches[0] if matches else None)
         span = match.span(old, new) if match is not None else None
     if span is None:
-        raise NoMatchError(f"its lines were not found, beginning with {hunk.before[0][:80]!r}")
+        raise NoMatchError(f"its lines were not found, starting with {hunk.before[0][:80]!r}")
     end = span.end
     if not hunk.after and end < len(text):
         end += 1  # the line break is removed with the last of its lines

@@ -38,7 +38,7 @@ NAMES = (
 REFUSED = {
     "clarify": "it asks a person, and there is none; a simulated user answers questions",
     "cronjob": "it schedules work on this machine, which outlives the rollout",
-    "delegation": "it starts agents of hermes-agent's own loop, whose tokens nobody would see",
+    "delegation": "it starts agents of hermes-agent's own loop, whose tokens would not be recorded",
     "memory": "it is answered by hermes-agent's own loop",
     "session_search": "it is answered by hermes-agent's own loop",
 }
@@ -113,7 +113,7 @@ class HermesToolsets:
             raise UserError(problem)
         description = self._descriptions[source]
         for tool in description["missing"]:
-            log.warning("toolset %s: %s is left out, %s", source, tool, _remedy(source, description["missing"]))
+            log.warning("toolset %s: %s is omitted, %s", source, tool, _remedy(source, description["missing"]))
         return tuple(HermesTool(self, schema["function"]) for schema in description["schemas"])
 
     def problem(self, toolset: str) -> str | None:
@@ -256,7 +256,7 @@ def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
     variables = sorted({name for names in missing.values() for name in names})
     if toolset in REMEDIES:
         return REMEDIES[toolset]
-    return f"set {' or '.join(variables)}" if variables else "`hermes doctor` says what it needs"
+    return f"set {' or '.join(variables)}" if variables else "`hermes doctor` lists its requirements"
 
 
 def _error_in(answer: str) -> str | None:

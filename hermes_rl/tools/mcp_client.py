@@ -273,7 +273,7 @@ def _text(result: CallToolResult) -> str:
     """
     parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content[:MOST_BLOCKS]]
     if len(result.content) > MOST_BLOCKS:
-        parts.append(f"[... {len(result.content) - MOST_BLOCKS} parts left out ...]")
+        parts.append(f"[... {len(result.content) - MOST_BLOCKS} parts omitted ...]")
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)

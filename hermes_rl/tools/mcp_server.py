@@ -135,7 +135,7 @@ class McpServer(ABC):
             raise ToolInputError(f"the tool server's answer has {error}, and is not read") from None
         except McpLostError as error:
             await session.close()
-            raise ToolInputError(f"the tool server was lost: {error}; the next call finds it started anew") from None
+            raise ToolInputError(f"the tool server was lost: {error}; the next call restarts it") from None
         text = self._scrubber.unechoed(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
         if is_error:
             raise ToolInputError(text)
@@ -159,7 +159,7 @@ class McpServer(ABC):
             session = await McpSession.open(await self.transport(), self.settings.start_timeout)
             if self._expected is not None and fingerprint(session.tools) != self._expected:
                 await session.close()
-                raise McpLostError("it lists other tools than when the run began")
+                raise McpLostError("it lists other tools than at the start of the run")
             return session
         except (McpLostError, McpTimeoutError, OSError) as error:
             message = self._process.errors().decode("utf-8", "replace").strip()[-1000:] if self._process else ""

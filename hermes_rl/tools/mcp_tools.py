@@ -126,7 +126,7 @@ class McpSource:
                 f"{label} has parameters of type {schema['type']!r}; only objects can be offered to a model"
             )
         if not isinstance(schema.get("properties", {}), Mapping):
-            raise UserError(f"{label} has no JSON Schema for its parameters: properties are no mapping")
+            raise UserError(f"{label} has no JSON Schema for its parameters: properties are not a mapping")
         if len(json.dumps(schema)) > SCHEMA_LIMIT:
             raise UserError(f"{label} has a schema of more than {SCHEMA_LIMIT} characters")
         return McpTool(self, listing, name)

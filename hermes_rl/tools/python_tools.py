@@ -1,7 +1,7 @@
 """Tools that are Python code of the user: functions (`tools: [{python: file.py:fn}]`) and methods of the state object.
 
-They run on the host, in this process: sync functions in a thread, async ones on the event loop. The model is told what
-they raise as an error. The signature and the docstring become the schema of the tool.
+They run on the host, in this process: sync functions in a thread, async ones on the event loop. Errors that they
+raise are sent to the model. The signature and the docstring become the schema of the tool.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ class Signature:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], name: str, *, skip_first: bool = False) -> Signature:
-        """Read a function; raises `UserError` where a model could not call it. `skip_first` leaves out self."""
+        """Read a function; raises `UserError` if a model could not call it. `skip_first` omits self."""
         text = inspect.getdoc(function) or ""
         if not text:
-            raise UserError(f"tool {name!r} has no docstring; its first paragraph is what the model is told")
+            raise UserError(
+                f"tool {name!r} has no docstring; its first paragraph is the description that the model receives"
+            )
         descriptions = _argument_texts(text)
         fields: dict[str, Any] = {}
         for parameter in _parameters(function, name, skip_first=skip_first):
@@ -110,7 +112,7 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _argument_texts(text: str) -> dict[str, str]:
-    """Return what a docstring in Google's or Sphinx' style says about each parameter."""
+    """Return the description of each parameter in a docstring of Google's or Sphinx' style."""
     texts: dict[str, str] = {}
     inside, last = False, ""
     for line in text.split("\n"):
@@ -133,7 +135,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def _turns_of(code: Callable[..., Any]) -> CallThrottle:
-    """Return the turns of some code; those of a method are for all states, whose tools each rollout makes anew."""
+    """Return the throttle of some code; all states share a method's, since each rollout creates its tools again."""
     function = getattr(code, "__func__", None)
     return CallThrottle() if function is None else _of_method(function)
 
@@ -141,7 +143,7 @@ def _turns_of(code: Callable[..., Any]) -> CallThrottle:
 def _signature_of(code: Callable[..., Any], name: str) -> Signature:
     """Return the signature of some code; processes make a tool for each call, and describing it takes a millisecond."""
     match code:
-        case FunctionType(__closure__=None):  # what a closure holds, such as a state, would be kept
+        case FunctionType(__closure__=None):  # caching a closure would retain its contents, such as a state
             return _signature(code, name, skip_first=False)
         case MethodType(__func__=FunctionType(__closure__=None) as function):
             return _signature(function, name, skip_first=True)
@@ -166,7 +168,7 @@ class CodeTool(DescribedTool):
         self._turns = _turns_of(code)
 
     def values(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the annotated types, or as they were sent; raises `ToolInputError`."""
+        """Return the arguments as the annotated types, or unchanged; raises `ToolInputError`."""
         return args if self.arguments == "strict" else self.signature.values(args)
 
 
@@ -188,7 +190,7 @@ def python_tool(function: Callable[..., Any] | str, name: str | None = None, bas
     """Return the tool of a function, or of a reference to one (relative files are below `base`)."""
     loaded = load_object(function, base) if isinstance(function, str) else function
     if not callable(loaded) or inspect.isclass(loaded):
-        raise UserError(f"{function!r} is no function, so it cannot be a tool")
+        raise UserError(f"{function!r} is not a function, so it cannot be a tool")
     return PythonTool(loaded, name)
 
 
@@ -214,7 +216,7 @@ def _contained() -> Iterator[None]:
 
 
 def answer_of(result: Any) -> str:
-    """Return what the model reads for a value that a function returned."""
+    """Return a function's result as the text that the model reads."""
     return result if isinstance(result, str) else as_json(to_jsonable_python(result, fallback=str))
 
 
@@ -262,8 +264,8 @@ Schemas = str | Mapping[str, str] | Sequence[Mapping[str, Any]]
 
 
 def described_tools(state: object, method: str, schemas: Schemas, choice: Choice) -> tuple[Tool, ...]:
-    """Return the chosen tools of those that `schemas` describes, and the method `method` of a state answers. Raises
-    `UserError` where there is no such attribute, file or method, or it describes no tools."""
+    """Return the chosen tools that `schemas` describes and the method `method` of a state answers. Raises `UserError`
+    if there is no such attribute, file or method, or if it describes no tools."""
     turns = _turns_of(_method(state, method))
     source = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
     tool_schemas: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas
@@ -316,7 +318,7 @@ class Choice:
         return is_named and (self.decorated_with is None or bool(getattr(code, self.decorated_with, False)))
 
     def require_met(self, source: str, tools: Sequence[object]) -> None:
-        """Raise `UserError` for a name, which is no pattern, that nothing has, and for a mark that nothing has."""
+        """Raise `UserError` if nothing has a name that is not a pattern, or if nothing has the mark."""
         for name in self._names:
             if name not in self.seen_names:
                 raise UserError(f"{source} has no tool {name!r}{did_you_mean(name, self.seen_names)}")
@@ -384,7 +386,7 @@ def _attribute(state: object, name: str) -> object:
 def _method(state: object, name: str) -> Callable[..., Any]:
     method = _attribute(state, name)
     if not callable(method):
-        raise UserError(f"{name!r} of the state {type(state).__name__} is no method")
+        raise UserError(f"{name!r} of the state {type(state).__name__} is not a method")
     return method
 
 

@@ -1,4 +1,4 @@
-"""Record the results of tools that reach outside, and replay them, so that an evaluation can be repeated.
+"""Record the results of tools that reach outside, and return them later, so that an evaluation can be repeated.
 
 A recording has ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server it came from as
 ``source``, and ``answers.jsonl``, one call with its result a line: ``{"tool", "arguments", "answer", "error"}``. In a
@@ -74,7 +74,7 @@ class Recorder:
 
 
 class Replay:
-    """Tools of a recording, which replay its results. UserError: there is no recording."""
+    """Tools of a recording, which return its results. UserError: there is no recording."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,7 +106,7 @@ class Replay:
             log.warning(
                 "%s has no answer to %s; record it with toolsets.record", self.folder, escape_controls(key[:500])
             )
-            raise ToolInputError("this call has no recorded answer, and nothing is asked of the world now")
+            raise ToolInputError("this call has no recorded answer, and external services are not called now")
         counts = self._counts.setdefault(runtime, Counter())
         call_index = counts[key]
         counts[key] += 1

@@ -50,6 +50,6 @@ async def test_rollouts_of_an_environment_have_the_bounds_of_its_configuration(m
     await env.setup()
     await env.collect_trajectories({"who": "Ann"})
     (told,) = {m["content"] for body in model.bodies for m in body["messages"] if m["role"] == "tool"}
-    assert 200 < len(told) < 300 and "characters left out" in told
+    assert 200 < len(told) < 300 and "characters omitted" in told
     await env.shut_down()
     assert HermesAgentEnvConfig().build_budget_config().default_result_size == 100_000

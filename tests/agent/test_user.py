@@ -210,7 +210,7 @@ async def test_what_the_agent_says_is_cut_until_it_fits_the_users_context(
     result = await converse(policy, customer, [says("Hello"), FULL, FULL, says("bye")], speaks_first=True, stop=["bye"])
     assert (result.stop_reason, result.final_response) == (StopReason.USER_STOP, "long " * 2_000)
     heard = customer.sent[-1]["content"]
-    assert "[... 7500 characters left out ...]" in heard
+    assert "[... 7500 characters omitted ...]" in heard
     assert len(heard) < 2_600
 
 

@@ -203,7 +203,7 @@ async def test_parts_and_values_of_an_mcp_servers_answers_are_bounded() -> None:
     blocks = [{"type": "text", "text": "x"}] * (MOST_BLOCKS + 7)
     read = _text(CallToolResult.model_validate({"content": blocks}))
     assert read.count("x") == MOST_BLOCKS
-    assert read.endswith("[... 7 parts left out ...]")
+    assert read.endswith("[... 7 parts omitted ...]")
     line = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"content": blocks * 400}}).encode()
     to_session = Session()
     transport = over_process(cast(Conversation, Server([line + b"\n"])))

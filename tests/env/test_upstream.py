@@ -272,7 +272,7 @@ async def test_evaluation_reports_failures_not_caused_by_the_policy(
     monkeypatch.chdir(tmp_path)
     model = await serve(answers)
     more = ["--env.dataset_name", str(tasks), "--env.data_dir_to_save_evals", str(tmp_path)]
-    with pytest.raises(UserError, match=r"3 agent loops .* failed.*Dockerfile is no image: build it"):
+    with pytest.raises(UserError, match=r"3 agent loops .* failed.*Dockerfile is not an image: build it"):
         await TerminalBench2EvalEnv._run_program("evaluate", flags(model, *more, "--env.force_build", "true"))
     assert metrics(tmp_path)["eval/pass_rate"] == 0
     text = (tasks / "train.jsonl").read_text().replace(str(tmp_path / "images"), "registry.example/tb2")

@@ -51,7 +51,7 @@ async def test_each_rollout_has_separate_tool_servers(spec_file: Path, tmp_path:
         answers = [message["content"] for message in record["messages"] if message["role"] == "tool"]
         total = record["messages"][-1]["content"]
         assert answers[1:] == [total, "1", "1"]
-        assert "started anew" in answers[0]
+        assert "the next call restarts it" in answers[0]
         assert record["score"] == 1.0
     listed = directory.read_run_info()["tool_servers"]
     assert set(listed) == {"near", "far"}

@@ -280,7 +280,7 @@ async def test_what_is_too_long_for_a_judge_is_cut_with_a_mark() -> None:
     (value,) = await values("llm_judge", "x" * 100_000 + "end", roles={"judge": judge}, rubric=RUBRIC)
     question = judge.asked[-1][1]["content"]
     assert value == 0
-    assert re.search(r"x\n\[\.\.\. 9\d{4} characters left out \.\.\.\]\nx+end\n<<<END", question)
+    assert re.search(r"x\n\[\.\.\. 9\d{4} characters omitted \.\.\.\]\nx+end\n<<<END", question)
     pair = await values(
         "llm_pairwise", "good " * 9_000, "bad", roles={"judge": Persuaded(context=5_000)}, rubric=RUBRIC
     )

@@ -309,7 +309,7 @@ async def test_results_are_bounded() -> None:
     outcome = await one(Scripted("t", lambda args: "x" * 1_000_000 + "end"), {"n": 1})
     assert len(outcome.content) < RESULT_LIMIT + 100
     assert outcome.content.endswith("end")
-    assert "characters left out" in outcome.content
+    assert "characters omitted" in outcome.content
 
 
 async def test_no_calls() -> None:

@@ -83,9 +83,9 @@ async def test_a_tool_that_says_no_is_an_error_of_the_call(play: Player) -> None
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("crash", "the next call finds it started anew"),
-        ("flood", "the next call finds it started anew"),
-        ("huge", "the next call finds it started anew"),
+        ("crash", "the next call restarts it"),
+        ("flood", "the next call restarts it"),
+        ("huge", "the next call restarts it"),
         ("lie", "not what it promised: 'n' must be integer, not string"),
         ("endless", "not what it promised: checking it did not return within 0.2 s"),
     ],
@@ -232,11 +232,11 @@ async def test_the_agent_shares_the_machine_with_a_server_in_the_sandbox() -> No
         sandbox = await play.runtime.sandbox()
         assert await said(play, "count") == "1"
         await sandbox.run("pkill -9 -f server.py")
-        assert "started anew" in await said(play, "count")
+        assert "the next call restarts it" in await said(play, "count")
         assert await said(play, "count") == "1"
         # Its own files come back with it; what it needs beyond them is the agent's to break.
         await sandbox.run("rm -rf ~/.mcp; pkill -9 -f server.py")
-        assert "started anew" in await said(play, "count")
+        assert "the next call restarts it" in await said(play, "count")
         assert await said(play, "count") == "1"
         await sandbox.run("pkill -9 -f server.py; sleep 0.1")
         await sandbox.run("touch ~/.mcp/bad/fewer")
@@ -261,7 +261,7 @@ async def test_a_server_that_lists_other_tools_later_is_refused(tmp_path: Path) 
     source = McpSource(settings(on_host=True, files=(), folder=tmp_path))
     async with playing(source) as play:
         (tmp_path / "fewer").touch()
-        with pytest.raises(ToolServerFailure, match="other tools than when the run began"):
+        with pytest.raises(ToolServerFailure, match="other tools than at the start of the run"):
             await said(play, "count")
 
 

@@ -200,7 +200,7 @@ def odd(x: threading.Thread) -> int:
         (untyped, "'x' has no type"),
         (variadic, "name it"),
         (odd, "described"),
-        (Place, "no function"),
+        (Place, "is not a function"),
     ],
 )
 def test_functions_that_cannot_be_tools(function: Any, why: str) -> None:

@@ -368,7 +368,5 @@ rewards: {{named: {{fn: "world.py:named"}}}}
 servers: {{policy: {{type: scripted}}}}
 """)
     async with open_env(tmp_path / "spec.yaml") as env:
-        with pytest.raises(
-            UserError, match=r"the tool `tool_1` are no JSON Schema that can be used: it refers to itself"
-        ):
+        with pytest.raises(UserError, match=r"the tool `tool_1` are not a usable JSON Schema: it refers to itself"):
             await env.run(next(iter(env.rows())))

@@ -200,7 +200,7 @@ async def test_no_number_of_background_processes_fills_the_runner(play: Player) 
     last = play.runtime.processes.all()[-1]
     assert (await play("process", action="poll", session_id=last.id))["status"] == "exited"
     outcome = await play.outcome("process", json.dumps({"action": "poll", "session_id": "proc_1"}))
-    assert "only the last of 32 are kept" in outcome.content
+    assert "only the last of 32 remain" in outcome.content
 
 
 async def test_background_processes_over_the_limit_are_refused(play: Player) -> None:

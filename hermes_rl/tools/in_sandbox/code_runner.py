@@ -47,7 +47,7 @@ class Caught:
 
     def text(self) -> str:
         self._thread.join(GRACE_SECONDS)
-        note = f"\n[... {self._dropped} bytes of output left out ...]\n".encode() if self._dropped else b""
+        note = f"\n[... {self._dropped} bytes of output omitted ...]\n".encode() if self._dropped else b""
         return (self._head + note + self._tail).decode("utf-8", "replace")
 
 

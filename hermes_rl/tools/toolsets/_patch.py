@@ -51,7 +51,7 @@ class Patch(Tool):
             "default": "replace",
         },
         path=typed("string", "For replace: the file"),
-        old_string=typed("string", "For replace: the passage as it is, with lines around it"),
+        old_string=typed("string", "For replace: the exact passage, with lines around it"),
         new_string=typed("string", "For replace: what to put there; '' deletes the passage"),
         replace_all=typed("boolean", "Replace the passage wherever it is", default=False),
         patch=typed(

@@ -159,7 +159,7 @@ class SearchFiles(Tool):
     description = (
         "Search files. target='content' finds lines that match a regular expression (Python's syntax) and "
         "answers with matches, paths (files_only) or counts. target='files' finds files by a glob such as "
-        "'*.py', newest first. Hidden files and binary files are left out."
+        "'*.py', newest first. Hidden files and binary files are skipped."
     )
     parameters = arguments(
         ["pattern"],

@@ -43,7 +43,7 @@ class Terminal(Tool):
         "Run a shell command in the sandbox. Files, the working directory and exported variables last "
         "between calls. The answer has the output (stdout and stderr together) and the exit code; long "
         "output keeps its head and tail. Use background=true for servers and other commands that do not "
-        "end by themselves, and the process tool to look after them. There is nobody to answer a prompt."
+        "end by themselves, and the process tool to look after them. Prompts for input get no answer."
     )
     parameters = arguments(
         ["command"],
@@ -51,7 +51,7 @@ class Terminal(Tool):
         background=typed(
             "boolean", "Start it and come back at once with a session_id for the process tool", default=False
         ),
-        timeout=typed("integer", "Seconds to wait at most; the sandbox has a limit of its own", minimum=1),
+        timeout=typed("integer", "Seconds to wait at most; the sandbox has its own limit", minimum=1),
         workdir=typed("string", "Directory for this command alone; default: where the last command ended"),
         pty=typed("boolean", "Has no effect here", default=False),
         notify_on_complete=typed("boolean", "Has no effect here; wait with the process tool", default=False),

@@ -22,8 +22,8 @@ class Todo(Tool):
     description = (
         "Keep a task list for work with several steps. Call it without parameters to read the list. "
         "With todos, merge=false (the default) replaces the list, and merge=true updates items by id and "
-        "adds new ones. Order is priority; have at most one item in_progress, and mark items completed as "
-        "soon as they are done. The answer is always the whole list."
+        "adds new ones. Order is priority; have at most one item in_progress, and mark items completed "
+        "immediately after finishing them. The answer is always the whole list."
     )
     parameters = arguments(
         todos={
@@ -32,7 +32,7 @@ class Todo(Tool):
             "items": arguments(
                 ("id", "content", "status"),
                 id=typed("string", "Unique id of the item"),
-                content=typed("string", "What is to be done"),
+                content=typed("string", "The work to do"),
                 status={"type": "string", "enum": list(STATUSES), "description": "Where it stands"},
             ),
         },

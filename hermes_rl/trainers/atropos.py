@@ -401,7 +401,7 @@ class AtroposTrainer:
 
     def _connection_error(self, problem: object) -> RunError:
         return RunError(
-            f"the trajectory API at {self.url} was lost: {problem}. The same command goes on when it is back"
+            f"the trajectory API at {self.url} was lost: {problem}. Run the same command again when it is back"
         )
 
 
@@ -415,5 +415,5 @@ def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
     if queued is None:
         return bool(log.delivered)
     last = log.marks[-1] if log.marks else StepMark(step, 0, {})
-    # Steps of an API never decrease, and while the step is unchanged its queue is kept.
+    # Steps of an API never decrease, and while the step is unchanged its queue is retained.
     return step < last.step or (queued == 0 and step == last.step and len(log.delivered) > last.groups_taken)

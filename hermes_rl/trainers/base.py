@@ -119,7 +119,7 @@ class TrainerState:
 
 
 def _set_whole(answer: Any, names: Iterable[str]) -> None:
-    """Make whole numbers of these fields, such as those of numpy, which JSON does not know and which overflow."""
+    """Convert these fields to `int`: they may be integers of numpy, which JSON does not know and which overflow."""
     for name in names:
         value = getattr(answer, name)
         try:

@@ -135,7 +135,7 @@ class Checks:
         elif version - oldest <= self.max_staleness:
             return
         else:
-            reason = f"its oldest weights are {version - oldest} versions behind, {self.max_staleness} are allowed"
+            reason = f"its oldest weights are {version - oldest} versions old, {self.max_staleness} are allowed"
         if not self.keep_stale:
             raise GroupRefused(str(StopReason.STALE), reason)
         self.counts[str(StopReason.STALE)] += 1

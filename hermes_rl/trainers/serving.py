@@ -38,7 +38,7 @@ WAYS_OUT = {
     "serve.max_token_length if the trainer takes longer sequences, or set serve.on_too_long to truncate or mask",
     "stale": "sample with newer weights (serve.concurrency, atropos.max_batches_offpolicy), raise serve.max_staleness, "
     "or send such groups too (serve.on_stale: keep)",
-    "unproven": "hermes-rl doctor SPEC says why tokens are not exact; serve.allow_inexact: true sends these too",
+    "unproven": "hermes-rl doctor SPEC explains why tokens are not exact; serve.allow_inexact: true sends these too",
 }
 """Advice about groups that are not sent, by cause."""
 LOOK = 0.1
@@ -132,7 +132,7 @@ class Serving:
         """Sequences that the trainer had from all environments when that poll started."""
         self.together = together or SharedTrainer()
         self._ended = self._settled = self._wants_told = 0
-        """Groups of this start that have ended; those that the trainer has received, or will not receive; sequences
+        """Groups of this start that have ended; groups that the trainer has received, or will not receive; sequences
         whose start the others know.
         """
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
@@ -257,8 +257,8 @@ class Serving:
         self.checks.longest = min(bounds, default=None)
         await self.hooks.registered(answer, self.state.step)
         if going_on:
-            more = f", {len(lost_groups)} groups that it had not received are sent again" if lost_groups else ""
-            self.run.progress.note(f"going on at step {self.state.step}{more}; nothing that was played is played again")
+            more = f", resending {len(lost_groups)} groups that it had not received" if lost_groups else ""
+            self.run.progress.note(f"resuming at step {self.state.step}{more}; finished groups do not run again")
 
     async def _state(self) -> TrainerState:
         return await self._answer(TrainerState, "state")
@@ -331,7 +331,7 @@ class Serving:
         stale = 0 if bound is None else sum(age > bound for age in ages)
         if stale:
             logger.warning(
-                "%d of %d groups were too old when the trainer took them at step %d: up to %d versions behind, where "
+                "%d of %d groups were too old when the trainer took them at step %d: up to %d versions old, and "
                 "serve.max_staleness allows %s. They were fresh when they were sent, and have waited in the trainer's "
                 "queue: let fewer wait there (atropos.max_batches_offpolicy), or bound the importance ratio in the "
                 "trainer",
@@ -367,7 +367,7 @@ class Serving:
                     await asyncio.wait([self._evaluation])
                     self._begin_evaluation()
         except TimeoutError:
-            logger.error("the evaluation of the last step is given up: it took more than %g seconds", LAST_EVALUATIONS)
+            logger.error("stopped the evaluation of the last step: it took more than %g seconds", LAST_EVALUATIONS)
 
     # ------------------------------------------------------------------ groups
 
@@ -436,7 +436,7 @@ class Serving:
 
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         if not lines:
-            raise GroupRefused("no_lines", "the environment's own code has made nothing of it")
+            raise GroupRefused("no_lines", "the environment's own code has created no lines from it")
         version = self.state.version if self.checks.max_staleness is None else await self._newest()
         usable = self.checks.usable(lines, version)
         await self.hooks.sending(group, usable)

@@ -78,7 +78,7 @@ async def test_kills_of_the_environment_lose_and_repeat_nothing(tmp_path: Path) 
             await asyncio.wait_for(trainer, ALL_OF_IT)
             output, _ = await asyncio.wait_for(process.communicate(), ALL_OF_IT)
     assert process.returncode == 0, output.decode()
-    assert "going on at step" in output.decode()
+    assert "resuming at step" in output.decode()
     check(batches, tmp_path)
 
 
@@ -94,10 +94,10 @@ async def test_a_kill_of_the_api_sends_again_what_the_trainer_had_not_received(t
             queued = len(lines(tmp_path / "run" / "groups.jsonl")) - 5 * GROUPS
         output, _ = await asyncio.wait_for(process.communicate(), ALL_OF_IT)
     assert process.returncode == 1, output.decode()
-    assert "The same command goes on when it is back" in output.decode()
+    assert "Run the same command again when it is back" in output.decode()
     assert queued > 0
     async with trajectory_api(port) as url, serve(spec, tmp_path / "run") as process:
         await asyncio.wait_for(train(url, steps=12, batch_size=BATCH, starting_step=5, batches=batches), ALL_OF_IT)
         output, _ = await asyncio.wait_for(process.communicate(), ALL_OF_IT)
-    assert re.search(r"[1-9]\d* groups that it had not received are sent again", output.decode()), output.decode()
+    assert re.search(r"resending [1-9]\d* groups that it had not received", output.decode()), output.decode()
     check(batches, tmp_path)

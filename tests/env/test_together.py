@@ -129,7 +129,7 @@ async def test_kills_lose_and_repeat_no_group_of_either(tmp_path: Path) -> None:
             await asyncio.wait_for(trainer, 90)
             output = await ended(process)
     assert process.returncode == 0, output
-    assert "long: going on at step" in output and "short: going on at step" in output
+    assert "long: resuming at step" in output and "short: resuming at step" in output
     got = rows_of(batches)
     assert len(set(got)) == len(got) == steps * 4, "no group twice"
     for name in ("long", "short"):

@@ -228,7 +228,7 @@ async def test_a_busy_server_and_the_limits_of_a_proxy_cost_no_group(
     await trainer.send(ONE, [group(0.0, 1.0)])
     assert len(network.api.queue) == 1
     trainer, _ = sent(*[(status, "text/html")] * 5)
-    with pytest.raises(RunError, match=r"was lost: scored_data failed 5 times.*goes on when it is back"):
+    with pytest.raises(RunError, match=r"was lost: scored_data failed 5 times.*same command again when it is back"):
         await trainer.send(ONE, [group(0.0, 1.0)])
 
 
@@ -352,7 +352,7 @@ async def test_an_api_that_was_restarted_is_noticed(monkeypatch: pytest.MonkeyPa
     await trainer.register(Registration("canned", 2, 100), DeliveryLog(None, "atropos"))
     await trainer.state()
     trainer.network.api = RunApi(step=3)
-    with pytest.raises(RunError, match=r"was lost: status 500.*The same command"):
+    with pytest.raises(RunError, match=r"was lost: status 500.*Run the same command"):
         await trainer.state()
     trainer.network.api = RunApi(step=2)
     await trainer.register(Registration("another process", 2, 100), DeliveryLog(None, "atropos"))

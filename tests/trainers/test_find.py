@@ -55,7 +55,7 @@ def test_custom_trainer_is_served_by_the_cli_and_resumes(tmp_path: Path) -> None
     assert all(line["scores"] in ([0.0, 1.0], [1.0, 0.0]) and line["exact"] for line in got)
     assert {line["weights"] for line in got} == {0}
     # The trainer may take one more batch before it is told that the first run is over.
-    assert re.search(r"going on at step [23];", done.stderr)
+    assert re.search(r"resuming at step [23];", done.stderr)
 
 
 def test_it_takes_no_more_than_forty_lines() -> None:

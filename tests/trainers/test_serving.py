@@ -223,7 +223,7 @@ async def test_staleness_is_counted_when_the_trainer_takes_the_group(
     assert metrics["train/staleness_max"] == 12
     assert 0 < metrics["train/staleness_mean"] <= 12
     assert metrics["train/groups_stale_on_arrival"] >= 3, "the last one may be on its way at that moment"
-    assert "groups were too old when the trainer took them at step 1: up to 12 versions behind" in caplog.text
+    assert "groups were too old when the trainer took them at step 1: up to 12 versions old" in caplog.text
     assert "train/staleness_max" not in hooks.counts.take(), "each group is counted once"
 
 

@@ -121,7 +121,7 @@ class ProcessPool:
             try:
                 self.load(*codes)
             except (OSError, RewardFailure) as error:
-                log.info("the processes for rewards begin with the first one: %s", error)
+                log.info("the processes for rewards start with the first reward: %s", error)
 
         if codes:
             run_detached(load)
@@ -175,7 +175,7 @@ class ProcessPool:
             if stays:
                 self._free.append(worker)
         if not stays:
-            worker.end("was given up")
+            worker.end("was abandoned")
             run_detached(partial(_reap, worker))
 
 
@@ -264,8 +264,8 @@ class OwnProcess:
                 self.ended = f"{how} in an earlier call"
                 raise type(error)(how) from error
             except asyncio.CancelledError:
-                self._worker, self.ended = None, "was ended in an earlier call, for which nobody waited any more"
-                worker.end("was given up")
+                self._worker, self.ended = None, "was ended in an earlier call, whose caller no longer waited"
+                worker.end("was abandoned")
                 run_detached(partial(_reap, worker))
                 raise
 

@@ -127,7 +127,7 @@ def _answer(
 
 
 _exempt_pids: set[int] = set()
-"""Processes that modules started on import, and those that could not be killed."""
+"""Processes that modules started on import, and processes that could not be killed."""
 
 
 def _child_ids(pid: int | None = None) -> set[int]:
@@ -497,7 +497,7 @@ _runner: Runner | None = None
 def current_runner() -> Runner:
     """Return the runner whose call is in progress; raise `RuntimeError` outside a process for user code."""
     if _runner is None:
-        raise RuntimeError("this is no process of foreign code")
+        raise RuntimeError("this is not a process of user code")
     return _runner
 
 

@@ -60,7 +60,7 @@ class ContextStandIn(ObjectProxy):
     @property
     def runtime(self) -> Any:
         """Unavailable: the sandbox of a rollout is managed by the runner."""
-        raise UserError("ctx.runtime is not there in a process of its own; give the reward `isolate: none`")
+        raise UserError("ctx.runtime is not available in a separate process; give the reward `isolate: none`")
 
     @contextmanager
     def staged(self) -> Iterator[None]:

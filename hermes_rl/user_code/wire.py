@@ -95,7 +95,7 @@ def _require_few_values(message: bytes) -> None:
 def _bytes(value: object) -> dict[str, str]:
     if isinstance(value, bytes | bytearray | memoryview):
         return {BYTES: base64.b64encode(value).decode()}
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 def _decode_bytes(value: dict[str, Any]) -> Any:

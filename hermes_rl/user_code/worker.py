@@ -110,7 +110,7 @@ class Warm:
                 problem = self._ask({"do": "load", **request}).get("problem")
                 self._environ = now
                 if problem is not None:
-                    log.info("a process of foreign code cannot load %s: %s", code.file or code.module, problem)
+                    log.info("a process of user code cannot load %s: %s", code.file or code.module, problem)
                     self.broken |= {code}
                 self.loaded |= {code}
             return self.loaded
@@ -143,9 +143,9 @@ class Warm:
                 socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
                 answer = self._control.recv(1 << 16)
             except OSError as error:
-                raise RewardFailure(f"the process for foreign code is gone: {error}") from error
+                raise RewardFailure(f"the process for user code is gone: {error}") from error
         if not answer:
-            raise RewardFailure("the process for foreign code is gone")
+            raise RewardFailure("the process for user code is gone")
         return dict(json.loads(answer))
 
 
@@ -420,7 +420,7 @@ class _Printed:
     def line(self, line: LogLine) -> None:
         """Log a line that the call has logged; lines beyond the limit only count as output.
 
-        Its own logger may have no handler, and then Python would write the text as it is to the terminal.
+        Its own logger may have no handler, and then Python would write the text unescaped to the terminal.
         """
         self._lines += 1
         self._bytes += LINE + len(line.text)

@@ -213,5 +213,5 @@ def _parse_number(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise wrong("filter", name, f"{text!r} is no number")
+        raise wrong("filter", name, f"{text!r} is not a number")
     return value

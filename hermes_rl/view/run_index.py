@@ -234,7 +234,7 @@ class RunIndex:
         parameters = dict(parameters)
         start = parameters.pop("start", "")
         if start and not (start.isascii() and start.isdigit() and len(start) < 10):
-            raise wrong("filter", "start", "it is no number")
+            raise wrong("filter", "start", "it is not a number")
         if unknown := sorted(set(parameters) - {"where", "unsolved", "sort"}):
             raise wrong("filter", unknown[0], "rows are filtered by where and unsolved, and sorted by sort")
         with self._using(name) as run:

@@ -249,8 +249,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.serve:
         serve(given.serve)
-    elif given.identity:
-        bfcl_itself(int(given.identity))
+    elif given.itself:
+        bfcl_itself(int(given.itself))
     elif given.scripts:
         say(json.dumps(scripts(given.scripts)))
     else:

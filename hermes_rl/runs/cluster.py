@@ -526,7 +526,7 @@ class ActorHandle(WorkerHandle):
 
     async def _open(self) -> bool:
         """Wait for a slot and set up the worker there; return False if something is wrong."""
-        host_info = await self._actor.place.remote()
+        host_info = await self._actor.describe_host.remote()
         self.placed, self.machine = True, host_info["node"]
         self.name, self.location = f"{self.name} (on {host_info['host']})", f"the node {host_info['host']}"
         if host_info["version"] != __version__:

@@ -251,7 +251,7 @@ class Finder:
 
     def part(self) -> None:
         """Leave the wire to the parent: a child that spoke on it would speak in the middle of its messages."""
-        self.peer.gone = "a forked process has no code under test"
+        self.peer.gone_reason = "a forked process has no code under test"
 
     def note(self) -> None:
         """Write down where operators with plain values were asked."""

@@ -32,7 +32,7 @@ ENDLESS = 1_000_000
 def main() -> None:
     options = arguments()
     phases = [options.capacity, options.capacity // 2, options.capacity]
-    found = asyncio.run(rates(0, phases, options))
+    measured_rates = asyncio.run(rates(0, phases, options))
     fixed = {
         capacity: [asyncio.run(rates(round(share * capacity), [capacity], options))[0] for share in options.tries]
         for capacity in dict.fromkeys(phases)
@@ -42,7 +42,7 @@ def main() -> None:
     heads = ["requests that the server takes", "answers/s", *(f"{share:g} × as many" for share in options.tries)]
     rows = [
         [f"{capacity}", f"{rate:.1f}", *(f"{one:.1f}" for one in fixed[capacity]), f"{rate / max(fixed[capacity]):.2f}"]
-        for capacity, rate in zip(phases, found, strict=True)
+        for capacity, rate in zip(phases, measured_rates, strict=True)
     ]
     say(table([*heads, "share of the best"], rows))
 
@@ -61,8 +61,8 @@ def arguments() -> argparse.Namespace:
 async def rates(concurrency: int, capacities: list[int], options: argparse.Namespace) -> list[float]:
     """Answers per second of a server whose capacity changes, to a run of so many rollouts at a time."""
     with server(TURNS, options.latency / 1000, "lognormal") as url, tempfile.TemporaryDirectory() as folder:
-        given = argparse.Namespace(url=url, groups=ENDLESS, concurrency=concurrency)
-        run = await hermes_rl(given, Path(folder))
+        run_options = argparse.Namespace(url=url, groups=ENDLESS, concurrency=concurrency)
+        run = await hermes_rl(run_options, Path(folder))
         playing = asyncio.ensure_future(run(Tally()))
         changes = []
         for capacity in capacities:
@@ -73,8 +73,13 @@ async def rates(concurrency: int, capacities: list[int], options: argparse.Names
         playing.cancel()
         await asyncio.wait([playing])
         assert playing.cancelled(), playing.exception()
-    answered = [at for (at, count), (_, before) in zip(flight[1:], flight, strict=False) if count < before]
-    return [sum(change <= at < change + options.seconds for at in answered) / options.seconds for change in changes]
+    answered = [
+        timestamp for (timestamp, count), (_, before) in zip(flight[1:], flight, strict=False) if count < before
+    ]
+    return [
+        sum(change <= timestamp < change + options.seconds for timestamp in answered) / options.seconds
+        for change in changes
+    ]
 
 
 def ask(url: str, path: str) -> list[tuple[float, int]]:

@@ -90,49 +90,51 @@ CASES = [
 def body(dialect: ProgramDialect, turn: int, *, stream: bool) -> bytes:
     """The request of a program in its nth turn, as that dialect has it."""
     schema = {"type": "object", "properties": {"command": {"type": "string", "description": "What is run. " * 30}}}
-    names = [f"tool{number}" for number in range(TOOLS)]
-    described: dict[str, Any] = {"description": "Runs a command and says what it has printed. " * 6}
+    names = [f"tool{index}" for index in range(TOOLS)]
+    tool_fields: dict[str, Any] = {"description": "Runs a command and says what it has printed. " * 6}
     more: dict[str, Any] = {"model": "m", "stream": stream}
-    whole = json.loads(dialect.written(ANSWER, ProgramRequest([], [], stream=False, sampling={})))
+    reply = json.loads(dialect.written(ANSWER, ProgramRequest([], [], stream=False, sampling={})))
     if dialect.path == "/responses":
-        tools = [{"type": "function", "name": name, **described, "parameters": schema} for name in names]
+        tools = [{"type": "function", "name": name, **tool_fields, "parameters": schema} for name in names]
         result: dict[str, Any] = {"type": "function_call_output", "call_id": "c1", "output": RESULT}
-        items = [{"role": "user", "content": "Begin."}, *turn * [*whole["output"], result]]
+        items = [{"role": "user", "content": "Begin."}, *turn * [*reply["output"], result]]
         return json.dumps({**more, "instructions": SYSTEM, "input": items, "tools": tools}).encode()
     if dialect.path == "/messages":
-        tools = [{"name": name, **described, "input_schema": schema} for name in names]
-        said = {"role": "assistant", "content": whole["content"]}
+        tools = [{"name": name, **tool_fields, "input_schema": schema} for name in names]
+        assistant_message = {"role": "assistant", "content": reply["content"]}
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": RESULT}]}
-        messages = [{"role": "user", "content": "Begin."}, *turn * [said, result]]
+        messages = [{"role": "user", "content": "Begin."}, *turn * [assistant_message, result]]
         return json.dumps({**more, "max_tokens": 999, "system": SYSTEM, "messages": messages, "tools": tools}).encode()
     if dialect.path.startswith(":"):
-        functions = [{"name": name, **described, "parametersJsonSchema": schema} for name in names]
+        functions = [{"name": name, **tool_fields, "parametersJsonSchema": schema} for name in names]
         answered = {"functionResponse": {"id": "c1", "name": "tool0", "response": {"output": RESULT}}}
         contents = [{"role": "user", "parts": [{"text": "Begin."}]}]
-        contents += turn * [whole["candidates"][0]["content"], {"role": "user", "parts": [answered]}]
+        contents += turn * [reply["candidates"][0]["content"], {"role": "user", "parts": [answered]}]
         google = {"contents": contents, "systemInstruction": {"parts": [{"text": SYSTEM}]}}
         return json.dumps({**google, "tools": [{"functionDeclarations": functions}]}).encode()
-    tools = [{"type": "function", "function": {"name": name, **described, "parameters": schema}} for name in names]
+    tools = [{"type": "function", "function": {"name": name, **tool_fields, "parameters": schema}} for name in names]
     result = {"role": "tool", "tool_call_id": "c1", "content": RESULT}
-    begun = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."}]
-    messages = [*begun, *turn * [whole["choices"][0]["message"], result]]
+    opening_messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."}]
+    messages = [*opening_messages, *turn * [reply["choices"][0]["message"], result]]
     return json.dumps({**more, "messages": messages, "tools": tools}).encode()
 
 
 async def canned(request: web.BaseRequest) -> web.StreamResponse:
     """The model: it answers in the dialect of the path."""
-    asked = await request.read()
+    request_body = await request.read()
     dialect = next(each for each in DIALECTS if request.path.endswith(each.path))
-    streamed = b'"stream": true' in asked or b'"stream":true' in asked or dialect.path == STREAMED
+    streamed = b'"stream": true' in request_body or b'"stream":true' in request_body or dialect.path == STREAMED
     return await answered(request, dialect, ProgramRequest([], [], stream=streamed, sampling={}))
 
 
-async def answered(request: web.BaseRequest, dialect: ProgramDialect, given: ProgramRequest) -> web.StreamResponse:
-    if not given.stream:
-        return web.Response(body=dialect.written(ANSWER, given), content_type="application/json")
+async def answered(
+    request: web.BaseRequest, dialect: ProgramDialect, program_request: ProgramRequest
+) -> web.StreamResponse:
+    if not program_request.stream:
+        return web.Response(body=dialect.written(ANSWER, program_request), content_type="application/json")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    for event in dialect.events(ANSWER, given):
+    for event in dialect.events(ANSWER, program_request):
         await response.write(event)
     await response.write_eof()
     return response
@@ -149,8 +151,8 @@ async def proxied(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
         async with session.post(model + request.path, data=await request.read(), headers=headers) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
-            async for piece in answer.content.iter_any():
-                await response.write(piece)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
             await response.write_eof()
             return response
 
@@ -159,9 +161,9 @@ async def proxied(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
 
 async def recorded(stack: AsyncExitStack, policy: Policy, ports: int) -> list[int]:
     numbers = []
-    for number in range(ports):
+    for index in range(ports):
         recorder = PolicyRecorder(AgentResult(transcript=Transcript()), policy.role, LoopOptions(max_turns=10_000))
-        endpoint = await stack.enter_async_context(Endpoint(recorder, f"r{number}"))
+        endpoint = await stack.enter_async_context(Endpoint(recorder, f"r{index}"))
         listener = listening()
         numbers.append(listener.getsockname()[1])
         endpoint.serve(listener)
@@ -192,24 +194,28 @@ async def rendering(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         dialect = next(each for each in DIALECTS if request.path.endswith(each.path))
-        asked = dialect.read(json.loads(await request.read()))
-        messages = [for_template(message) for message in asked.messages]
-        tokenizer.encode(tokenizer.render(messages, asked.tools, add_generation_prompt=True))
-        parser.calls(tokenizer.decode(sampled[:-1]), asked.tools)
-        return await answered(request, dialect, asked)
+        program_request = dialect.read(json.loads(await request.read()))
+        messages = [for_template(message) for message in program_request.messages]
+        tokenizer.encode(tokenizer.render(messages, program_request.tools, add_generation_prompt=True))
+        parser.calls(tokenizer.decode(sampled[:-1]), program_request.tools)
+        return await answered(request, dialect, program_request)
 
     return [await served(answer) for _ in range(ports)]
 
 
 def policy_alone(case: Case, options: argparse.Namespace) -> float:
     """Return the milliseconds per call of the policy of `TOKENS`, asked for the same without an endpoint."""
-    requests = [(case.dialect.read(json.loads(asked)), len(asked)) for asked in case.bodies(options.turns)]
+    requests = [
+        (case.dialect.read(json.loads(request_body)), len(request_body)) for request_body in case.bodies(options.turns)
+    ]
     role = token_policy().role
 
     async def converse() -> None:
         transcript = Transcript()
-        for asked, size in requests:
-            await role.chat(ChatRequest(asked.messages, asked.tools, resent=size, transcript=transcript))
+        for program_request, size in requests:
+            await role.chat(
+                ChatRequest(program_request.messages, program_request.tools, resent=size, transcript=transcript)
+            )
 
     async def all_of_them() -> float:
         await converse()
@@ -247,7 +253,7 @@ async def serve(name: str, model: str, ports: int) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(reduce_gc_pauses())  # as in every run
         numbers = [await served(canned)] if name == "model" else await CONTENDERS[name](stack, model, ports)
-        say(json.dumps([[number, "local"] for number in numbers]))
+        say(json.dumps([[port, "local"] for port in numbers]))
         while await asyncio.to_thread(sys.stdin.readline):
             say(str(time.process_time()))
 
@@ -280,20 +286,20 @@ def contender(name: str, model: str, ports: int, options: argparse.Namespace) ->
     return [sys.executable, __file__, "--serve", name, "--model", model, "--ports", str(ports)]
 
 
-async def play(places: list[tuple[int, str]], path: str, bodies: list[bytes], concurrency: int) -> None:
+async def play(endpoints: list[tuple[int, str]], path: str, bodies: list[bytes], concurrency: int) -> None:
     """Ask each port for one conversation, turn by turn."""
     free = asyncio.Semaphore(concurrency)
 
     async def converse(session: aiohttp.ClientSession, port: int, key: str) -> None:
         async with free:
-            for asked in bodies:
+            for request_body in bodies:
                 headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "x-api-key": key}
-                async with session.post(f"http://127.0.0.1:{port}{path}", data=asked, headers=headers) as answer:
-                    said = await answer.read()
-                    assert answer.status == 200 and b"ls -l /workspace" in said, said[:500]
+                async with session.post(f"http://127.0.0.1:{port}{path}", data=request_body, headers=headers) as answer:
+                    response_body = await answer.read()
+                    assert answer.status == 200 and b"ls -l /workspace" in response_body, response_body[:500]
 
     async with aiohttp.ClientSession() as session:
-        await asyncio.gather(*(converse(session, *place) for place in places))
+        await asyncio.gather(*(converse(session, *endpoint) for endpoint in endpoints))
 
 
 def measure(name: str, model: str, case: Case, options: argparse.Namespace) -> float:
@@ -301,10 +307,10 @@ def measure(name: str, model: str, case: Case, options: argparse.Namespace) -> f
     if name == ALONE:
         return policy_alone(case, options)
     bodies = case.bodies(options.turns)
-    with process(contender(name, model, options.conversations + 4, options)) as (places, used):
-        asyncio.run(play(places[:4], case.path, bodies, 4))
+    with process(contender(name, model, options.conversations + 4, options)) as (endpoints, used):
+        asyncio.run(play(endpoints[:4], case.path, bodies, 4))
         before = used()
-        asyncio.run(play(places[4:], case.path, bodies, options.concurrency))
+        asyncio.run(play(endpoints[4:], case.path, bodies, options.concurrency))
         return 1000 * (used() - before) / (options.conversations * options.turns)
 
 
@@ -324,15 +330,15 @@ def main() -> None:
         return
     contenders = [*CONTENDERS, ALONE, *([VERIFIERS] if options.verifiers else [])]
     beside_proxy, of_tokens = list[list[str]](), list[list[str]]()
-    with process(contender("model", "", 1, options)) as (places, _):
-        model = f"http://127.0.0.1:{places[0][0]}"
+    with process(contender("model", "", 1, options)) as (endpoints, _):
+        model = f"http://127.0.0.1:{endpoints[0][0]}"
         for case in CASES:
             measured: dict[str, list[float]] = {name: [] for name in contenders}
             for _ in range(options.repetitions):
                 for name in contenders:
                     if name != VERIFIERS or not case.google:  # which it does not speak
                         measured[name].append(measure(name, model, case, options))
-            own = [whole - part for whole, part in zip(measured[TOKENS], measured[ALONE], strict=True)]
+            overheads = [total - part for total, part in zip(measured[TOKENS], measured[ALONE], strict=True)]
             proxy, others = measured[BASELINE], [CHAT, *([VERIFIERS] if options.verifiers else [])]
             figures = [proxy, *(measured[name] for name in others), *(ratios(measured[name], proxy) for name in others)]
             beside_proxy.append([case.name, *(spread(each) if each else "–" for each in figures)])
@@ -340,7 +346,7 @@ def main() -> None:
             figures += [
                 ratios(measured[TOKENS], measured[RENDERING]),
                 ratios(measured[TOKENS], proxy),
-                ratios(own, proxy),
+                ratios(overheads, proxy),
             ]
             of_tokens.append([case.name, *map(spread, figures)])
     sizes = [len(body(DIALECTS[0], turn, stream=False)) for turn in (0, options.turns - 1)]

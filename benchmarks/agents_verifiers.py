@@ -30,13 +30,13 @@ async def main(model: str, ports: int) -> None:
     context = ModelContext(model="m", client=EvalClientConfig(base_url=f"{model}/v1", api_key_var="BENCH_KEY"))
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(InterceptionServer())
-        places = []
+        endpoints = []
         for _ in range(ports):
             task = TraceTask.model_construct(type="Task", data=Nothing())
             trace = Trace.model_construct(task=task, agent=AgentInfo.model_construct(config=Nothing()))
             _, key, _ = await stack.enter_async_context(server.acquire(RolloutSession(ctx=context, trace=trace)))
-            places.append([server.port, key])
-        sys.stdout.write(json.dumps(places) + "\n")
+            endpoints.append([server.port, key])
+        sys.stdout.write(json.dumps(endpoints) + "\n")
         sys.stdout.flush()
         while await asyncio.to_thread(sys.stdin.readline):
             sys.stdout.write(f"{time.process_time()}\n")

@@ -58,10 +58,10 @@ async def measure(options: argparse.Namespace) -> tuple[str, list[list[str]]]:
         entered = [stack.enter_async_context(create_sandbox(config)) for _ in range(together)]
         sandboxes = await asyncio.gather(*entered)
         names = [container(sandbox) for sandbox in sandboxes]
-        ours: list[Step] = [lambda one=one: one.run("true") for one in sandboxes]  # type: ignore[misc]
+        sandbox_steps: list[Step] = [lambda one=one: one.run("true") for one in sandboxes]  # type: ignore[misc]
         theirs: list[Step] = [lambda name=name: docker("exec", name, "/bin/sh", "-c", "true") for name in names]  # type: ignore[misc]
-        rows.append(await beside("command, alone, ms", ours[0], theirs[0], ALONE))
-        rows.append(await rates("commands/s, together", ours, theirs, options.calls))
+        rows.append(await beside("command, alone, ms", sandbox_steps[0], theirs[0], ALONE))
+        rows.append(await rates("commands/s, together", sandbox_steps, theirs, options.calls))
     return await Engine().version(), rows
 
 
@@ -70,27 +70,27 @@ def container(sandbox: Sandbox) -> str:
     return sandbox.isolation.container.name
 
 
-async def docker(*words: str) -> None:
+async def docker(*arguments: str) -> None:
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec("docker", *words, stdin=quiet, stdout=quiet)
-    assert await process.wait() == 0, words
+    process = await asyncio.create_subprocess_exec("docker", *arguments, stdin=quiet, stdout=quiet)
+    assert await process.wait() == 0, arguments
 
 
-async def beside(what: str, ours: Step, theirs: Step, times: int) -> list[str]:
+async def beside(label: str, sandbox_step: Step, theirs: Step, times: int) -> list[str]:
     """Medians of seconds, in turns."""
-    found: tuple[list[float], list[float]] = [], []
+    timings: tuple[list[float], list[float]] = [], []
     for _ in range(times):
-        for step, into in zip((ours, theirs), found, strict=True):
-            began = time.perf_counter()
+        for step, into in zip((sandbox_step, theirs), timings, strict=True):
+            started_at = time.perf_counter()
             await step()
-            into.append(1000 * (time.perf_counter() - began))
-    mine, other = map(statistics.median, found)
-    return [what, f"{mine:.1f}", f"{other:.1f}", f"{mine / other:.2f} ×"]
+            into.append(1000 * (time.perf_counter() - started_at))
+    mine, other = map(statistics.median, timings)
+    return [label, f"{mine:.1f}", f"{other:.1f}", f"{mine / other:.2f} ×"]
 
 
-async def rates(what: str, ours: Sequence[Step], theirs: Sequence[Step], times: int) -> list[str]:
-    mine, other = [await rate(steps, times) for steps in (ours, theirs)]
-    return [what, f"{mine:.1f}", f"{other:.1f}", f"{mine / other:.1f} ×"]
+async def rates(label: str, sandbox_steps: Sequence[Step], theirs: Sequence[Step], times: int) -> list[str]:
+    mine, other = [await rate(steps, times) for steps in (sandbox_steps, theirs)]
+    return [label, f"{mine:.1f}", f"{other:.1f}", f"{mine / other:.1f} ×"]
 
 
 async def rate(steps: Sequence[Step], times: int) -> float:
@@ -98,9 +98,9 @@ async def rate(steps: Sequence[Step], times: int) -> float:
         for _ in range(times):
             await step()
 
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     await asyncio.gather(*map(lane, steps))
-    return len(steps) * times / (time.perf_counter() - began)
+    return len(steps) * times / (time.perf_counter() - started_at)
 
 
 if __name__ == "__main__":

@@ -110,20 +110,20 @@ SPEC: dict[str, Any] = {
 
 def rows(hostile: int) -> Iterator[dict[str, Any]]:
     ways = [*WAYS, "background"]
-    for number in range(hostile):
-        way = ways[number % len(ways)]
-        yield {"name": f"{way} {number}", "turns": [{"tools": calls(way)}, {"say": "done"}]}
-        if number % EVERY == 0:
+    for index in range(hostile):
+        attack = ways[index % len(ways)]
+        yield {"name": f"{attack} {index}", "turns": [{"tools": calls(attack)}, {"say": "done"}]}
+        if index % EVERY == 0:
             work = terminal(f'python3 -c "{INNOCENT}"')
-            yield {"name": f"innocent {number}", "turns": [{"tools": [work]}, {"say": "done"}]}
+            yield {"name": f"innocent {index}", "turns": [{"tools": [work]}, {"say": "done"}]}
 
 
-def calls(way: str) -> list[dict[str, Any]]:
-    if way == "background":
+def calls(attack: str) -> list[dict[str, Any]]:
+    if attack == "background":
         # Each prints more than is held of it, and ends.
         flood = [terminal("head -c 3000000 /dev/zero | tr '\\0' x", background=True) for _ in range(60)]
         return [*flood, terminal(f"sleep {HOLD}")]
-    code = (START + WAYS[way] + "\n" + END).format(hold=HOLD)
+    code = (START + WAYS[attack] + "\n" + END).format(hold=HOLD)
     return [terminal(f"python3 - <<'END'\n{code}END")]
 
 
@@ -138,13 +138,13 @@ def play(folder: Path, sandboxes: int, seconds: float) -> dict[str, Any]:
     spec = {**SPEC, "process": {"group_size": 1, "groups": len(table), "concurrency": sandboxes + sandboxes // EVERY}}
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
-    began = time.monotonic()
+    started_at = time.monotonic()
     asyncio.run(run_process(load_spec(folder / "spec.yaml"), RunOptions("process", out=folder / "out")))
     lines = [json.loads(line) for line in (folder / "out" / "rollouts.jsonl").read_text().splitlines()]
     last = {line["row_key"]: line for line in lines}
     innocent = [line for name, line in last.items() if name.startswith("innocent")]
     return {
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - started_at, 1),
         "hostile": len(last) - len(innocent),
         "innocent": len(innocent),
         "innocent and 1": sum(line["score"] == 1 for line in innocent),
@@ -186,27 +186,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--memory", type=int, default=2 << 30)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.inside:
-        (Path(asked.inside) / "cgroup.procs").write_text(str(os.getpid()))
+    options = parser.parse_args()
+    if options.inside:
+        (Path(options.inside) / "cgroup.procs").write_text(str(os.getpid()))
         with tempfile.TemporaryDirectory() as folder:
-            outcome = play(Path(folder), asked.sandboxes, asked.seconds)
+            outcome = play(Path(folder), options.sandboxes, options.seconds)
         Path(os.environ["OUTCOME"]).write_text(json.dumps(outcome))
         return
-    with bounded(asked.memory) as group, tempfile.NamedTemporaryFile("r") as outcome:
-        words = ["--inside", str(group), "--sandboxes", str(asked.sandboxes), "--seconds", str(asked.seconds)]
+    with bounded(options.memory) as group, tempfile.NamedTemporaryFile("r") as outcome:
+        arguments = ["--inside", str(group), "--sandboxes", str(options.sandboxes), "--seconds", str(options.seconds)]
         done = subprocess.run(
-            [sys.executable, __file__, *words],
+            [sys.executable, __file__, *arguments],
             env={**os.environ, "OUTCOME": outcome.name},
             stdout=subprocess.DEVNULL,
             check=False,
         )
         text = outcome.read()
-    found = {"status": done.returncode, **(json.loads(text) if text else {})}
+    result = {"status": done.returncode, **(json.loads(text) if text else {})}
     say(machine())
-    for name, value in found.items():
+    for name, value in result.items():
         say(f"{name:>16}  {value}")
-    if found["status"] != 0 or found["innocent and 1"] != found["innocent"]:
+    if result["status"] != 0 or result["innocent and 1"] != result["innocent"]:
         raise SystemExit(1)
 
 

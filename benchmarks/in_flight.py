@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=10.0, help="of the server, in seconds (default: 10)")
     parser.add_argument("--urls", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
     if options.urls:
         say(json.dumps(asyncio.run(measure(options.rollouts[0], *options.urls))))
         return
@@ -46,26 +46,26 @@ def main() -> None:
     with server(1, options.latency) as slow, server(1, FAST) as fast:
         for count in options.rollouts:
             command = [sys.executable, __file__, "--urls", slow, fast, "--rollouts", str(count)]
-            found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-            rows.append([str(count), *(f"{found[name]:.2f}" for name in ("kB", "lag_p99", "lag_max", "cpu"))])
+            figures = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+            rows.append([str(count), *(f"{figures[name]:.2f}" for name in ("kB", "lag_p99", "lag_max", "cpu"))])
     say(f"{options.latency:g} s latency.\n{machine()}.\n")
     say(table(["rollouts in flight", "kB each", "lag p99, ms", "longest lag, ms", "CPU ms per rollout"], rows))
 
 
 async def measure(count: int, slow: str, fast: str) -> dict[str, float]:
     lags: list[float] = []
-    most = 0
+    peak_memory = 0
     await cost(WARM, WARM, fast)
 
     async def beat() -> None:
-        nonlocal most
+        nonlocal peak_memory
         looked = 0.0
         while True:
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             await asyncio.sleep(BEAT)
-            lags.append(1000 * (time.perf_counter() - began - BEAT))
-            if began - looked > LOOK:
-                looked, most = began, max(most, memory())
+            lags.append(1000 * (time.perf_counter() - started_at - BEAT))
+            if started_at - looked > LOOK:
+                looked, peak_memory = started_at, max(peak_memory, memory())
 
     with tempfile.TemporaryDirectory() as folder:
         run = await prepared(count, slow, folder, count)
@@ -77,7 +77,7 @@ async def measure(count: int, slow: str, fast: str) -> dict[str, float]:
         assert len(tally.ended) == groups(count)
     ordered = sorted(lags)
     return {
-        "kB": (most - before) / 1000 / count,
+        "kB": (peak_memory - before) / 1000 / count,
         "lag_p99": ordered[int(0.99 * (len(ordered) - 1))],
         "lag_max": ordered[-1],
         "cpu": await cost(count, max(count, ENOUGH), fast),

@@ -103,10 +103,10 @@ async def measure(sandboxes: int, seconds: float) -> tuple[list[float], Counter[
     done, late = Counter[str](), list[float]()
     ready, stop = asyncio.Barrier(sandboxes + 1), asyncio.Event()
 
-    async def lane(number: int) -> None:
-        name, (prepare, work) = list(WORST.items())[number % len(WORST)]
+    async def lane(lane_index: int) -> None:
+        name, (prepare, work) = list(WORST.items())[lane_index % len(WORST)]
         limits = ResourceLimits(disk=1 << 28, memory=1 << 30)
-        async with ToolRuntime(SandboxConfig(limits=limits), task_id=f"lag-{number}") as runtime:
+        async with ToolRuntime(SandboxConfig(limits=limits), task_id=f"lag-{lane_index}") as runtime:
             await (await runtime.sandbox()).run(prepare, timeout=300)
             await ready.wait()
             while not stop.is_set():
@@ -115,18 +115,18 @@ async def measure(sandboxes: int, seconds: float) -> tuple[list[float], Counter[
 
     async def tick() -> None:
         while not stop.is_set():
-            began = time.perf_counter()
+            tick_start = time.perf_counter()
             await asyncio.sleep(TICK)
-            late.append(time.perf_counter() - began - TICK)
+            late.append(time.perf_counter() - tick_start - TICK)
 
     lanes = [asyncio.create_task(lane(number)) for number in range(sandboxes)]
     await ready.wait()
-    began, used = time.perf_counter(), time.process_time()
+    started_at, used = time.perf_counter(), time.process_time()
     ticking = asyncio.create_task(tick())
     await asyncio.sleep(seconds)
     stop.set()
     await ticking
-    share = (time.process_time() - used) / (time.perf_counter() - began)
+    share = (time.process_time() - used) / (time.perf_counter() - started_at)
     await asyncio.gather(*lanes)
     return late, done, share
 

@@ -119,9 +119,9 @@ async def measure(
     spec = parse_spec(text)
     await play(spec, WARM_UP, options.concurrency, 0)  # what is made once per process is no leak
     before = await census()
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     ended = await play(spec, options.rollouts, options.concurrency, 1)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     return before, await census(), ended, seconds
 
 
@@ -141,12 +141,12 @@ async def _play(world: CompiledSpec, count: int, concurrency: int, seed: int) ->
     random, ended = Random(seed), Counter[str]()
     rows = load_rows(world.spec, "train", notify=lambda _: None)
     player = RolloutRunner(world)
-    left = iter(range(count))
+    remaining = iter(range(count))
 
     async def lane() -> None:
-        for number in left:
+        for index in remaining:
             fate = random.random()
-            key = RolloutKey(rows[number % len(rows)], f"{seed}-{number}", 0, 1)
+            key = RolloutKey(rows[index % len(rows)], f"{seed}-{index}", 0, 1)
             task = asyncio.create_task(player.member(key))
             if fate < 0.1:
                 await asyncio.sleep(random.random() * 0.5)
@@ -195,16 +195,16 @@ def counts() -> dict[str, int]:
 
 def _processes() -> list[int]:
     """Processes of sandboxes: children of this one, and whatever sleeps for `MARK` seconds."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit():
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
                 if parent == str(os.getpid()) or MARK in (entry / "cmdline").read_text().split("\0"):
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
         except OSError:
             continue  # ended meanwhile
-    return found
+    return pids
 
 
 def _resident() -> int:

@@ -129,11 +129,11 @@ async def measure(name: str, url: str, conversations: int, concurrency: int) -> 
     """CPU and wall seconds of all conversations, once imports and connections are there."""
     async with CONTENDERS[name](url) as play:
         await asyncio.gather(*(play() for _ in range(concurrency)))
-        left = iter(range(conversations))
+        remaining = iter(range(conversations))
         cpu, wall = time.process_time(), time.perf_counter()
 
         async def lane() -> int:
-            return sum([await play() for _ in left])
+            return sum([await play() for _ in remaining])
 
         turns = sum(await asyncio.gather(*(lane() for _ in range(concurrency))))
         return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "turns": turns}

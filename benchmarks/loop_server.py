@@ -100,18 +100,18 @@ class Connection(asyncio.Protocol):
             self.transport.write(REFUSED)
             return
         # Without parsing the JSON: the server must not be what is slow.
-        asked = sum(map(request.count, self.model.mark))
+        answer_index = sum(map(request.count, self.model.mark))
         self.model.count(1)
-        asyncio.get_running_loop().call_later(self.model.latency(), self._answer, asked)
+        asyncio.get_running_loop().call_later(self.model.latency(), self._answer, answer_index)
 
     def _length(self, head: int) -> int:
         name = b"\r\ncontent-length:"
-        at = self.buffer[:head].lower().find(name)
-        return 0 if at < 0 else int(self.buffer[at + len(name) : head].split(b"\r\n", 1)[0])
+        header_start = self.buffer[:head].lower().find(name)
+        return 0 if header_start < 0 else int(self.buffer[header_start + len(name) : head].split(b"\r\n", 1)[0])
 
-    def _answer(self, asked: int) -> None:
+    def _answer(self, answer_index: int) -> None:
         self.model.count(-1)
-        self.transport.write(self.model.answers[asked])
+        self.transport.write(self.model.answers[answer_index])
 
 
 def latency(median: float, shape: str) -> Callable[[], float]:

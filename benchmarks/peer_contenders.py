@@ -39,15 +39,15 @@ async def verifiers(options: argparse.Namespace, folder: Path) -> Run:
         def ended(*_: Any) -> None:
             tally.ended.append(time.monotonic())
 
-        found = await env.evaluate(
+        results = await env.evaluate(
             vf.OpenAIChatCompletionsClient(client), "bench", sampling_args={"temperature": 1.0},
             rollouts_per_example=SIZE, max_concurrent=options.concurrency,
             results_path=folder, save_results=True, on_start=lambda *_: None, on_progress=ended,
         )  # fmt: skip
-        said = [[m for m in one["completion"] if m["role"] == "assistant"] for one in found["outputs"]]
-        tally.turns = sum(map(len, said))
-        scores = [one["reward"] for one in found["outputs"]]
-        groups = [scores[at : at + SIZE] for at in range(0, len(scores), SIZE)]
+        assistant_messages = [[m for m in one["completion"] if m["role"] == "assistant"] for one in results["outputs"]]
+        tally.turns = sum(map(len, assistant_messages))
+        scores = [one["reward"] for one in results["outputs"]]
+        groups = [scores[start : start + SIZE] for start in range(0, len(scores), SIZE)]
         tally.useful = sum(len(set(group)) > 1 for group in groups)
 
     return run
@@ -98,8 +98,8 @@ async def inspect(options: argparse.Namespace, folder: Path) -> Run:
         )  # fmt: skip
         assert log.status == "success", log.error
         tally.ended.append(time.monotonic())
-        said = [[m for m in one.messages if m.role == "assistant"] for one in log.samples]
-        tally.turns = sum(map(len, said))
+        assistant_messages = [[m for m in one.messages if m.role == "assistant"] for one in log.samples]
+        tally.turns = sum(map(len, assistant_messages))
         scores: dict[Any, set[float]] = {}
         for one in log.samples:
             scores.setdefault(one.id, set()).add(one.scores["done"].value)

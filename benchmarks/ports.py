@@ -74,26 +74,26 @@ def serve(file: str) -> None:
 
     async def answer(request: web.Request) -> web.Response:
         messages = (await request.json())["messages"]
-        place = sum(message["role"] == "assistant" for message in messages)
-        words = played["user"].get(text_of(messages[0]))
-        if words is not None:
-            turn: dict[str, Any] = {"say": words[min(place, len(words) - 1)]}
+        turn_index = sum(message["role"] == "assistant" for message in messages)
+        user_texts = played["user"].get(text_of(messages[0]))
+        if user_texts is not None:
+            turn: dict[str, Any] = {"say": user_texts[min(turn_index, len(user_texts) - 1)]}
         else:
             turns[0] += 1
             first = next(text_of(message) for message in messages if message["role"] == "user")
             marked = MARK.search(first)
             script = played["agent"][marked[1] if marked else first]
-            number = place - (1 if marked else 0)  # the greeting is none of its turns
-            turn = script[number] if number < len(script) else {"say": "That was all."}
+            index = turn_index - (1 if marked else 0)  # the greeting is none of its turns
+            turn = script[index] if index < len(script) else {"say": "That was all."}
         message = {"role": "assistant", "content": turn.get("say")}
         if turn.get("tools"):
             message["tool_calls"] = [
                 {
-                    "id": f"call{place}-{number}",
+                    "id": f"call{turn_index}-{index}",
                     "type": "function",
                     "function": {"name": call["name"], "arguments": json.dumps(call["args"])},
                 }
-                for number, call in enumerate(turn["tools"])
+                for index, call in enumerate(turn["tools"])
             ]
         reason = "tool_calls" if turn.get("tools") else "stop"
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -131,10 +131,10 @@ def bfcl_itself(count: int) -> None:
     handler = OpenAICompletionsHandler("scripted", 0.0, "scripted-FC", True)
 
     def score(entry: dict[str, Any]) -> bool:
-        asked = {key: entry[key] for key in ("id", "initial_config", "involved_classes")}
-        said, _ = handler.inference(entry, include_input_log=False, exclude_state_log=True)
-        turns = [[decoded for step in turn if (decoded := decoded_of(step))] for turn in said]
-        return bool(multi_turn_checker(turns, truths[entry["id"]], asked, "multi_turn_base", "checked")["valid"])
+        test_entry = {key: entry[key] for key in ("id", "initial_config", "involved_classes")}
+        replies, _ = handler.inference(entry, include_input_log=False, exclude_state_log=True)
+        turns = [[decoded for step in turn if (decoded := decoded_of(step))] for turn in replies]
+        return bool(multi_turn_checker(turns, truths[entry["id"]], test_entry, "multi_turn_base", "checked")["valid"])
 
     def decoded_of(step: Any) -> list[str]:
         try:
@@ -147,27 +147,27 @@ def bfcl_itself(count: int) -> None:
     assert right > 0.9 * count, f"{right} of {count} entries are right"  # its threads share the worlds' modules
 
 
-def command(name: str, ours: bool, python: str, address: str, count: int, folder: str) -> list[str]:
+def command(name: str, is_hermes: bool, python: str, address: str, count: int, folder: str) -> list[str]:
     """The program of a contender."""
-    if ours:
+    if is_hermes:
         spec = "tau2-airline" if name == "tau2" else "bfcl"
         server = f"{{type: openai, base_url: '{address}/v1', model: scripted}}"
-        given = [f"servers.policy={server}", f"evaluate.limit={count}", f"evaluate.concurrency={AT_A_TIME}"]
-        given += [f"servers.user={server}"] if name == "tau2" else ["dataset.filter=kind == 'base'"]
-        sets = [word for each in given for word in ("--set", each)]
+        settings = [f"servers.policy={server}", f"evaluate.limit={count}", f"evaluate.concurrency={AT_A_TIME}"]
+        settings += [f"servers.user={server}"] if name == "tau2" else ["dataset.filter=kind == 'base'"]
+        sets = [word for each in settings for word in ("--set", each)]
         return [python, "-m", "hermes_rl.cli.main", "run", spec, "evaluate", "--quiet", "--out", folder, *sets]
     if name == "bfcl":
         return [python, __file__, "--itself", str(count)]
-    models = [word for who in ("agent", "user") for word in (f"--{who}-llm", "openai/scripted")]
+    models = [word for role in ("agent", "user") for word in (f"--{role}-llm", "openai/scripted")]
     rest = ["--domain", "airline", "--task-split-name", "test", "--num-tasks", str(count), "--log-level", "ERROR"]
     return [python, "-m", "tau2.cli", "run", *models, *rest, "--max-concurrency", str(AT_A_TIME), "--save-to", "run"]
 
 
 def processor_time(argv: Sequence[str], address: str, folder: Path) -> float:
     """Seconds of processor time of a program with all that it starts, which has to succeed."""
-    own = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_BASE": f"{address}/v1", "OPENAI_API_KEY": "none"}
+    api_settings = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_BASE": f"{address}/v1", "OPENAI_API_KEY": "none"}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, **own, "PYTHONPATH": paths, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    environ = {**os.environ, **api_settings, "PYTHONPATH": paths, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     if data := os.environ.get("TAU2_DATA_DIR"):
         environ["TAU2_DATA_DIR"] = str(data_beside(Path(data), folder))
     with (folder / "output").open("wb") as output:
@@ -181,12 +181,12 @@ def processor_time(argv: Sequence[str], address: str, folder: Path) -> float:
 
 def data_beside(data: Path, folder: Path) -> Path:
     """A folder with the original's data, into which it may write its results."""
-    own = folder / "data"
-    own.mkdir()
+    target = folder / "data"
+    target.mkdir()
     for part in data.iterdir():
         if part.name != "simulations":
-            (own / part.name).symlink_to(part.resolve())
-    return own
+            (target / part.name).symlink_to(part.resolve())
+    return target
 
 
 @contextmanager
@@ -195,10 +195,10 @@ def server(name: str, python: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scripts.json"
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        made = subprocess.run(
+        result = subprocess.run(
             [python, __file__, "--scripts", name], env=environ, capture_output=True, text=True, check=True
         )
-        file.write_text(made.stdout.splitlines()[-1], "utf-8")
+        file.write_text(result.stdout.splitlines()[-1], "utf-8")
         process = subprocess.Popen([sys.executable, __file__, "--serve", str(file)], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
@@ -208,18 +208,18 @@ def server(name: str, python: str) -> Any:
             process.wait()
 
 
-def measured(name: str, ours: bool, python: str, address: str) -> tuple[float, int]:
+def measured(name: str, is_hermes: bool, python: str, address: str) -> tuple[float, int]:
     """Milliseconds of processor time for a turn, and how many turns that was found with."""
     from urllib.request import urlopen
 
-    found = []
+    measurements = []
     for count in SIZES[name]:
         with tempfile.TemporaryDirectory() as folder:
-            argv = command(name, ours, python, address, count, str(Path(folder) / "run"))
+            argv = command(name, is_hermes, python, address, count, str(Path(folder) / "run"))
             seconds = processor_time(argv, address, Path(folder))
         with urlopen(f"{address}/turns") as answer:
-            found.append((seconds, int(json.loads(answer.read()))))
-    (short, few), (long, many) = found
+            measurements.append((seconds, int(json.loads(answer.read()))))
+    (short, few), (long, many) = measurements
     return (long - short) / (many - few) * 1000, many - few
 
 
@@ -229,11 +229,11 @@ def compare(pythons: dict[str, str], repetitions: int) -> None:
     for name, python in pythons.items():
         times: dict[bool, list[float]] = {True: [], False: []}
         with server(name, python) as address:
-            for number in range(repetitions):
-                for ours in (True, False) if number % 2 else (False, True):
-                    milliseconds, turns = measured(name, ours, python, address)
-                    times[ours].append(milliseconds)
-        ratios = [own / theirs for own, theirs in zip(times[True], times[False], strict=True)]
+            for repetition in range(repetitions):
+                for is_hermes in (True, False) if repetition % 2 else (False, True):
+                    milliseconds, turns = measured(name, is_hermes, python, address)
+                    times[is_hermes].append(milliseconds)
+        ratios = [hermes_time / theirs for hermes_time, theirs in zip(times[True], times[False], strict=True)]
         rows.append([name, str(turns), spread(times[False]), spread(times[True]), spread(ratios)])
     heads = ("original", "turns", "its own runner, CPU ms per turn", "hermes-rl, CPU ms per turn", "ratio")
     say(f"{machine()}\n\n{table(heads, rows)}")
@@ -246,15 +246,15 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     for hidden in ("--scripts", "--serve", "--itself"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        serve(given.serve)
-    elif given.itself:
-        bfcl_itself(int(given.itself))
-    elif given.scripts:
-        say(json.dumps(scripts(given.scripts)))
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+    elif options.itself:
+        bfcl_itself(int(options.itself))
+    elif options.scripts:
+        say(json.dumps(scripts(options.scripts)))
     else:
-        compare({name: python for name in ("tau2", "bfcl") if (python := getattr(given, name))}, given.repetitions)
+        compare({name: python for name in ("tau2", "bfcl") if (python := getattr(options, name))}, options.repetitions)
 
 
 if __name__ == "__main__":

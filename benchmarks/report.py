@@ -53,10 +53,10 @@ def usage(
         process = subprocess.Popen(
             command, cwd=directory, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
         )
-        seen = None
-        while ready is not None and seen is None and os.waitid(os.P_PID, process.pid, _NO_WAIT) is None:
+        ready_after = None
+        while ready is not None and ready_after is None and os.waitid(os.P_PID, process.pid, _NO_WAIT) is None:
             if ready(_text(output.fileno())):
-                seen = time.perf_counter() - started
+                ready_after = time.perf_counter() - started
             else:
                 time.sleep(0.005)
         if not ends:
@@ -64,9 +64,9 @@ def usage(
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         took = time.perf_counter() - started
-        if (ends and process.returncode) or (ready is not None and seen is None):
+        if (ends and process.returncode) or (ready is not None and ready_after is None):
             sys.exit(f"{' '.join(command)}: exit status {process.returncode}\n{_text(output.fileno())}")
-    return Usage(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, took if seen is None else seen)
+    return Usage(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, took if ready_after is None else ready_after)
 
 
 _NO_WAIT = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -58,9 +58,9 @@ def main() -> None:
     names = (*(options.only or CONTENDERS), *dict(options.peer))
     runs: Runs = {
         (name, concurrency): []
-        for place, concurrency in enumerate(options.concurrency)
+        for index, concurrency in enumerate(options.concurrency)
         for name in names
-        if name != REFERENCE or place == 0
+        if name != REFERENCE or index == 0
     }
     with ExitStack() as stack:
         serving = {
@@ -105,12 +105,14 @@ def play(name: str, url: str, concurrency: int, options: argparse.Namespace) -> 
     return measured
 
 
-def in_flight(url: str, began: float, until: float) -> float:
-    """Requests that the server had in the mean, from the first one behind `began`."""
+def in_flight(url: str, start: float, until: float) -> float:
+    """Requests that the server had in the mean, from the first one behind `start`."""
     with urllib.request.urlopen(f"{url.removesuffix('/v1')}/flight") as answer:
-        steps = [(at, count) for at, count in json.load(answer) if began <= at <= until]
-    ends = [at for at, _ in steps[1:]] + [until]
-    return sum(count * (end - at) for (at, count), end in zip(steps, ends, strict=True)) / (until - steps[0][0])
+        steps = [(timestamp, count) for timestamp, count in json.load(answer) if start <= timestamp <= until]
+    ends = [timestamp for timestamp, _ in steps[1:]] + [until]
+    return sum(count * (end - timestamp) for (timestamp, count), end in zip(steps, ends, strict=True)) / (
+        until - steps[0][0]
+    )
 
 
 def summary(runs: Runs, options: argparse.Namespace) -> str:
@@ -136,11 +138,11 @@ def summary(runs: Runs, options: argparse.Namespace) -> str:
     return table([*heads, "times as fast as that", "share of the ideal", "in flight", "CPU ms per useful group"], rows)
 
 
-def ratio(measured: list[Measured], base: list[Measured] | None, what: str, *, inverse: bool = False) -> str:
+def ratio(measured: list[Measured], base: list[Measured] | None, quantity: str, *, inverse: bool = False) -> str:
     """To another contender, within each repetition; empty where that was not measured."""
     if base is None:
         return ""
-    pairs = [(run[what], one[what]) for run, one in zip(measured, base, strict=True)]
+    pairs = [(run[quantity], one[quantity]) for run, one in zip(measured, base, strict=True)]
     return spread([b / a if inverse else a / b for a, b in pairs], 1 if inverse else 2)
 
 

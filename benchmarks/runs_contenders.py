@@ -52,13 +52,13 @@ async def measure(contender: Contender, options: argparse.Namespace) -> dict[str
     """
     with tempfile.TemporaryDirectory() as folder:
         run, tally = await contender(options, Path(folder)), Tally()
-        began, cpu, wall, busy = time.monotonic(), time.process_time(), time.perf_counter(), machine_busy()
+        started_at, cpu, wall, busy = time.monotonic(), time.process_time(), time.perf_counter(), machine_busy()
         await run(tally)
-        measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "began": began}
+        measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "began": started_at}
         measured["machine"] = machine_busy() - busy
         count_groups(tally, Path(folder))
-    most = sorted(tally.ended)[int(MOST * len(tally.ended)) - 1]
-    return {**measured, "turns": tally.turns, "useful": tally.useful, "most": most}
+    most_ended_at = sorted(tally.ended)[int(MOST * len(tally.ended)) - 1]
+    return {**measured, "turns": tally.turns, "useful": tally.useful, "most": most_ended_at}
 
 
 def machine_busy() -> float:
@@ -89,11 +89,11 @@ def lanes(client: Callable[..., Any]) -> Contender:
             pass  # the imports
 
         async def run(tally: Tally) -> None:
-            left = iter(range(options.groups * SIZE))
+            remaining = iter(range(options.groups * SIZE))
             async with client(options.url) as play:
 
                 async def lane() -> None:
-                    for _ in left:
+                    for _ in remaining:
                         turns = await play()
                         tally.turns += turns
                         tally.ended.append(time.monotonic())

@@ -92,13 +92,19 @@ async def measure(options: argparse.Namespace) -> list[list[str]]:
 
 async def starts() -> list[str]:
     """Cold starts, one after the other, in turns with the floor's."""
-    ours, floor = [], []
+    sandbox_times, floor = [], []
     await one_start()
     for _ in range(STARTS):
         floor.append(await seconds(one_bare()))
-        ours.append(await seconds(one_start()))
-    mine, least = 1000 * statistics.median(ours), 1000 * statistics.median(floor)
-    return ["cold start and release, ms", f"{mine:.1f}", f"{least:.1f} (bare bwrap)", f"{mine / least:.1f} ×", "≤ 5 ×"]
+        sandbox_times.append(await seconds(one_start()))
+    mine, floor_median = 1000 * statistics.median(sandbox_times), 1000 * statistics.median(floor)
+    return [
+        "cold start and release, ms",
+        f"{mine:.1f}",
+        f"{floor_median:.1f} (bare bwrap)",
+        f"{mine / floor_median:.1f} ×",
+        "≤ 5 ×",
+    ]
 
 
 async def disposable() -> list[list[str]]:
@@ -114,17 +120,21 @@ async def disposable() -> list[list[str]]:
             await call("score", text=TEXT)
 
         await score(), await one_start(), await call("forks", count=1)
-        ours, bare, warm = [], [], []
+        disposable_times, bare, warm = [], [], []
         for _ in range(ROUNDS * 3):
-            ours.append(await processor_ms(score, DISPOSABLE))
+            disposable_times.append(await processor_ms(score, DISPOSABLE))
             few, many = await call("forks", count=FORKS // 8), await call("forks", count=FORKS)
             bare.append(1000 * (many - few) / (FORKS - FORKS // 8))
             warm.append(await processor_ms(one_start, STARTS))
     rows = []
-    for beside, what, wanted in ((bare, "a bare fork of it", "≤ 2.5 ×"), (warm, "a sandbox's start", "≤ 0.5 ×")):
-        ratio = statistics.median(mine / floor for mine, floor in zip(ours, beside, strict=True))
-        cells = [f"{statistics.median(ours):.2f}", f"{statistics.median(beside):.2f} ({what})", f"{ratio:.2f} ×"]
-        rows.append(["disposable process over a text, CPU ms", *cells, wanted])
+    for baseline, label, target in ((bare, "a bare fork of it", "≤ 2.5 ×"), (warm, "a sandbox's start", "≤ 0.5 ×")):
+        ratio = statistics.median(mine / floor for mine, floor in zip(disposable_times, baseline, strict=True))
+        cells = [
+            f"{statistics.median(disposable_times):.2f}",
+            f"{statistics.median(baseline):.2f} ({label})",
+            f"{ratio:.2f} ×",
+        ]
+        rows.append(["disposable process over a text, CPU ms", *cells, target])
     return rows
 
 
@@ -138,13 +148,13 @@ async def processor_ms(step: Callable[[], Awaitable[None]], count: int) -> float
 
 def processor() -> float:
     """Return the seconds of processor time of this process and of all below it, and of those that they waited for."""
-    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usages = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     ticks = 0
     for pid in descendants(os.getpid()):
         with suppress(OSError):  # it has ended meanwhile
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
-    return sum(each.ru_utime + each.ru_stime for each in own) + ticks / os.sysconf("SC_CLK_TCK")
+    return sum(each.ru_utime + each.ru_stime for each in usages) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def one_start() -> None:
@@ -158,9 +168,9 @@ async def one_bare() -> None:
 
 
 async def seconds(work: Awaitable[object]) -> float:
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     await work
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 async def calls(concurrency: int, count: int) -> list[list[str]]:
@@ -201,17 +211,19 @@ async def calls(concurrency: int, count: int) -> list[list[str]]:
             ),
         ]
         rows = []
-        for name, ours, beside in kinds:
-            await rate(ours, concurrency, 1)
-            mine, *found = await in_turns([ours, *(step for _, step, _ in beside if step)], concurrency, count)
-            for what, step, wanted in beside:
-                cells = compared(mine, found.pop(0), what) if step else [f"{mine:.0f}", others.why, ""]
-                rows.append([name, *cells, wanted])
+        for name, sandbox_step, baselines in kinds:
+            await rate(sandbox_step, concurrency, 1)
+            mine, *baseline_rates = await in_turns(
+                [sandbox_step, *(step for _, step, _ in baselines if step)], concurrency, count
+            )
+            for label, step, target in baselines:
+                cells = compared(mine, baseline_rates.pop(0), label) if step else [f"{mine:.0f}", others.why, ""]
+                rows.append([name, *cells, target])
         return rows
 
 
-def compared(ours: float, floor: float, what: str) -> list[str]:
-    return [f"{ours:.0f}", f"{floor:.0f} ({what})", f"{ours / floor:.2f} ×"]
+def compared(sandbox_rate: float, floor: float, label: str) -> list[str]:
+    return [f"{sandbox_rate:.0f}", f"{floor:.0f} ({label})", f"{sandbox_rate / floor:.2f} ×"]
 
 
 async def in_turns(steps: Sequence[Step], concurrency: int, count: int) -> list[float]:
@@ -222,9 +234,9 @@ async def in_turns(steps: Sequence[Step], concurrency: int, count: int) -> list[
 async def rate(step: Step, concurrency: int, count: int) -> float:
     """Calls per second of `concurrency` rollouts, each one call after the other."""
 
-    async def lane(number: int) -> None:
+    async def lane(index: int) -> None:
         for _ in range(count):
-            await step(number)
+            await step(index)
 
     return concurrency * count / await seconds(asyncio.gather(*(lane(n) for n in range(concurrency))))
 

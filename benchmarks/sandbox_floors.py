@@ -60,8 +60,8 @@ class Shell:
         """Run a command to its end; what it printed."""
         self._in.write(f"{command}\nprintf '\\n{END.decode()}\\n'\n".encode())
         await self._in.drain()
-        said = await self._out.readuntil(b"\n" + END + b"\n")
-        return said[: -len(END) - 2]
+        output = await self._out.readuntil(b"\n" + END + b"\n")
+        return output[: -len(END) - 2]
 
 
 @asynccontextmanager

@@ -62,17 +62,17 @@ SEVERAL: dict[str, tuple[dict[str, Any], str]] = {
 """Who says who speaks → the section `schedule`, and the one agent that it is compared with."""
 
 
-def spec_of(who: dict[str, Any], seats: int, groups: int) -> dict[str, Any]:
+def spec_of(sections: dict[str, Any], seats: int, groups: int) -> dict[str, Any]:
     """Return the spec in which each seat has its turns."""
     turns = [
         {"say": f"turn {turn}", **({"seat": SEATS[turn % 2]} if seats > 1 else {})} for turn in range(seats * TURNS)
     ]
     return {
         "name": "seats",
-        "dataset": {"items": [{"n": number} for number in range(groups)]},
+        "dataset": {"items": [{"n": index} for index in range(groups)]},
         "prompt": {"system": "You play.", "user": "Begin."},
         "state": "code.py:Order",
-        **who,
+        **sections,
         "rewards": {"texts": {"fn": "code.py:texts"}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
@@ -80,14 +80,14 @@ def spec_of(who: dict[str, Any], seats: int, groups: int) -> dict[str, Any]:
     }
 
 
-def measured(who: dict[str, Any], seats: int, groups: int) -> float:
+def measured(sections: dict[str, Any], seats: int, groups: int) -> float:
     """Return milliseconds of this process's time for each turn."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "code.py").write_text(CODE)
-        spec = parse_spec(yaml.safe_dump(spec_of(who, seats, groups)), folder=Path(folder))
-        began = time.process_time()
+        spec = parse_spec(yaml.safe_dump(spec_of(sections, seats, groups)), folder=Path(folder))
+        started_at = time.process_time()
         asyncio.run(run_process(spec, RunOptions("process", out=Path(folder) / "run", progress=Progress(quiet=True))))
-        return (time.process_time() - began) * 1000 / (groups * 4 * seats * TURNS)
+        return (time.process_time() - started_at) * 1000 / (groups * 4 * seats * TURNS)
 
 
 def main() -> None:
@@ -95,24 +95,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
-    given = parser.parse_args()
-    games = {name: (who, 1) for name, who in ALONE.items()}
+    options = parser.parse_args()
+    games = {name: (sections, 1) for name, sections in ALONE.items()}
     games |= {
         name: ({"agents": {seat: {} for seat in SEATS}, "schedule": play}, 2) for name, (play, _) in SEVERAL.items()
     }
-    for who, seats in games.values():
-        measured(who, seats, 2)  # what is loaded once
+    for sections, seats in games.values():
+        measured(sections, seats, 2)  # what is loaded once
     times: dict[str, list[float]] = {name: [] for name in games}
-    for _ in range(given.repetitions):
-        for name, (who, seats) in games.items():
-            times[name].append(measured(who, seats, given.groups))
+    for _ in range(options.repetitions):
+        for name, (sections, seats) in games.items():
+            times[name].append(measured(sections, seats, options.groups))
     say("| who speaks | ms of processor time per turn | × one agent |")
     say("|---|---|---|")
     for name, each in times.items():
         alone = SEVERAL[name][1] if name in SEVERAL else name
         ratio = median(two / one for two, one in zip(each, times[alone], strict=True))
-        beside = f"{ratio:.2f} × {alone}" if name in SEVERAL else "1"
-        say(f"| {name} | {median(each):.3f} | {beside} |")
+        comparison = f"{ratio:.2f} × {alone}" if name in SEVERAL else "1"
+        say(f"| {name} | {median(each):.3f} | {comparison} |")
 
 
 if __name__ == "__main__":

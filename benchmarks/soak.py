@@ -114,34 +114,36 @@ async def soak(options: argparse.Namespace) -> list[Sample]:
 
 def soak_workers(options: argparse.Namespace) -> list[Sample]:
     """Watch the command line from outside; ends with what failed, or was left behind."""
-    with tempfile.TemporaryDirectory() as made:
-        folder, samples = Path(made), []
+    with tempfile.TemporaryDirectory() as directory:
+        folder, samples = Path(directory), []
         (folder / "soak.yaml").write_text(ANSWERS)
         (folder / "temporary").mkdir()
         command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "soak.yaml", "process", "--out", "run"]
         command += ["--quiet", "--workers", str(options.workers), "--set", f"process.groups={options.rollouts // SIZE}"]
         command += ["--set", f"process.group_size={SIZE}", "--set", f"process.concurrency={options.concurrency}"]
-        own = {**os.environ, "TMPDIR": str(folder / "temporary")}
-        run = subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.DEVNULL)
-        file, place, rollouts, told, since = folder / "run" / "rollouts.jsonl", 0, 0, 0, time.perf_counter()
+        environment = {**os.environ, "TMPDIR": str(folder / "temporary")}
+        run = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+        file, offset, rollouts, last_count, since = folder / "run" / "rollouts.jsonl", 0, 0, 0, time.perf_counter()
         players: set[int] = set()
         while run.poll() is None:
             time.sleep(0.1)
             if file.exists():
                 with file.open("rb") as lines:
-                    lines.seek(place)
+                    lines.seek(offset)
                     new = lines.read()
-                place, rollouts = place + len(new), rollouts + new.count(b"\n")
-            if rollouts - told >= options.every:
+                offset, rollouts = offset + len(new), rollouts + new.count(b"\n")
+            if rollouts - last_count >= options.every:
                 now = time.perf_counter()
                 players.update(members(run.pid))
-                samples.append({"rollouts": rollouts, "rollouts/s": (rollouts - told) / (now - since), **seen(run.pid)})
-                told, since = rollouts, now
+                samples.append(
+                    {"rollouts": rollouts, "rollouts/s": (rollouts - last_count) / (now - since), **seen(run.pid)}
+                )
+                last_count, since = rollouts, now
         if run.returncode or rollouts < options.rollouts:
             raise SystemExit(f"the run ended with status {run.returncode} and {rollouts} rollouts")
-        left = [*filter(resident, players), *control_groups(players), *(folder / "temporary").iterdir()]
-        if left:
-            raise SystemExit(f"left behind: {left}")
+        leftovers = [*filter(resident, players), *control_groups(players), *(folder / "temporary").iterdir()]
+        if leftovers:
+            raise SystemExit(f"left behind: {leftovers}")
     return samples
 
 
@@ -181,14 +183,14 @@ def control_groups(owners: set[int]) -> list[Path]:
 def growth(samples: list[Sample], concurrency: int) -> list[str]:
     """What has grown from the first line to the last one; what is there at a moment varies with what is in flight."""
     first, last = samples[0], samples[-1]
-    found = [
+    increases = [
         f"{name}: {first[name]:.0f}, then {last[name]:.0f}"
         for name in WATCHED
         if last[name] > max(sample[name] for sample in samples[:2]) + 4 * concurrency
     ]
     allowed = SPARE + (last["rollouts"] - first["rollouts"]) * INDEX / (1 << 20)
     more = last["memory, MiB"] - first["memory, MiB"]
-    return [*found, f"memory: {more:.0f} MiB more, {allowed:.0f} expected"] if more > allowed else found
+    return [*increases, f"memory: {more:.0f} MiB more, {allowed:.0f} expected"] if more > allowed else increases
 
 
 if __name__ == "__main__":

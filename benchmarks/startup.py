@@ -53,7 +53,7 @@ class Command:
 
 
 def main() -> None:
-    here = Path(__file__).parents[1]
+    repository = Path(__file__).parents[1]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=PAIRS, help=f"at least {PAIRS} give intervals of 95 %%")
     parser.add_argument("--checkout", type=Path, action="append", help="a checkout to measure (default: this one)")
@@ -61,24 +61,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[16, 64], help="workers until the first rollout")
     parser.add_argument("--only", default="", help="a regular expression of the names of commands")
     options = parser.parse_args()
-    checkouts = [path.resolve() for path in options.checkout or [here]]
+    checkouts = [path.resolve() for path in options.checkout or [repository]]
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         torch = None if options.torch is None else only_torch(options.torch, work / "torch")
-        tokenizer = here / "hermes_rl" / "tokens" / "small"
+        tokenizer = repository / "hermes_rl" / "tokens" / "small"
         commands = {
             name: command
             for name, command in all_commands(work, tokenizer, options.workers).items()
             if re.search(options.only, name)
         }
-        found = measure(commands, checkouts, torch, work, options.repetitions)
+        usages = measure(commands, checkouts, torch, work, options.repetitions)
     say(f"{options.repetitions} repetitions; median (smallest to largest), ratios with an interval of 95 %.")
     say(f"{machine()}.\n")
-    show(found, commands, checkouts)
+    show(usages, commands, checkouts)
     if torch is None:
         say("\nNot measured with torch installed: name a site-packages directory that has it, --torch DIRECTORY.")
     else:
-        verdict(found, commands, checkouts)
+        verdict(usages, commands, checkouts)
 
 
 def all_commands(work: Path, tokenizer: Path, workers: list[int]) -> dict[str, Command]:
@@ -110,9 +110,9 @@ def all_commands(work: Path, tokenizer: Path, workers: list[int]) -> dict[str, C
     for count in workers:
         write_spec(work / f"workers{count}.yaml", 2 * count, "")
         more = ("--workers", str(count), "--env.total_steps", str(2 * count), "--out", f"by{count}")
-        words = (*HERMES, "run", f"workers{count}.yaml", *process, *more)
+        arguments = (*HERMES, "run", f"workers{count}.yaml", *process, *more)
         commands[f"run --workers {count}, to the first rollout"] = Command(
-            words, ready=has_record(work / f"by{count}" / "rollouts.jsonl"), record=f"by{count}"
+            arguments, ready=has_record(work / f"by{count}" / "rollouts.jsonl"), record=f"by{count}"
         )
     return commands
 
@@ -125,10 +125,10 @@ def write_spec(path: Path, rows: int, more: str) -> None:
 
 def answers(output: str) -> bool:
     """Return True once the address that a command has printed gives its page."""
-    found = ADDRESS.search(output)
-    if found is None:
+    address = ADDRESS.search(output)
+    if address is None:
         return False
-    with urllib.request.urlopen(found[0], timeout=60) as response:
+    with urllib.request.urlopen(address[0], timeout=60) as response:
         return bool(response.read())
 
 
@@ -162,7 +162,7 @@ def measure(
         for checkout in checkouts
         if not with_torch or (torch is not None and command.reads_tokenizer)
     ]
-    found: Measured = {case: [] for case in cases}
+    usages: Measured = {case: [] for case in cases}
     for repetition in range(-1, repetitions):
         for name, checkout, with_torch in cases if repetition % 2 else reversed_pairs(cases, len(checkouts)):
             command = commands[name]
@@ -174,8 +174,8 @@ def measure(
             variables |= {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
             used = usage([sys.executable, *command.words], work, variables, command.ready, ends=command.ends)
             if repetition >= 0:
-                found[name, checkout, with_torch].append(used)
-    return found
+                usages[name, checkout, with_torch].append(used)
+    return usages
 
 
 def reversed_pairs(cases: list[tuple[str, Path, bool]], size: int) -> list[tuple[str, Path, bool]]:
@@ -183,10 +183,10 @@ def reversed_pairs(cases: list[tuple[str, Path, bool]], size: int) -> list[tuple
     return [case for start in range(0, len(cases), size) for case in reversed(cases[start : start + size])]
 
 
-def show(found: Measured, commands: dict[str, Command], checkouts: list[Path]) -> None:
+def show(usages: Measured, commands: dict[str, Command], checkouts: list[Path]) -> None:
     rows = []
-    for (name, checkout, with_torch), used in found.items():
-        base = found[name, checkouts[0], with_torch]
+    for (name, checkout, with_torch), used in usages.items():
+        base = usages[name, checkouts[0], with_torch]
         label = f"{name}, torch installed" if with_torch else name
         row = [
             label if len(checkouts) == 1 else f"{label}: {checkout}",
@@ -204,14 +204,14 @@ def show(found: Measured, commands: dict[str, Command], checkouts: list[Path]) -
     say(table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows]))
 
 
-def verdict(found: Measured, commands: dict[str, Command], checkouts: list[Path]) -> None:
+def verdict(usages: Measured, commands: dict[str, Command], checkouts: list[Path]) -> None:
     say(f"\nWith torch installed, a command may take {MOST} times the processor time.\n")
     rows = []
     for checkout in checkouts:
         for name in (name for name, command in commands.items() if command.reads_tokenizer):
-            beside, without = found[name, checkout, True], found[name, checkout, False]
-            cpu = ratio([one.cpu for one in beside], [one.cpu for one in without])
-            peak = ratio([one.peak for one in beside], [one.peak for one in without])
+            with_torch, without = usages[name, checkout, True], usages[name, checkout, False]
+            cpu = ratio([one.cpu for one in with_torch], [one.cpu for one in without])
+            peak = ratio([one.peak for one in with_torch], [one.peak for one in without])
             rows.append(
                 [
                     name if len(checkouts) == 1 else f"{name}: {checkout}",

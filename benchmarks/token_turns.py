@@ -57,7 +57,7 @@ ISOLATE = {"process": ", isolate: process", "default": "", "none": ", isolate: n
 
 
 def main() -> None:
-    here = Path(__file__).parents[1]
+    repository = Path(__file__).parents[1]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=1024, help="a multiple of 64 (default: 1024)")
     parser.add_argument("--concurrency", type=int, default=64, help="rollouts at a time (default: 64)")
@@ -72,13 +72,13 @@ def main() -> None:
     elif options.bare:
         asyncio.run(bare(options.bare[0], *map(int, options.bare[1:])))
     else:
-        checkouts = [path.resolve() for path in options.checkout or [here]]
+        checkouts = [path.resolve() for path in options.checkout or [repository]]
         measure(checkouts, options)
 
 
 def measure(checkouts: list[Path], options: argparse.Namespace) -> None:
     cases = [(checkout, isolate) for isolate in options.isolate for checkout in checkouts]
-    found: dict[tuple[Path, str] | None, list[float]] = {case: [] for case in (None, *cases)}
+    times_by_case: dict[tuple[Path, str] | None, list[float]] = {case: [] for case in (None, *cases)}
     with serving(__file__, "--serve") as url, tempfile.TemporaryDirectory() as directory:
         for repetition in range(options.repetitions):
             for case in (None, *(cases if repetition % 2 else reversed(cases))):
@@ -86,18 +86,18 @@ def measure(checkouts: list[Path], options: argparse.Namespace) -> None:
                     seconds(case, url, rollouts, options.concurrency, Path(directory))
                     for rollouts in (options.rollouts // 8, options.rollouts)
                 ]
-                found[case].append((took[1] - took[0]) / (options.rollouts * 7 / 8 * TURNS) * 1000)
+                times_by_case[case].append((took[1] - took[0]) / (options.rollouts * 7 / 8 * TURNS) * 1000)
     say(f"{options.rollouts} rollouts of {TURNS} turns, {options.concurrency} at a time, {options.repetitions} ")
     say(f"repetitions; median (smallest to largest), ratios with an interval of 95 %.\n{machine()}.\n")
-    rows = [["bare client", spread(found[None]), "1"]]
+    rows = [["bare client", spread(times_by_case[None]), "1"]]
     for checkout, isolate in cases:
-        times = found[checkout, isolate]
-        row = [f"hermes-rl, isolate: {isolate}", spread(times), str(ratio(times, found[None]))]
+        times = times_by_case[checkout, isolate]
+        row = [f"hermes-rl, isolate: {isolate}", spread(times), str(ratio(times, times_by_case[None]))]
         if len(checkouts) > 1:
             row[0] += f": {checkout}"
-            row.append(str(ratio(times, found[checkouts[0], isolate])))
+            row.append(str(ratio(times, times_by_case[checkouts[0], isolate])))
         elif len(cases) > 1:
-            row.append(str(ratio(times, found[cases[0]])))
+            row.append(str(ratio(times, times_by_case[cases[0]])))
         rows.append(row)
     heads = ["", "CPU ms per turn", "to the bare client", *(["to the first of them"] if len(cases) > 1 else [])]
     say(table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows]))
@@ -113,7 +113,7 @@ def seconds(case: tuple[Path, str] | None, url: str, rollouts: int, concurrency:
     shutil.rmtree(work / "played", ignore_errors=True)
     (work / "code.py").write_text(CODE, "utf-8")
     tokenizer = checkout / "hermes_rl" / "tokens" / "small"  # that of another checkout is loaded by transformers
-    items = json.dumps([{"q": f"Begin with place {number}."} for number in range(rollouts // GROUP)])
+    items = json.dumps([{"q": f"Begin with place {index}."} for index in range(rollouts // GROUP)])
     spec = SPEC.format(
         items=items, task=json.dumps(TASK), isolate=ISOLATE[isolate], url=url, tokenizer=tokenizer,
         groups=rollouts // GROUP, size=GROUP, concurrency=concurrency,
@@ -185,10 +185,10 @@ async def bare(url: str, rollouts: int, concurrency: int) -> None:
 
     tokenizer = encoder().tokenizer
     prompt, result = tokenizer.encode(TASK + "Begin with place 1."), tokenizer.encode(RESULT)
-    end, left = tokenizer.encode("</tool_call>")[0], iter(range(rollouts))
+    end, remaining = tokenizer.encode("</tool_call>")[0], iter(range(rollouts))
 
     async def lane() -> None:
-        for _ in left:
+        for _ in remaining:
             ids, goes_on = list(prompt), True
             while goes_on:
                 body = {"model": "bench", "prompt": ids, "logprobs": 0, "return_token_ids": True, "max_tokens": 4096}

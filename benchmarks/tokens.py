@@ -98,8 +98,11 @@ def play(renderer: Renderer, turns: int, tokens: int) -> dict[str, list[float]]:
             sampling.written(Completions().body(sampling, ServerConfig("vllm")))
             clock.lap("request")
             body = [chance.randrange(256, 3000) for _ in range(per_turn)]
-            said = [*body, *renderer.tokenizer.encode('<tool_call>\n{"name": "tool_1", "arguments": {}}\n</tool_call>')]
-            step = Step(prompt.ids, ids(said + stop), numbers([-0.5] * (len(said) + 1)), "stop")
+            sampled_ids = [
+                *body,
+                *renderer.tokenizer.encode('<tool_call>\n{"name": "tool_1", "arguments": {}}\n</tool_call>'),
+            ]
+            step = Step(prompt.ids, ids(sampled_ids + stop), numbers([-0.5] * (len(sampled_ids) + 1)), "stop")
             clock.skip()
             call = {"id": f"c{turn:08d}", "type": "function", "function": {"name": "tool_1", "arguments": "{}"}}
             messages.append({"role": "assistant", "content": f"turn {turn}", "tool_calls": [call]})

@@ -63,13 +63,13 @@ async def traced() -> Counter[tuple[str, str]]:
         if event == "call" and file.startswith(PACKAGE):
             calls[file.removeprefix(PACKAGE), frame.f_code.co_qualname] += 1
 
-    begin = Processing.play
+    original_play = Processing.play
 
     async def from_here(self: Processing, *args: Any) -> Any:
         threading.setprofile(note)
         sys.setprofile(note)
         try:
-            return await begin(self, *args)
+            return await original_play(self, *args)
         finally:
             sys.setprofile(None)
             threading.setprofile(None)

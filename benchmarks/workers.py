@@ -42,13 +42,13 @@ AT_A_TIME = 8
 
 def ways(numbers: list[int]) -> dict[str, tuple[int, list[str]]]:
     """How many runs each way has, and the options of each run."""
-    found = {"one process": (1, ["--workers", "1"])}
-    for number in numbers:
-        found[f"{number} workers"] = (1, ["--workers", str(number)])
-        found[f"{number} runs side by side"] = (number, ["--workers", "1"])
+    cases = {"one process": (1, ["--workers", "1"])}
+    for worker_count in numbers:
+        cases[f"{worker_count} workers"] = (1, ["--workers", str(worker_count)])
+        cases[f"{worker_count} runs side by side"] = (worker_count, ["--workers", "1"])
         if find_spec("ray") is not None:
-            found[f"{number} actors of a Ray cluster"] = (1, ["--workers", str(number), "--ray"])
-    return found
+            cases[f"{worker_count} actors of a Ray cluster"] = (1, ["--workers", str(worker_count), "--ray"])
+    return cases
 
 
 def main() -> None:
@@ -81,8 +81,8 @@ def main() -> None:
 
 def seconds(groups: int, turns: int, runs: int, options: list[str]) -> float:
     """Seconds from the moment at which all runs play until the last of them has its groups, for all groups."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         items = json.dumps([{"n": n} for n in range(100)])
         call = {"tools": [{"name": "terminal", "args": {"command": "ls / | sort | md5sum"}}]}
         spec = SPEC.replace("ITEMS", items).replace("TURNS", json.dumps([*[call] * turns, {"say": "{{ n }}"}]))
@@ -92,20 +92,20 @@ def seconds(groups: int, turns: int, runs: int, options: list[str]) -> float:
         command += ["--set", f"process.groups={groups // runs}", "--set", f"process.concurrency={at_a_time}", *options]
         playing = [
             subprocess.Popen(
-                [*command, "--out", f"run-{number}", "--set", f"seed={number}"], cwd=folder, stdout=subprocess.DEVNULL
+                [*command, "--out", f"run-{index}", "--set", f"seed={index}"], cwd=folder, stdout=subprocess.DEVNULL
             )
-            for number in range(runs)
+            for index in range(runs)
         ]
-        files = [folder / f"run-{number}" / "rollouts.jsonl" for number in range(runs)]
+        files = [folder / f"run-{index}" / "rollouts.jsonl" for index in range(runs)]
         try:
             while not all(file.exists() and file.stat().st_size for file in files):
                 time.sleep(0.01)
                 if any(run.poll() for run in playing):
                     raise SystemExit("a run has failed")
-            began, before = time.monotonic(), sum(map(count, files))
+            started_at, before = time.monotonic(), sum(map(count, files))
             while sum(map(count, files)) < groups // runs * runs * SIZE:
                 time.sleep(0.01)
-            took = time.monotonic() - began
+            took = time.monotonic() - started_at
         finally:
             for run in playing:
                 run.wait()

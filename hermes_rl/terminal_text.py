@@ -36,22 +36,22 @@ class _Escaped:
 _ESCAPED = _Escaped()
 
 
-def start_of(text: str, most: int) -> str:
-    """Return the start of a text in at most `most` characters, cut between two words if one ends in its second half."""
-    if len(text) <= most:
+def start_of(text: str, limit: int) -> str:
+    """Return the start of a text in at most `limit` characters, cut between two words if possible."""
+    if len(text) <= limit:
         return text
-    start = text[: most - 1]
-    words = re.match(r"(.*\S)\s", start + text[most - 1], re.DOTALL)
-    return (words[1] if words and 2 * len(words[1]) > most else start) + "…"
+    start = text[: limit - 1]
+    word_match = re.match(r"(.*\S)\s", start + text[limit - 1], re.DOTALL)
+    return (word_match[1] if word_match and 2 * len(word_match[1]) > limit else start) + "…"
 
 
-def end_of(text: str, most: int) -> str:
-    """Return the end of a text in at most `most` characters, cut between two words if one starts in its first half."""
-    if len(text) <= most:
+def end_of(text: str, limit: int) -> str:
+    """Return the end of a text in at most `limit` characters, cut between two words if one starts in its first half."""
+    if len(text) <= limit:
         return text
-    end = text[-(most - 1) :]
-    words = re.search(r"\s(\S.*)", text[-most] + end, re.DOTALL)
-    return "…" + (words[1] if words and 2 * len(words[1]) > most else end)
+    end = text[-(limit - 1) :]
+    word_match = re.search(r"\s(\S.*)", text[-limit] + end, re.DOTALL)
+    return "…" + (word_match[1] if word_match and 2 * len(word_match[1]) > limit else end)
 
 
 def most_frequent(reasons: Counter[str], limit: int = 3) -> Iterator[tuple[str, int]]:

@@ -63,7 +63,7 @@ def found(
 
 def rating_coverage(rows: int, rollouts: int, draws: int, seed: int = 0) -> float:
     """Return the share of runs whose Elo interval against a rival of equal strength holds 0."""
-    random, held, told = Random(seed), 0, 0
+    random, held, interval_count = Random(seed), 0, 0
     for _ in range(draws):
         lines = [
             [
@@ -75,8 +75,8 @@ def rating_coverage(rows: int, rollouts: int, draws: int, seed: int = 0) -> floa
         rated = ratings(lines)
         for rival in (0, 1):
             low, high = (rated[f"{RATING}rival {rival}/{end}"] for end in ("low", "high"))
-            held, told = held + (low <= 0 <= high), told + 1
-    return held / told
+            held, interval_count = held + (low <= 0 <= high), interval_count + 1
+    return held / interval_count
 
 
 def pass_error(rows: int, rollouts: int, k: int, draws: int, seed: int = 0) -> float:
@@ -85,9 +85,9 @@ def pass_error(rows: int, rollouts: int, k: int, draws: int, seed: int = 0) -> f
     for _ in range(draws):
         of_rows = rates(random, rows, 0.5)
         graded = [[score for score in scores(random, rate, rollouts) if random.random() < 0.9] for rate in of_rows]
-        told = [pass_at_k(len(row), int(sum(row)), k) for row in graded if len(row) >= k]
+        estimates = [pass_at_k(len(row), int(sum(row)), k) for row in graded if len(row) >= k]
         truth = [1 - (1 - rate) ** k for rate, row in zip(of_rows, graded, strict=True) if len(row) >= k]
-        errors.append(fmean(told) - fmean(truth))
+        errors.append(fmean(estimates) - fmean(truth))
     return fmean(errors)
 
 

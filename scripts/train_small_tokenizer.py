@@ -79,12 +79,12 @@ _SHAPES = (
 
 def training_text(seed: int = 0, lines: int = 20_000) -> Iterator[str]:
     """The text, the same on every machine; words that stand earlier in the list come more often."""
-    words = _WORDS.split()
+    vocabulary = _WORDS.split()
     chance = random.Random(seed)
-    weights = [1 / (rank + 20) for rank in range(len(words))]
-    names = [word for word in words if word.isalpha()]
+    weights = [1 / (rank + 20) for rank in range(len(vocabulary))]
+    names = [word for word in vocabulary if word.isalpha()]
     for _ in range(lines):
-        yield " ".join(chance.choices(words, weights, k=12)).capitalize() + ". "
+        yield " ".join(chance.choices(vocabulary, weights, k=12)).capitalize() + ". "
         yield _fill(chance.choice(_SHAPES), chance, names)
 
 
@@ -98,11 +98,13 @@ def train(folder: Path) -> None:
     """Train and write `tokenizer.json` and `tokenizer_config.json`; the chat template is written by hand."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    words = Regex(r"'\w{1,2}\b|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    word_pattern = Regex(
+        r"'\w{1,2}\b|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(words, behavior="isolated"),
+            pre_tokenizers.Split(word_pattern, behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -49,5 +49,5 @@ def padded(lines: Sequence[Sequence[int]], fill: float = 0) -> torch.Tensor:
 
 def logprobs(model: Small, ids: torch.Tensor) -> torch.Tensor:
     """Of each token but the first, given those before it: shape (batch, length - 1)."""
-    found = functional.log_softmax(model(ids)[:, :-1], -1)
-    return found.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    log_probabilities = functional.log_softmax(model(ids)[:, :-1], -1)
+    return log_probabilities.gather(-1, ids[:, 1:, None]).squeeze(-1)

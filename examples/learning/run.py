@@ -52,8 +52,8 @@ async def learn(folder: Path, *, steps: int, pause: float, measured: int = 0) ->
         trainer = Trainer(model, server)
         pauses: list[asyncio.Task[None]] = []
 
-        def on_step(number: int) -> None:
-            if number == PAUSE_AT and pause:
+        def on_step(step: int) -> None:
+            if step == PAUSE_AT and pause:
                 pauses.append(asyncio.create_task(server.pause(pause)))
 
         async with _serving(spec, folder / "run") as environment:

@@ -72,9 +72,9 @@ class PolicyServer:
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = await request.json()
-        asked = _Asked(body["prompt"], body["max_tokens"], asyncio.get_running_loop().create_future())
-        await self._waiting.put(asked)
-        sampled = await asked.answer
+        pending_request = _Asked(body["prompt"], body["max_tokens"], asyncio.get_running_loop().create_future())
+        await self._waiting.put(pending_request)
+        sampled = await pending_request.answer
         choice: dict[str, Any] = {
             "token_ids": list(sampled.ids),
             "finish_reason": "stop" if sampled.ids[-1] == self.stop else "length",
@@ -99,18 +99,18 @@ class PolicyServer:
                 try:
                     answers = await asyncio.to_thread(self._sample, batch)
                 except (IndexError, RuntimeError) as error:
-                    for asked in batch:
-                        asked.answer.set_exception(error)
+                    for pending_request in batch:
+                        pending_request.answer.set_exception(error)
                     continue
-            for asked, sampled in zip(batch, answers, strict=True):
+            for pending_request, sampled in zip(batch, answers, strict=True):
                 self.log[sampled.prompt, sampled.logprobs] = sampled
-                if not asked.answer.done():
-                    asked.answer.set_result(sampled)
+                if not pending_request.answer.done():
+                    pending_request.answer.set_result(sampled)
 
     @torch.no_grad()
     def _sample(self, batch: list[_Asked]) -> list[Sampled]:
-        lines = [list(asked.prompt) for asked in batch]
-        found: list[list[float]] = [[] for _ in batch]
+        lines = [list(pending_request.prompt) for pending_request in batch]
+        token_logprobs: list[list[float]] = [[] for _ in batch]
         going = set(range(len(batch)))
         while going:
             active = sorted(going)
@@ -118,12 +118,14 @@ class PolicyServer:
             logits = self.model(ids)[torch.arange(len(active)), [len(lines[i]) - 1 for i in active]]
             values = torch.log_softmax(logits, -1)
             tokens = torch.multinomial(values.exp(), 1, generator=self._generator).squeeze(-1)
-            for place, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+            for row, (i, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
                 lines[i].append(token)
-                found[i].append(float(values[place, token]))
-                if token == self.stop or len(found[i]) >= batch[i].limit:
+                token_logprobs[i].append(float(values[row, token]))
+                if token == self.stop or len(token_logprobs[i]) >= batch[i].limit:
                     going.discard(i)
         return [
-            Sampled(tuple(asked.prompt), tuple(line[len(asked.prompt) :]), tuple(values), self.version)
-            for asked, line, values in zip(batch, lines, found, strict=True)
+            Sampled(
+                tuple(pending_request.prompt), tuple(line[len(pending_request.prompt) :]), tuple(values), self.version
+            )
+            for pending_request, line, values in zip(batch, lines, token_logprobs, strict=True)
         ]

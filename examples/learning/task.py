@@ -86,13 +86,13 @@ def transcript(chance: random.Random, noise: float) -> list[dict[str, Any]]:
     wrong = chance.random() < noise
     x = chance.randrange(10) if wrong and chance.random() < 0.5 else a
     name, result = ("add", x + b) if op == "+" else ("multiply", x * b)
-    said = chance.randrange(82) if wrong and x == a else result
+    answer = chance.randrange(82) if wrong and x == a else result
     call = {"id": "c00000000", "type": "function", "function": {"name": name, "arguments": {"a": x, "b": b}}}
     return [
         {"role": "user", "content": f"{a}{op}{b}"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c00000000", "content": str(result)},
-        {"role": "assistant", "content": str(said)},
+        {"role": "assistant", "content": str(answer)},
     ]
 
 

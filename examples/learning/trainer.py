@@ -47,8 +47,8 @@ def warm_up(
     for _ in range(steps):
         batch = chance.sample(lines, 64)
         ids, labels = padded([line.tokens for line in batch]), padded([line.masks for line in batch], MASKED)
-        said = (labels[:, 1:] != MASKED).float()
-        loss = -(logprobs(model, ids) * said).sum() / said.sum()
+        mask = (labels[:, 1:] != MASKED).float()
+        loss = -(logprobs(model, ids) * mask).sum() / mask.sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -93,12 +93,12 @@ class Trainer:
         self, api: str, *, steps: int, batch: int, measured: int = 0, on_step: Callable[[int], None] = lambda step: None
     ) -> None:
         """Register, and take `steps` batches; the first `measured` of them only show what the policy earns as it is."""
-        async for number, groups in _batches(api, steps, batch):
-            await self.take(groups, train=number >= measured)
+        async for step_index, groups in _batches(api, steps, batch):
+            await self.take(groups, train=step_index >= measured)
             logger.info(
-                "step %d: reward %.3f, difference %.1e", number, self.curve.reward[-1], self.curve.difference[-1]
+                "step %d: reward %.3f, difference %.1e", step_index, self.curve.reward[-1], self.curve.difference[-1]
             )
-            on_step(number)
+            on_step(step_index)
 
     async def take(self, groups: list[dict[str, Any]], *, train: bool = True) -> None:
         """Note what a batch earns and how exact it is, and take a step on it."""
@@ -119,13 +119,17 @@ class Trainer:
         """Each sampled stretch against the weights that sampled it."""
         worst, newest = 0.0, 0
         for group in groups:
-            for tokens, masks, given in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
+            for tokens, masks, inference_logprobs in zip(
+                group["tokens"], group["masks"], group["inference_logprobs"], strict=True
+            ):
                 for start, stop in _stretches(masks):
-                    sampled = self.server.log.get((tuple(tokens[:start]), tuple(given[start:stop])))
+                    sampled = self.server.log.get((tuple(tokens[:start]), tuple(inference_logprobs[start:stop])))
                     assert sampled is not None, "sampled in another context"
                     assert list(sampled.ids) == tokens[start:stop], "other tokens than were sampled"
-                    ours = logprobs(self.snapshots[sampled.version], torch.tensor([tokens[:stop]]))[0, start - 1 :]
-                    worst = max(worst, float((ours - torch.tensor(sampled.logprobs)).abs().max()))
+                    recomputed_logprobs = logprobs(self.snapshots[sampled.version], torch.tensor([tokens[:stop]]))[
+                        0, start - 1 :
+                    ]
+                    worst = max(worst, float((recomputed_logprobs - torch.tensor(sampled.logprobs)).abs().max()))
                     newest = max(newest, sampled.version)
         self.curve.difference.append(worst)
         self.curve.version.append(newest)
@@ -136,11 +140,11 @@ class Trainer:
         before = padded([line[2] for line in lines], 1.0)[:, 1:]
         advantage = torch.tensor([line[3] for line in lines])[:, None]
         advantage = advantage - self.entropy_bonus * before.clamp(min=-MOST_NATS)
-        said = (labels != MASKED).float()
+        mask = (labels != MASKED).float()
         for _ in range(self.epochs):
-            ratio = torch.exp((logprobs(self.model, ids) - before) * said)
+            ratio = torch.exp((logprobs(self.model, ids) - before) * mask)
             gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.25) * advantage)
-            loss = -(gain * said).sum() / said.sum()
+            loss = -(gain * mask).sum() / mask.sum()
             self.optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -151,18 +155,21 @@ def _lines(group: dict[str, Any]) -> list[tuple[list[int], list[int], list[float
     scores = group["scores"]
     mean, spread = fmean(scores), pstdev(scores) or 1.0
     columns = zip(group["tokens"], group["masks"], group["inference_logprobs"], scores, strict=True)
-    return [(tokens, masks, given, (score - mean) / spread) for tokens, masks, given, score in columns]
+    return [
+        (tokens, masks, inference_logprobs, (score - mean) / spread)
+        for tokens, masks, inference_logprobs, score in columns
+    ]
 
 
 def _stretches(masks: list[int]) -> list[tuple[int, int]]:
-    found, start = [], None
-    for place, mask in enumerate([*masks, MASKED]):
+    spans, start = [], None
+    for position, mask in enumerate([*masks, MASKED]):
         if mask != MASKED and start is None:
-            start = place
+            start = position
         elif mask == MASKED and start is not None:
-            found.append((start, place))
+            spans.append((start, position))
             start = None
-    return found
+    return spans
 
 
 async def _batches(api: str, steps: int, batch: int) -> AsyncIterator[tuple[int, list[dict[str, Any]]]]:
@@ -173,12 +180,12 @@ async def _batches(api: str, steps: int, batch: int) -> AsyncIterator[tuple[int,
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         async with session.post(f"{api}/register", json=registration):
             pass
-        number = 0
-        while number < steps:
+        step = 0
+        while step < steps:
             async with session.get(f"{api}/batch") as answer:
                 groups = (await answer.json())["batch"]
             if groups is None:
                 await asyncio.sleep(0.02)
                 continue
-            yield number, groups
-            number += 1
+            yield step, groups
+            step += 1

@@ -313,12 +313,21 @@ def rows_compared(a: RunRecord, b: RunRecord, success: float) -> list[dict[str, 
         sides = [[each for each in side[key] if each.score is not None] for side in (before, after)]
         if not all(sides):
             continue
-        of = min(map(len, sides))
-        passed = [sum(each.passes(success) for each in side[:of]) for side in sides]
+        rollout_count = min(map(len, sides))
+        passed = [sum(each.passes(success) for each in side[:rollout_count]) for side in sides]
         means = [mean([each.score or 0.0 for each in side]) for side in sides]
         change = "fixed" if passed[1] > passed[0] else "broken" if passed[1] < passed[0] else "same"
         squares = [[[each.id, each.score] for each in side[:SHOWN]] for side in sides]
-        rows.append({"row_key": key, "change": change, "of": of, "passed": passed, "means": means, "rollouts": squares})
+        rows.append(
+            {
+                "row_key": key,
+                "change": change,
+                "of": rollout_count,
+                "passed": passed,
+                "means": means,
+                "rollouts": squares,
+            }
+        )
     return sorted(rows, key=lambda row: (row["passed"][1] - row["passed"][0], row["means"][1] - row["means"][0]))
 
 

@@ -179,8 +179,8 @@ def _shows(rollouts: Rollouts) -> str:
     return min(rollouts, key=lambda rollout: (rollout.score or 0.0, rollout.turns)).id
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} %"
+def _percent(part: int, total: int) -> str:
+    return f"{100 * part / total:.0f} %"
 
 
 def _is_natural(rollout: RolloutSummary) -> bool:

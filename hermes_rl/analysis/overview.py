@@ -83,7 +83,7 @@ def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = 
     return {**card(record, name, counting), **Screen(LONGEST, ROOM).value(more)}
 
 
-def earlier_runs(described: Mapping[str, Any], others: Iterable[tuple[str, Path]]) -> list[dict[str, Any]]:
+def earlier_runs(run_info: Mapping[str, Any], others: Iterable[tuple[str, Path]]) -> list[dict[str, Any]]:
     """Return the earlier runs of the same spec, mode and rows, the first one first, with their mean scores.
 
     The means are read from `run.json`, into which each run wrote its mean when it ended. A mean over other rows means
@@ -95,10 +95,10 @@ def earlier_runs(described: Mapping[str, Any], others: Iterable[tuple[str, Path]
             other = read_description(path / "run.json")
         except (OSError, UserError):
             continue
-        same = all(other.get(key) == described.get(key) for key in ("name", "mode", "demo", "dataset"))
-        before = str(other.get("started") or "") < str(described.get("started") or "")
+        is_comparable = all(other.get(key) == run_info.get(key) for key in ("name", "mode", "demo", "dataset"))
+        before = str(other.get("started") or "") < str(run_info.get("started") or "")
         score = other.get("score")
-        if same and before and isinstance(score, dict) and is_number(score.get("mean")):
+        if is_comparable and before and isinstance(score, dict) and is_number(score.get("mean")):
             label = RunLabel.read(path).name or path.name
             means = {key: score.get(key) if is_number(score.get(key)) else None for key in ("mean", "low", "high")}
             earlier.append({"run": name, "label": label, "started": other["started"], **means})

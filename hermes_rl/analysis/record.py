@@ -597,7 +597,7 @@ SHORT_REASON, SHORT_VALUE, MOST_COLUMNS = 160, 40, 20
 def _short_columns(line: bytes) -> dict[str, str]:
     """Return the columns of the row in a record that have a short value, without expected answers."""
     end = len(line)
-    while (start := max(line.rfind(mark, 0, end) for mark in ROW_MARKS)) >= 0:
+    while (start := max(line.rfind(marker, 0, end) for marker in ROW_MARKS)) >= 0:
         # A tool or a row may contain this name too; then the rest of the line is not the end of a record.
         with suppress(ValueError):
             row = read_own_json(b"{" + line[start + 1 :]).get("row")

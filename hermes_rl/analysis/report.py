@@ -63,11 +63,11 @@ def _loaded(path: Path) -> RunRecord:
 
 
 def _write(record: RunRecord, say: Callable[[str], None]) -> Path:
-    place = record.path / NAME
-    write_atomically(place, report(record).encode("utf-8", "backslashreplace"))
+    path = record.path / NAME
+    write_atomically(path, report(record).encode("utf-8", "backslashreplace"))
     if record.excluded:
         say(record.excluded)
-    return place
+    return path
 
 
 def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
@@ -116,16 +116,18 @@ def report(record: RunRecord) -> str:
             f"This file has the conversations of {len(details)} of the run's rollouts: failures, the best and the "
             f"worst, one of each stop reason, and others. All of them: hermes-rl view {page_data['path']}"
         )
-    listed = [rollout for rollout in record.rollouts if rollout.id not in record.unreadable]
+    listed_rollouts = [rollout for rollout in record.rollouts if rollout.id not in record.unreadable]
     ids = {rollout.id for rollout in chosen}
-    if len(listed) > LISTED:
-        listed = [
-            rollout for rollout in listed if rollout.id in ids or record.line_number(rollout.id) <= LISTED - len(ids)
+    if len(listed_rollouts) > LISTED:
+        listed_rollouts = [
+            rollout
+            for rollout in listed_rollouts
+            if rollout.id in ids or record.line_number(rollout.id) <= LISTED - len(ids)
         ]
     return page(
         {
             "overview": page_data,
-            "rollouts": Screen().value(shown_previews(record, listed)),
+            "rollouts": Screen().value(shown_previews(record, listed_rollouts)),
             "categories": Screen().value(record.categories),
             "rows": rows_page(record, Scoring.of(record), size=ROWS),
             "details": details,

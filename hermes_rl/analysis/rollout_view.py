@@ -137,13 +137,13 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
     line = record.line_of_group(rollout)
     summary, scoring = record.summary(rollout), Scoring.of(record)
     label = record.previews([summary.row_key], PREVIEW)[summary.row_key]
-    known = stop_reason_named(summary.stop_reason)
+    stop_reason = stop_reason_named(summary.stop_reason)
     row, sequences = line.get("row"), [unpacked(packed) for packed in line.get("sequences") or ()]
     return {
         **shown_summary(summary, scoring),
         "label": label["label"],
-        "stop": "" if known is None else known.rule.description.replace("`", ""),
-        "natural": known is not None and known.finished_naturally,
+        "stop": "" if stop_reason is None else stop_reason.rule.description.replace("`", ""),
+        "natural": stop_reason is not None and stop_reason.finished_naturally,
         "started_at": line.get("started_at"),
         "sandbox_start": line.get("sandbox_start"),
         "model_calls": line.get("model_calls") or [],

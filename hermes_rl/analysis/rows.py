@@ -31,7 +31,7 @@ def rows_page(
     record: RunRecord,
     scoring: Scoring,
     *,
-    where: str = "",
+    column_filter: str = "",
     unsolved: bool = False,
     sort: str = "solved",
     start: int = 0,
@@ -42,7 +42,7 @@ def rows_page(
     Args:
         record: the run.
         scoring: its settings.
-        where: rows with a value of a column, as `column=value`.
+        column_filter: rows with a value of a column, as `column=value`.
         unsolved: only rows without a pass.
         sort: one of `ROW_SORTS`: the fewest solved, the most mixed, the largest fall from the first to the second
             half, or by name.
@@ -57,7 +57,9 @@ def rows_page(
     rows = by_row(record.counting())
     groups = groups_of_rows(rows, record.categories)
     never = {key for key, row in rows.items() if not any(map(scoring.passes, row))}
-    keys = [key for key in rows if (not unsolved or key in never) and _is_in(record.categories.get(key, {}), where)]
+    keys = [
+        key for key in rows if (not unsolved or key in never) and _is_in(record.categories.get(key, {}), column_filter)
+    ]
     keys.sort(key=lambda key: _ORDERS[sort](key, rows[key], scoring))
     page_keys = keys[start : start + size]
     previews = record.previews(page_keys, PREVIEW)
@@ -77,9 +79,9 @@ def rows_page(
     return page
 
 
-def _is_in(columns: Mapping[str, str], where: str) -> bool:
-    column, _, value = where.partition("=")
-    return not where or columns.get(column) == value
+def _is_in(columns: Mapping[str, str], column_filter: str) -> bool:
+    column, _, value = column_filter.partition("=")
+    return not column_filter or columns.get(column) == value
 
 
 def _identity(record: RunRecord, key: str, columns: Sequence[str], preview: Mapping[str, str]) -> dict[str, Any]:

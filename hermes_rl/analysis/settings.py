@@ -68,9 +68,9 @@ def scoring_of(run_info: Mapping[str, Any]) -> dict[str, Any]:
     return (run_info.get("grading") or {}).get("scoring") or {}
 
 
-def clamp_of(described: Mapping[str, Any]) -> tuple[float, float] | None:
+def clamp_of(run_info: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the bounds to which scores are clamped, or None if there are none."""
-    bounds = scoring_of(described).get("clamp")
+    bounds = scoring_of(run_info).get("clamp")
     return (float(bounds[0]), float(bounds[1])) if bounds else None
 
 

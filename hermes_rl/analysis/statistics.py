@@ -204,7 +204,7 @@ def _over_time(graded: Rollouts, rewards: Sequence[str]) -> dict[str, Any]:
         parts = [(f"{start * size + 1}–{start * size + len(part)}", list(part)) for start, part in enumerate(slices)]
     steps, dots = [], []
     every = max(math.ceil(len(graded) / DOTS), 1)
-    for place, (label, part) in enumerate(parts):
+    for part_index, (label, part) in enumerate(parts):
         score = Interval.from_rollouts(part)
         versions = {each.version for each in part} - {None}
         means = {
@@ -215,19 +215,19 @@ def _over_time(graded: Rollouts, rewards: Sequence[str]) -> dict[str, Any]:
         step = {"label": label, "count": len(part), "mean": score.mean, "low": score.low, "high": score.high}
         weights = "–".join(map(str, dict.fromkeys((min(versions), max(versions))))) if versions else ""  # type: ignore[type-var]
         steps.append({**step, "weights": weights, "rewards": means})
-        dots += [[place, round(each.score or 0.0, 4), each.id] for each in part[::every]]
+        dots += [[part_index, round(each.score or 0.0, 4), each.id] for each in part[::every]]
     return {"steps": steps, "dots": dots}
 
 
 def _meaning(reason: str) -> dict[str, Any]:
     """Return the meaning of a stop reason, its cause (the policy or the infrastructure), and its `natural` flag."""
-    known = stop_reason_named(reason)
-    if known is None:
+    stop_reason = stop_reason_named(reason)
+    if stop_reason is None:
         return {"what": "", "caused_by_policy": False, "natural": False}
     return {
-        "what": known.rule.events.replace("`", ""),
-        "caused_by_policy": known.rule.caused_by_policy,
-        "natural": known.finished_naturally,
+        "what": stop_reason.rule.events.replace("`", ""),
+        "caused_by_policy": stop_reason.rule.caused_by_policy,
+        "natural": stop_reason.finished_naturally,
     }
 
 
@@ -300,7 +300,7 @@ def _spent(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
     generating = math.fsum(each.seconds.get("generation", 0.0) for each in graded)
     unsolved = sum(each.tokens for each in graded if not scoring.passes(each))
     costs = [each.cost for each in graded]
-    known = math.fsum(cost for cost in costs if cost is not None) if None not in costs else None
+    total_cost = math.fsum(cost for cost in costs if cost is not None) if None not in costs else None
     solved = sum(map(scoring.passes, graded))
     return {
         "prompt": prompt,
@@ -308,8 +308,8 @@ def _spent(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
         "median": statistics.median(each.tokens for each in graded),
         "per_second": completion / generating if generating else None,
         "unsolved": unsolved / (prompt + completion),
-        "cost": known,
-        "per_solved": known / solved if known and solved else None,
+        "cost": total_cost,
+        "per_solved": total_cost / solved if total_cost and solved else None,
     }
 
 

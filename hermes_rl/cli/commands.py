@@ -415,9 +415,9 @@ def export(
     """Write a run's rollouts in formats of trainers and tools."""
     from hermes_rl.analysis.export import export_run
 
-    kinds = [kind.strip() for words in forms or ["atif"] for kind in words.split(",")]
-    for words in export_run(run_directory, kinds, out, min_score, keep_best, success, partial(echo, err=True)):
-        echo(words)
+    kinds = [kind.strip() for text in forms or ["atif"] for kind in text.split(",")]
+    for text in export_run(run_directory, kinds, out, min_score, keep_best, success, partial(echo, err=True)):
+        echo(text)
 
 
 @app.command()

@@ -35,8 +35,8 @@ def explain(word: str) -> Iterator[str]:
     parts += [list(_key(key)) for key in keys]
     if not parts:
         raise UserError(_unknown(word))
-    for number, part in enumerate(parts):
-        yield from ["", *part] if number else part
+    for index, part in enumerate(parts):
+        yield from ["", *part] if index else part
 
 
 def _paths(word: str) -> list[str]:
@@ -56,8 +56,8 @@ def _unknown(word: str) -> str:
         return f"explain: `hermes-rl {word}` is now `hermes-rl {COMMANDS[word]}`"
     paths = key_paths()
     last = [path.rpartition(".")[2] for path in paths]
-    known = [*paths, *last, *shipped_rewards(), *StopReason, *toolsets()]
-    hint = did_you_mean(word, known) or "."
+    candidates = [*paths, *last, *shipped_rewards(), *StopReason, *toolsets()]
+    hint = did_you_mean(word, candidates) or "."
     return f"explain: nothing is called {word!r}{hint} docs/spec-reference.md lists every key"
 
 
@@ -97,8 +97,8 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
         more = "Caused by the policy: graded, unless `on_stop` says otherwise."
         example = _example(f"on_stop: {{{reason}: mask}}\n")
     else:
-        again = "retried, then its group is dropped and replaced" if rule.retried else "not retried"
-        more, example = f"An infrastructure failure: never graded; {again}.", []
+        consequence = "retried, then its group is dropped and replaced" if rule.retried else "not retried"
+        more, example = f"An infrastructure failure: never graded; {consequence}.", []
     yield [
         f"{reason} (a stop reason)",
         *_wrapped(rule.events.rstrip(".") + ".", "  "),
@@ -115,8 +115,8 @@ def _toolset(name: str) -> Iterator[list[str]]:
             yield [*lines, *_example(f"toolsets: [{name}]\n")]
         for tool in toolset.tools:
             if tool.name == name != toolset.name:
-                described = " ".join(tool.description.split())
-                yield [f"{name} (a tool of the toolset {toolset.name})", *_wrapped(described, "  ")]
+                description = " ".join(tool.description.split())
+                yield [f"{name} (a tool of the toolset {toolset.name})", *_wrapped(description, "  ")]
 
 
 def _others(name: str) -> Iterator[list[str]]:

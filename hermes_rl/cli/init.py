@@ -56,7 +56,7 @@ def draft(file: Path, framework: str, parent: Path) -> list[str]:
     """
     from hermes_rl.spec.draft import draft_files
 
-    name, files, left = draft_files(file, framework)
+    name, files, unmoved_parts = draft_files(file, framework)
     folder = parent / name
 
     def fill(partial: Path) -> None:
@@ -65,7 +65,7 @@ def draft(file: Path, framework: str, parent: Path) -> list[str]:
 
     return [
         _created(folder, fill),
-        *(["could not move, also in the draft:", *(f"  {each}" for each in left)] if left else []),
+        *(["could not move, also in the draft:", *(f"  {each}" for each in unmoved_parts)] if unmoved_parts else []),
         "next:",
         f"  cd {folder}",
         f"  hermes-rl validate {name}.yaml",

@@ -123,8 +123,8 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
     if request.as_json:
         entries = [asdict(rollout) | {"number": record.line_number(rollout.id)} for rollout in rollouts]
         findings = [finding.record() for finding in findings_of(record)]
-        shown = {"summary": asdict(summary), "findings": findings, "rollouts": entries}
-        echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        document = {"summary": asdict(summary), "findings": findings, "rollouts": entries}
+        echo(json.dumps(document, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.stop_reason is not None or request.tool is not None
     parts: list[RenderableType] = [_head(summary)]
@@ -198,11 +198,11 @@ def _findings(record: RunRecord) -> Iterator[RenderableType]:
     """Yield the problems of the run, the most costly first."""
     findings = findings_of(record)
     if findings:
-        made = table("what went wrong", "costs", "see", right=("costs", "see"))
+        findings_table = table("what went wrong", "costs", "see", right=("costs", "see"))
         for finding in findings:
-            made.add_row(safe(finding.text), f"{finding.cost:.2f}", f"#{record.line_number(finding.example)}")
+            findings_table.add_row(safe(finding.text), f"{finding.cost:.2f}", f"#{record.line_number(finding.example)}")
         yield Text()
-        yield made
+        yield findings_table
 
 
 def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:

@@ -44,11 +44,11 @@ def ending_tools(spec: Spec) -> frozenset[str]:
     return frozenset(name for tool in spec.tools for name in tool.ends_rollout)
 
 
-def options_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions:
+def options_of_seat(options: LoopOptions, agent: Agent, spec: Spec) -> LoopOptions:
     """Return the options of an episode with the settings of a seat's `agent`."""
     # otherwise the timeout of the spec's agent applies
-    bounds = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)
-    changed = {"seeded" if name == "seed" else name for name in own.model_fields_set - {"program"}}
+    bounds = replace(loop_options(agent, spec), tool_timeout=agent.tool_timeout)
+    changed = {"seeded" if name == "seed" else name for name in agent.model_fields_set - {"program"}}
     return replace(options, **{name: getattr(bounds, name) for name in changed})
 
 

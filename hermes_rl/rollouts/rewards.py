@@ -69,6 +69,8 @@ def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
         return {**reward.args, "reference": solution.get("turns") or solution.get("patch")}
     if reward.fn == "state_matches" and spec.state is not None:
         tools = {"tools": spec.tools, "user_tools": spec.user.tools if spec.user is not None else ()}
-        sources = {who: [state_source(tool) for tool in own if tool.state] for who, own in tools.items()}
+        sources = {
+            key: [state_source(tool) for tool in tool_entries if tool.state] for key, tool_entries in tools.items()
+        }
         return {"gold": solution.get("turns"), "sources": sources, "close": spec.state.close, **reward.args}
     return reward.args

@@ -340,8 +340,8 @@ class RolloutRunner:
                         await self._grade(rollout, runtime)
                     finally:
                         self._playing.discard(runtime)
-                        if (began := runtime.sandbox_started_at) is not None:
-                            rollout.sandbox_start = {"started_at": began, "seconds": runtime.start_seconds}
+                        if (sandbox_started_at := runtime.sandbox_started_at) is not None:
+                            rollout.sandbox_start = {"started_at": sandbox_started_at, "seconds": runtime.start_seconds}
             except UserError as error:
                 self._fail_alone(rollout, error)
             except RunError:

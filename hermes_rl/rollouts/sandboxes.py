@@ -157,8 +157,8 @@ def _archived(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
 
 
 def _read_artifact(path: Path, artifact_path: Path, run: Path) -> ArtifactFile:
-    inner = "" if path == artifact_path else str(path.relative_to(artifact_path))
-    return ArtifactFile(inner, read_file(path, run), _laid_mode(path.stat().st_mode))
+    relative_path = "" if path == artifact_path else str(path.relative_to(artifact_path))
+    return ArtifactFile(relative_path, read_file(path, run), _laid_mode(path.stat().st_mode))
 
 
 def _laid_mode(mode: int) -> int:

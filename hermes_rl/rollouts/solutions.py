@@ -71,9 +71,9 @@ def solution_turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
         return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
     if not is_template(turns):
         turns = [turn.model_dump(exclude_none=True) for turn in turns]
-    where = "solution.turns"
-    rendered = render(turns, row.columns, location=where, key=row.key)
-    checked: list[dict[str, Any]] = coerce(rendered, list[GoldTurn], location=where, key=row.key)
+    location = "solution.turns"
+    rendered = render(turns, row.columns, location=location, key=row.key)
+    checked: list[dict[str, Any]] = coerce(rendered, list[GoldTurn], location=location, key=row.key)
     return checked
 
 

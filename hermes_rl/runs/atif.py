@@ -35,10 +35,10 @@ def write_trajectories(
         if any(path.suffix != ".json" for path in folder.iterdir()):
             raise UserError(f"{folder} holds other files; name a folder that is new, or of an earlier export")
         for members in groups:
-            kept = chosen([line["score"] for line in members])
+            chosen_indexes = chosen([line["score"] for line in members])
             for index, line in enumerate(members):
                 path = folder / f"{safe_name(line['id'])}.json"
-                if index in kept and line["messages"]:
+                if index in chosen_indexes and line["messages"]:
                     write_atomically(path, write_json(trajectory(line)))
                     count += 1
                 else:

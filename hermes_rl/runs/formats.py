@@ -58,16 +58,16 @@ class RolloutChoice:
 
     def of(self, scores: Sequence[float | None]) -> list[int]:
         """Return the indexes of a group's members that are written, by their scores."""
-        least = self.min_score
-        kept = [
+        threshold = self.min_score
+        eligible_indexes = [
             index
             for index, score in enumerate(scores)
-            if least is None or (score is not None and score >= least)
+            if threshold is None or (score is not None and score >= threshold)
         ]  # fmt: skip
-        if self.keep_best is None or len(kept) <= self.keep_best:
-            return kept
+        if self.keep_best is None or len(eligible_indexes) <= self.keep_best:
+            return eligible_indexes
         # Of equal ones the first: a sort keeps their order.
-        scored = sorted((-score, index) for index in kept if (score := scores[index]) is not None)
+        scored = sorted((-score, index) for index in eligible_indexes if (score := scores[index]) is not None)
         return sorted(index for _, index in scored[: self.keep_best])
 
 
@@ -98,10 +98,10 @@ def write_format(kind: str, path: Path, recorded: RecordedRollouts, choice: Roll
 
 def _write_sft(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     """Write one kind of rows: a trainer checks only the first row for tokens, and assumes the same for the others."""
-    known, scores = True, set()
+    has_tokens, scores = True, set()
     for group in recorded.groups():
         rollouts = _chosen(group, choice)
-        known = known and all(rollout.sequences for rollout in rollouts)
+        has_tokens = has_tokens and all(rollout.sequences for rollout in rollouts)
         scores |= {rollout.score for rollout in rollouts if rollout.score is not None}
     mixed = ""
     if choice.min_score is choice.keep_best is None and len(scores) > 1:
@@ -109,14 +109,14 @@ def _write_sft(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) ->
             f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and "
             "`process.keep_best` (--min-score and --keep-best) exclude rollouts that a model should not learn from"
         )
-    return [_write(path, "sft", recorded, lambda group: sft_rows(group, tokens=known, choice=choice)) + mixed]
+    return [_write(path, "sft", recorded, lambda group: sft_rows(group, tokens=has_tokens, choice=choice)) + mixed]
 
 
 def _write_openai(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     refused: Counter[str] = Counter()
     note = _write(path, "openai", recorded, lambda group: openai_rows(group, choice, refused))
     if refused:
-        reasons = ", ".join(f"{reason} ({number})" for reason, number in refused.most_common())
+        reasons = ", ".join(f"{reason} ({rollout_count})" for reason, rollout_count in refused.most_common())
         note += f"; {pluralize(refused.total(), 'rollout')} excluded, which OpenAI would refuse: {reasons}"
     return [note]
 
@@ -233,7 +233,7 @@ def openai_rows(group: Group, choice: RolloutChoice, refused: Counter[str]) -> I
     for rollout in _chosen(group, choice):
         result = rollout.result
         assert result is not None
-        messages = [_for_openai(message, given) for message, given in _with_origin(rollout)]
+        messages = [_for_openai(message, is_prewritten) for message, is_prewritten in _with_origin(rollout)]
         while messages and messages[-1]["role"] != "assistant":
             messages.pop()
         tools = list(result.tool_schemas)
@@ -250,7 +250,7 @@ def _with_origin(rollout: Rollout) -> Iterator[tuple[dict[str, Any], bool]]:
         yield message, message["role"] == "assistant" and (index < prompt or bool(message.get("context")))
 
 
-def _for_openai(message: Mapping[str, Any], given: bool) -> dict[str, Any]:
+def _for_openai(message: Mapping[str, Any], is_prewritten: bool) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "user" and isinstance(content, list):
         return {"role": role, "content": content}
@@ -267,7 +267,7 @@ def _for_openai(message: Mapping[str, Any], given: bool) -> dict[str, Any]:
         "role": role,
         **({"content": text} if text or not calls else {}),
         **({"tool_calls": calls} if calls else {}),
-        **({"weight": 0} if given else {}),
+        **({"weight": 0} if is_prewritten else {}),
     }
 
 
@@ -319,14 +319,14 @@ def sharegpt_rows(group: Group, choice: RolloutChoice = RolloutChoice()) -> Iter
     for rollout in _chosen(group, choice):
         entries: list[dict[str, Any]] = []
         images: list[str] = []
-        origins = [given for _, given in _with_origin(rollout)]
-        for message, given in zip(_messages(rollout), origins, strict=True):
+        origins = [is_prewritten for _, is_prewritten in _with_origin(rollout)]
+        for message, is_prewritten in zip(_messages(rollout), origins, strict=True):
             speaker = SPEAKERS.get(message["role"], message["role"])
             value = _hermes_text(message, images)
             if speaker == "tool" and entries and entries[-1]["from"] == "tool":
                 entries[-1]["value"] += f"\n{value}"
             else:
-                entries.append({"from": speaker, "value": value, **({"weight": 0} if given else {})})
+                entries.append({"from": speaker, "value": value, **({"weight": 0} if is_prewritten else {})})
         row = {"conversations": entries, "tools": _tools(rollout), **_fields(group, rollout)}
         yield {**row, "images": images} if images else row
 
@@ -375,15 +375,15 @@ def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
         assert best.result is not None
         prompt = best.result.prompt_length
         sequences = {"chosen": best.sequence, "rejected": worst.sequence}
-        known = None not in sequences.values()
+        has_tokens = None not in sequences.values()
         yield {
             "prompt": _messages(best)[:prompt],
             "chosen": _messages(best)[prompt:],
             "rejected": _messages(worst)[prompt:],
             "tools": _tools(best),
             **_pair_fields(best, worst),
-            **{f"{side}_input_ids": seq.tokens if known and seq else None for side, seq in sequences.items()},
-            **{f"{side}_labels": seq.masks if known and seq else None for side, seq in sequences.items()},
+            **{f"{side}_input_ids": seq.tokens if has_tokens and seq else None for side, seq in sequences.items()},
+            **{f"{side}_labels": seq.masks if has_tokens and seq else None for side, seq in sequences.items()},
         }
 
 

@@ -65,9 +65,9 @@ def table_rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]
         if rollout.result is None:
             continue
         of_rollout = _of_rollout(rollout, rewards)
-        for number, sequence in enumerate(rollout.sequences or [None]):
+        for index, sequence in enumerate(rollout.sequences or [None]):
             names = ("tokens", "masks", "logprobs") if sequence is not None else ()
-            row = {**of_rollout, "sequence": number, **{name: getattr(sequence, name) for name in names}}
+            row = {**of_rollout, "sequence": index, **{name: getattr(sequence, name) for name in names}}
             yield {name: replace_surrogates(value) if isinstance(value, str) else value for name, value in row.items()}
 
 

@@ -304,10 +304,10 @@ class Policy:
                     "api_key": None if settings["api_key"] is None else Secret(settings["api_key"]),
                     "headers": {header: Secret(value) for header, value in settings["headers"].items()},
                 },
-                naming=partial(name, place),
+                naming=partial(name, server_index),
                 version=source,
             )
-            for place, settings in enumerate(description.servers)
+            for server_index, settings in enumerate(description.servers)
         ]
         retry = AT_ENDPOINT if description.captured else None
         policies.append(cls(create_client(POLICY, configs, retry), source, captured=description.captured))

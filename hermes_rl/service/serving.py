@@ -239,8 +239,8 @@ async def _serve_all(
     def announce() -> None:
         for service, _ in served:
             name = service.env.spec.name
-            where = "" if len(served) == 1 else f"{name}, below {below(name)}: "
-            say(f"{where}rollouts are recorded in {service.record}")
+            prefix = "" if len(served) == 1 else f"{name}, below {below(name)}: "
+            say(f"{prefix}rollouts are recorded in {service.record}")
         say(f"listening on {address_of(listener)}")
 
     def start_draining(at_once: bool) -> None:

@@ -69,8 +69,8 @@ class SpecDraft:
 
     def enter(self, function: Function) -> None:
         """Collect the constants of the module, and the defaults and assignments of a function."""
-        given = [*function.args.posonlyargs, *function.args.args]
-        pairs = [*zip(given[len(given) - len(function.args.defaults) :], function.args.defaults, strict=True)]
+        parameters = [*function.args.posonlyargs, *function.args.args]
+        pairs = [*zip(parameters[len(parameters) - len(function.args.defaults) :], function.args.defaults, strict=True)]
         pairs += [
             (each, default)
             for each, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
@@ -126,10 +126,10 @@ class SpecDraft:
         node = self.resolved(node)
         return node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
 
-    def leave(self, what: str, node: ast.AST | None = None) -> None:
+    def leave(self, description: str, node: ast.AST | None = None) -> None:
         """Name a part that is not moved."""
         line = getattr(node, "lineno", None)
-        self.left.append(" ".join(what.split()) + ("" if line is None else f" ({self.file}:{line})"))
+        self.left.append(" ".join(description.split()) + ("" if line is None else f" ({self.file}:{line})"))
 
     def take(self, arguments: Arguments, name: str, put: Callable[[Any], None]) -> None:
         """Move an argument if it is a literal; name it otherwise."""
@@ -232,21 +232,23 @@ class SpecDraft:
         if not self._code:
             return ""
         foreign = set(_imported(self.tree))
-        kept = []
+        segments = []
         for node in self.tree.body:
             names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
             is_framework = isinstance(node, ast.Import | ast.ImportFrom) and bool(
                 foreign & {a.asname or a.name for a in node.names}
             )
-            plain = isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | Function | ast.ClassDef)
+            is_declaration = isinstance(
+                node, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | Function | ast.ClassDef
+            )
             if (
-                plain
+                is_declaration
                 and not is_framework
                 and not names & foreign
                 and getattr(node, "name", "") not in (*self._code, "load_environment")
             ):
-                kept.append(self.segment(node))
-        return "\n\n\n".join(["\n".join(kept), *self._code.values()]).strip() + "\n"
+                segments.append(self.segment(node))
+        return "\n\n\n".join(["\n".join(segments), *self._code.values()]).strip() + "\n"
 
 
 def _end(node: ast.expr) -> tuple[int, int]:
@@ -302,10 +304,10 @@ def from_verifiers(draft: SpecDraft) -> None:
     if entry is None:
         raise UserError(f"{draft.file} has no function load_environment, which environments of verifiers' hub have")
     draft.enter(entry)
-    found = draft.call(_returned(draft, entry), "dataset")
-    if found is None:
+    environment_call = draft.call(_returned(draft, entry), "dataset")
+    if environment_call is None:
         raise UserError(f"{draft.file}: load_environment returns no environment that can be read from the code")
-    kind, arguments = found
+    kind, arguments = environment_call
     _dataset(draft, arguments.pop("dataset", None))
     draft.take(arguments, "system_prompt", draft.text("system"))
     draft.section("prompt")["user"] = "{{ question }}"
@@ -347,15 +349,15 @@ def _tool(draft: SpecDraft, node: ast.expr) -> None:
         draft.add_tool(function.name, draft.segment(function))
 
 
-def _environment_class(draft: SpecDraft, own: ast.ClassDef) -> None:
+def _environment_class(draft: SpecDraft, class_node: ast.ClassDef) -> None:
     hints = {
         "env_response": "user: {state: method} replies",
         "setup_state": "a class of `state:` starts so",
         "update_tool_args": "tools are methods of a class of `state:`",
     }
-    for node in own.body:
+    for node in class_node.body:
         if isinstance(node, Function) and node.name != "__init__":
-            draft.leave(f"{own.name}.{node.name}: {hints.get(node.name, 'see docs/moving.md')}", node)
+            draft.leave(f"{class_node.name}.{node.name}: {hints.get(node.name, 'see docs/moving.md')}", node)
         for each in ast.walk(node):
             if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "add_tool":
                 _called(draft, "add_tool", each)
@@ -370,11 +372,11 @@ def _dataset(draft: SpecDraft, node: ast.expr | None) -> None:
     if isinstance(node, ast.Name) and node.id in draft.functions:  # it makes the dataset when it is needed
         node = _returned(draft, draft.functions[node.id]) or node
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        inner = draft.resolved(node.func.value)
-        if not isinstance(inner, ast.Call):
+        receiver = draft.resolved(node.func.value)
+        if not isinstance(receiver, ast.Call):
             break
         draft.leave(f"dataset: .{node.func.attr}(…); see dataset.columns, filter, limit and shuffle", node)
-        node = inner
+        node = receiver
     name, arguments = draft.call(node, "path", "name", "split") or ("", {})
     path = arguments.get("path", _NONE)
     example = EXAMPLES.get(path.value) if isinstance(path, ast.Constant) and isinstance(path.value, str) else None
@@ -395,8 +397,8 @@ def _rubric(draft: SpecDraft, node: ast.expr) -> None:
             _rubric(draft, each)
     elif name == "Rubric":
         weights = draft.items_of(arguments.pop("weights", _NONE))
-        for place, function in enumerate(draft.items_of(arguments.pop("funcs", _NONE))):
-            _reward_function(draft, function, _number(draft, weights[place]) if place < len(weights) else 1.0)
+        for index, function in enumerate(draft.items_of(arguments.pop("funcs", _NONE))):
+            _reward_function(draft, function, _number(draft, weights[index]) if index < len(weights) else 1.0)
     elif name == "JudgeRubric":
         judge = {"question": "{{ question }}", "reference": "{{ answer }}"}
         draft.add_reward("llm_judge", {"args": {"rubric": "The answer is the same as the reference.", **judge}})
@@ -415,8 +417,8 @@ def _reward_function(draft: SpecDraft, node: ast.expr, weight: float) -> None:
     function = draft.functions.get(node.id) if isinstance(node, ast.Name) else None
     called = draft.call(node)
     if function is not None:
-        named = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
-        columns = [name for name in named if name in ("answer", "info", "task")]
+        parameter_names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+        columns = [name for name in parameter_names if name in ("answer", "info", "task")]
         draft.add_reward(function.name, draft.stub(function.name, function, columns), weight)
     elif called is not None and called[0] == "get_format_reward_func" and isinstance(node, ast.Call):
         assert isinstance(node.func, ast.Attribute)
@@ -444,18 +446,22 @@ def _number(draft: SpecDraft, node: ast.expr) -> float:
 
 def from_inspect(draft: SpecDraft) -> None:
     """Move the first task of a file."""
-    tasks = [each for each in draft.functions.values() if any("task" in shown(mark) for mark in each.decorator_list)]
-    entry, found = next(
+    tasks = [
+        each
+        for each in draft.functions.values()
+        if any("task" in shown(decorator) for decorator in each.decorator_list)
+    ]
+    entry, task_call = next(
         ((task, call) for task in tasks if (call := draft.call(_returned(draft, task), "dataset", "setup", "solver"))),
         (None, None),
     )
-    if entry is None or found is None:
+    if entry is None or task_call is None:
         raise UserError(f"{draft.file} has no function with @task that returns a Task")
     for other in tasks:
         if other is not entry:
             draft.leave(f"the task {other.name}: write a separate spec for each task", other)
     draft.enter(entry)
-    _, arguments = found
+    _, arguments = task_call
     _samples(draft, arguments.pop("dataset", None))
     draft.section("prompt")["user"] = "{{ input }}"
     if (solver := arguments.pop("solver", arguments.pop("plan", None))) is not None:
@@ -541,7 +547,7 @@ def _solver(draft: SpecDraft, node: ast.expr, name: str, arguments: Arguments) -
     elif name == "prompt_template" and "first" in arguments:
         draft.take(arguments, "first", partial(_set_template, draft))
     elif name == "use_tools" and isinstance(node, ast.Call):
-        for each in [inner for argument in node.args for inner in draft.items_of(argument)]:
+        for each in [tool_node for argument in node.args for tool_node in draft.items_of(argument)]:
             _inspect_tool(draft, each)
     elif name in ("react", "basic_agent"):
         for each in draft.items_of(arguments.pop("tools", _NONE)):
@@ -562,19 +568,24 @@ def _inspect_tool(draft: SpecDraft, node: ast.expr) -> None:
     name, arguments = draft.call(node) or ("", {})
     sets = {"bash": "terminal", "bash_session": "terminal", "python": "code_execution", "text_editor": "file"}
     factory = draft.functions.get(name)
-    inner = [each for each in factory.body if isinstance(each, Function)] if factory is not None else []
+    nested_functions = [each for each in factory.body if isinstance(each, Function)] if factory is not None else []
     if name in sets:
         toolsets = draft.spec.setdefault("toolsets", [])
         toolsets += [sets[name]] if sets[name] not in toolsets else []
         draft.leave_all(arguments)
-    elif inner:
-        code = re.sub(rf"\bdef {inner[0].name}\(", f"def {name}(", draft.segment(inner[0]), count=1)
+    elif nested_functions:
+        code = re.sub(
+            rf"\bdef {nested_functions[0].name}\(", f"def {name}(", draft.segment(nested_functions[0]), count=1
+        )
         draft.add_tool(name, code)
         foreign = sorted(
-            {each.id for each in ast.walk(inner[0]) if isinstance(each, ast.Name)} & set(_imported(draft.tree))
+            {each.id for each in ast.walk(nested_functions[0]) if isinstance(each, ast.Name)}
+            & set(_imported(draft.tree))
         )
         if foreign:
-            draft.leave(f"the tool {name} uses {', '.join(foreign)}; a `state` holds data of a rollout", inner[0])
+            draft.leave(
+                f"the tool {name} uses {', '.join(foreign)}; a `state` holds data of a rollout", nested_functions[0]
+            )
     else:
         draft.leave(f"the tool {shown(node)}", node)
 

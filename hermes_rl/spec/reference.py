@@ -61,23 +61,23 @@ class Key:
 def find_key(path: str) -> Key | None:
     """Return the key at a path, in which a name of the user's may stand for `NAME`, or None if there is none."""
     schema, names = _schema(), [name.removesuffix("[]") for name in path.split(".")]
-    found = _at(schema, names)
+    match = _at(schema, names)
     if names[0] == "rewards" and names[2:3] == ["args"] and (section := schema["$defs"].get(f"args_{names[1]}")):
-        found = _at(section, names[3:]) if names[3:] else found
-        found = None if found is None else ([*names[:3], *found[0]], *found[1:])
-    if found is None:
+        match = _at(section, names[3:]) if names[3:] else match
+        match = None if match is None else ([*names[:3], *match[0]], *match[1:])
+    if match is None:
         return None
-    names, value, owner = found
+    names, value, owner = match
     kinds = [_plain(kind) for kind in dict.fromkeys(_kinds(value, _titles(schema)))]
     title = ".".join(names)
-    inner: dict[str, Any] = next((schema["$defs"][name] for name, _ in _sections_in(value)), {})
+    subsection: dict[str, Any] = next((schema["$defs"][name] for name, _ in _sections_in(value)), {})
     return Key(
         path=title,
         kind=" or ".join("section" if kind == title else kind for kind in kinds) or "anything",
         default=_plain(_default(names[-1], value, owner)).strip("`") or "none",
-        meaning=_plain(value.get("description") or inner.get("description", "")),
+        meaning=_plain(value.get("description") or subsection.get("description", "")),
         example=_example(names, value),
-        keys={key: _plain(each.get("description", "")) for key, each in inner.get("properties", {}).items()},
+        keys={key: _plain(each.get("description", "")) for key, each in subsection.get("properties", {}).items()},
     )
 
 
@@ -104,8 +104,8 @@ def reward_example(reward: str) -> str:
     ]
     required = _schema()["$defs"].get(f"args_{reward}", {}).get("required", ())
     arguments = {key.path.rpartition(".")[2]: key.example for key in reward_arguments(reward)}
-    made = {reward: {"args": {name: arguments[name] for name in required}} if required else {}}
-    value = min(uses, key=lambda use: len(str(use)), default=made)
+    minimal_use = {reward: {"args": {name: arguments[name] for name in required}} if required else {}}
+    value = min(uses, key=lambda use: len(str(use)), default=minimal_use)
     return yaml.safe_dump({"rewards": value}, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -118,18 +118,18 @@ def _at(value: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], dict
         return _at(_schema()["$defs"][value["$ref"].rpartition("/")[2]], names)
     name, *rest = names
     held = (*value.get("patternProperties", {}).values(), value.get("additionalProperties"))
-    inner = value.get("properties", {}).get(name, held[0])
-    if isinstance(inner, dict):
+    child = value.get("properties", {}).get(name, held[0])
+    if isinstance(child, dict):
         if not rest:
-            return [name], inner, dict(value)
-        if (found := _at(inner, rest)) is not None:
-            first, *further = found[0]
-            return ([f"{name}[]", *further] if first == _ITEM else [name, first, *further]), *found[1:]
+            return [name], child, dict(value)
+        if (match := _at(child, rest)) is not None:
+            first, *remaining = match[0]
+            return ([f"{name}[]", *remaining] if first == _ITEM else [name, first, *remaining]), *match[1:]
     for choice in _choices(value):
-        if (found := _at(choice, names)) is not None:
-            return found
-    found = _at(value["items"], names) if "items" in value else None
-    return None if found is None else ([_ITEM, *found[0]], *found[1:])
+        if (match := _at(choice, names)) is not None:
+            return match
+    match = _at(value["items"], names) if "items" in value else None
+    return None if match is None else ([_ITEM, *match[0]], *match[1:])
 
 
 def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -170,8 +170,8 @@ def _values(value: Any, names: Sequence[str]) -> Iterator[Any]:
         yield value
     elif isinstance(value, dict):
         name = names[0].removesuffix("[]")
-        inner = [value[name]] if name in value else list(value.values()) if name == "NAME" else []
-        for each in inner:
+        children = [value[name]] if name in value else list(value.values()) if name == "NAME" else []
+        for each in children:
             yield from _values(each, names[1:]) if names[1:] else [each]
 
 
@@ -181,11 +181,11 @@ def _made(value: Mapping[str, Any]) -> Iterator[Any]:
         section = _schema()["$defs"][value["$ref"].rpartition("/")[2]]
         properties = section.get("properties", {})
         for chosen in (section.get("required", ()), *([name] for name in properties)):
-            made = {
+            section_value = {
                 name: next((each for each in _made(properties[name]) if _fits(each, properties[name])), None)
                 for name in chosen
             }
-            yield made
+            yield section_value
         return
     if value.get("default") not in (None, []) and not isinstance(value["default"], dict):
         yield (not value["default"]) if isinstance(value["default"], bool) else value["default"]
@@ -232,8 +232,8 @@ def reference_page() -> str:
     ]
     for name in sorted(sections):
         if name.startswith("args_"):
-            described = _prose(sections[name].get("description", ""))
-            lines += [f"### {name.removeprefix('args_')}", "", described, "", *_table(sections[name], titles)]
+            description = _prose(sections[name].get("description", ""))
+            lines += [f"### {name.removeprefix('args_')}", "", description, "", *_table(sections[name], titles)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -261,9 +261,9 @@ def _sections_in(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str,
         yield from _sections_in(choice, suffix)
     if "items" in value:
         yield from _sections_in(value["items"], f"{suffix}[]")
-    for inner in (value.get("additionalProperties"), *value.get("patternProperties", {}).values()):
-        if isinstance(inner, dict):
-            yield from _sections_in(inner, f"{suffix}.NAME")
+    for value_schema in (value.get("additionalProperties"), *value.get("patternProperties", {}).values()):
+        if isinstance(value_schema, dict):
+            yield from _sections_in(value_schema, f"{suffix}.NAME")
 
 
 def _section(value: dict[str, Any]) -> str | None:
@@ -312,12 +312,12 @@ def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
     elif "{{" in value.get("pattern", "").replace("\\", ""):
         yield "template"
     elif value.get("type") == "array":
-        inner = list(dict.fromkeys(_kinds(value.get("items") or {}, titles)))
-        yield f"list of {' or '.join(inner)}" if inner else "list"
+        content_kinds = list(dict.fromkeys(_kinds(value.get("items") or {}, titles)))
+        yield f"list of {' or '.join(content_kinds)}" if content_kinds else "list"
     elif value.get("type") == "object":
         held = value.get("additionalProperties")
-        inner = list(dict.fromkeys(_kinds(held, titles))) if isinstance(held, dict) else []
-        yield f"mapping to {' or '.join(inner)}" if inner else "mapping"
+        content_kinds = list(dict.fromkeys(_kinds(held, titles))) if isinstance(held, dict) else []
+        yield f"mapping to {' or '.join(content_kinds)}" if content_kinds else "mapping"
     elif value.get("type") not in ("null", None):
         yield _bounded({"string": "text"}.get(value["type"], value["type"]), value)
 

@@ -284,7 +284,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
 async def _answer(
     call: _Call, toolkit: Toolkit, runtime: ToolRuntime, turn: int, tool_timeout: float | None, repair: bool
 ) -> ToolOutcome:
-    began, starting = time.perf_counter(), runtime.start_seconds
+    start_time, starting = time.perf_counter(), runtime.start_seconds
     arguments: Mapping[str, Any] | str = _written(call.raw)
     repaired = 0
     error: ToolError | None = None
@@ -302,7 +302,7 @@ async def _answer(
         content = capped(error_json(str(problem)), RESULT_LIMIT)
         detail = capped(getattr(problem, "detail", str(problem)), RESULT_LIMIT)
         error = ToolError(turn, call.name, _written(call.raw), detail, content)
-    seconds = max(0.0, time.perf_counter() - began - (runtime.start_seconds - starting))
+    seconds = max(0.0, time.perf_counter() - start_time - (runtime.start_seconds - starting))
     content, started_at = capped(content, RESULT_LIMIT), time.time() - seconds
     return ToolOutcome(call.id, call.name, arguments, content, error, seconds, repaired, started_at)
 

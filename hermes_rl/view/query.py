@@ -91,16 +91,16 @@ class RolloutQuery:
             raise wrong("filter", "sort", f"rollouts are sorted by {', '.join(ORDERS)}, {REWARD}<name>")
         return cls(**values)
 
-    def chosen(self, record: RunRecord, known: int | None = None) -> array[int]:
+    def chosen(self, record: RunRecord, record_count: int | None = None) -> array[int]:
         """Return the positions of the matching rollouts, in the requested order; texts are not searched.
 
         Rollouts without the number that is sorted by come last in both directions.
 
         Args:
             record: the loaded run.
-            known: number of records to select from; None: all.
+            record_count: number of records to select from; None: all.
         """
-        rollouts, rows = record.rollouts[:known], self._rows(record)
+        rollouts, rows = record.rollouts[:record_count], self._rows(record)
         fits = (position for position, rollout in enumerate(rollouts) if self._fits(rollout, rows))
         positions = array("l", fits)
         if self.sort == "ended":

@@ -214,15 +214,15 @@ class RunIndex:
             for record in records:
                 record.refresh()
             comparison = {**compare_runs(first, second).record(), "run_a": a, "run_b": b}
-            found = comparison["found"]
-            rows = rows_compared(first, second, found["success"])
-            counts = {kind: len(found.pop(kind)) for kind in ("fixed", "broken")}
+            differences = comparison["found"]
+            rows = rows_compared(first, second, differences["success"])
+            counts = {kind: len(differences.pop(kind)) for kind in ("fixed", "broken")}
             shown_rows = [*rows[:CHANGED], *rows[CHANGED:][-CHANGED:]]
             labels = second.previews([row["row_key"] for row in shown_rows], LABEL)
-            named = [{**row, "label": labels[row["row_key"]]["label"]} for row in shown_rows]
+            labelled_rows = [{**row, "label": labels[row["row_key"]]["label"]} for row in shown_rows]
             names = {side: RunLabel.read(record.path).name for side, record in zip("ab", records, strict=True)}
         view: dict[str, Any] = Screen().value(
-            {**comparison, **counts, "rows": named, "graded": len(rows), "names": names}
+            {**comparison, **counts, "rows": labelled_rows, "graded": len(rows), "names": names}
         )
         return view
 
@@ -242,7 +242,7 @@ class RunIndex:
             return rows_page(
                 record,
                 Scoring.of(record),
-                where=parameters.get("where", ""),
+                column_filter=parameters.get("where", ""),
                 unsolved=bool(parameters.get("unsolved")),
                 sort=parameters.get("sort") or "solved",
                 start=int(start or 0),

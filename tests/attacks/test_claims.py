@@ -49,7 +49,7 @@ CLAIMS = {
     "a class derived from one": "class A(e.UserError): pass\nraise A('x')",
     "a class of the same name": "class UserError(e.HermesRLError): pass\nraise UserError('x')",
     "a class of two kinds": "class A(e.SandboxFailure, e.JudgeFailure): pass\nraise A('x')",
-    "an ending that there is not": "f = e.Failure('x'); f.ending = 'nope'; raise f",
+    "an unknown stop reason": "f = e.Failure('x'); f.stop_reason = 'nope'; raise f",
     "more classes than are carried": "k = e.UserError\nfor i in range(150): k = type('A', (k,), {})\nraise k('x')",
     "a name that is not carried": "raise type('A' * 5000, (e.SandboxFailure,), {})('x')",
     "a group of them": "raise ExceptionGroup('x', [e.SandboxFailure('x'), e.UserError('x')])",

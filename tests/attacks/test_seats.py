@@ -52,7 +52,7 @@ SCHEDULES: dict[str, str] = {
     "os._exit(0)": FAILS,
     "os.closerange(3, 100)": FAILS,
     "for fd in range(3, 50):\n    try: os.write(fd, b'{\"returned\": 1}')\n    except OSError: pass": FAILS,
-    "white._number = 12345; await white.say('x')": FAILS,
+    "white._object_id = 12345; await white.say('x')": FAILS,
     "await black.say(b'x')": FAILS,
     "return 'x' * 50_000_000": FAILS,
     "value = []\nfor _ in range(100_000): value = [value]\nreturn value": FAILS,

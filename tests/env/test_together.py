@@ -212,7 +212,7 @@ async def test_no_environment_registers_if_one_fails_to_open(tmp_path: Path) -> 
             output = await ended(process)
         trainer.cancel()
         assert process.returncode == 1, output
-        assert "short: the dataset has no rows to play" in output and "long:" in output
+        assert "short: the dataset has no rows to run" in output and "long:" in output
         async with aiohttp.ClientSession() as session, session.get(f"{url}/status-env", json={"env_id": 0}) as answer:
             assert answer.status == 500, "no environment is registered"
     assert lines(tmp_path / "run" / "long" / "rollouts.jsonl") == [], "nothing was played"

@@ -139,7 +139,7 @@ async def one(sandbox):
         answer = await sandbox.run(["python3", "-c", sys.argv[1]], timeout=20)
         return [answer.exit_code, sandbox.killed_by_agent]
     except SandboxFailure as failure:
-        return [str(failure), failure.ending.value]
+        return [str(failure), failure.stop_reason.value]
     finally:
         await sandbox.close()
 

@@ -42,7 +42,7 @@ def test_dry_run_of_a_new_run_counts_all_rollouts_and_writes_nothing(
     assert "run directory: run (new)" in out
     assert "3 rows; 2 groups of 4: 8 rollouts" in out
     assert "to run: 8 rollouts, at most 64 model calls" in out
-    assert "prompt of row 20223e46752dc1ce: 2077 tokens: Create the file `greeting.txt`" in out
+    assert "prompt of row 20223e46752dc1ce: 2073 tokens: Create the file `greeting.txt`" in out
     assert "--sample 5 measures" in out
     assert tree(tmp_path) == {}
 

@@ -60,7 +60,10 @@ async def test_concurrent_rollouts_each_use_their_endpoint(tmp_path: Path) -> No
 def test_log_probabilities_are_never_made_up() -> None:
     known = Example([1], [2, 3], [0, 1], [0.0, -0.5], (None, None))
     assert logprobs_of(known, "a trainer") == [0.0, -0.5]
-    with pytest.raises(UserError, match=r"a rollout has no log-probabilities, and a trainer trains with those"):
+    with pytest.raises(
+        UserError,
+        match=r"a rollout has no log-probabilities, and a trainer trains with the log-probabilities of sampling",
+    ):
         logprobs_of(replace(known, logprobs=None), "a trainer")
 
 

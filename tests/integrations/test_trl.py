@@ -568,7 +568,7 @@ def test_log_probabilities_that_do_not_exist_are_refused_and_never_made_up(tmp_p
     given = {"policy": Policy.chat(chat, tokenizer=TOKENIZER), "allow_inexact": True}
     with HermesWorker(spec_in(tmp_path), configuration(max_staleness=None), **given) as worker:
         worker.start()
-        with pytest.raises(UserError, match="no log-probabilities, and TRL trains with those"):
+        with pytest.raises(UserError, match="no log-probabilities, and TRL trains with the log-probabilities"):
             worker._playing.result(30)  # type: ignore[union-attr]
         assert worker.rollout_buffer.empty()
 
@@ -710,7 +710,7 @@ def call_or_end(add: Callable[..., str]) -> str:
             "several agents",
         ),
         (TEXT + "toolsets: {distribution: {todo: 0.5, terminal: 0.5}}", "tools differ between rows"),
-        (COMPARED, "rewards.longest compares the members of a group, and TRL's own loop plays each"),
+        (COMPARED, "rewards.longest compares the members of a group, and TRL's own loop runs each"),
     ],
 )
 def test_spec_features_that_the_trl_loop_lacks_are_refused(text: str, says: str, tmp_path: Path) -> None:

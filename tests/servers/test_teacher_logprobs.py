@@ -143,12 +143,12 @@ async def test_a_failure_is_repeated_and_then_told() -> None:
 
 async def test_servers_that_cannot_say_it_are_refused() -> None:
     async with client_of("openai", "http://127.0.0.1:9/v1") as client:
-        with pytest.raises(UserError, match="a server of type openai does not say"):
+        with pytest.raises(UserError, match="a server of type openai does not report"):
             await client.scored(IDS, 1)
 
     async def sample(prompt: list[int], sampling: Sampling) -> Sampled:
         raise AssertionError("it is not asked")
 
     policy = Policy.sampling(sample, None)
-    with pytest.raises(UserError, match="a server of type callable does not say"):
+    with pytest.raises(UserError, match="a server of type callable does not report"):
         await policy.role.scored(IDS, 1)

@@ -254,7 +254,8 @@ async def test_processes_left_by_an_artifact_command_are_killed(backend: str) ->
         )
     async with create_sandbox(SandboxConfig(backend=backend, keep_processes=True)) as sandbox:
         await taken(sandbox, command="setsid sleep 779 >/dev/null 2>&1 & echo out")
-        assert b"sleep 779" in (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
+        waiting = "until cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -q 'sleep 77[9]'; do :; done"
+        assert not (await sandbox.run(waiting, timeout=60)).timed_out
 
 
 async def test_image_without_clean_checkout_programs_still_gives_a_patch() -> None:

@@ -150,5 +150,5 @@ def test_a_toolset_of_a_package(install: Callable[..., Path]) -> None:
     assert {"scales", "todo", "web"} <= set(known_toolsets())
     with pytest.raises(UserError, match="did you mean `scales`"):
         resolve_toolsets(["scale"])
-    with pytest.raises(UserError, match=r"the toolset 'nothing' \(lab:Weigh\) is no .*Toolset"):
+    with pytest.raises(UserError, match=r"the toolset 'nothing' \(lab:Weigh\) is not a .*Toolset"):
         resolve_toolsets(["nothing"])

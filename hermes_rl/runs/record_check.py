@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from hermes_rl.rollouts.rollout import Baseline
-from hermes_rl.spec.new_names import DESCRIPTION, FIELDS, RECORD, STATES, STOP_REASONS
+from hermes_rl.spec.new_names import DESCRIPTION, FIELDS, RECORD, REWARDS, STATES, STOP_REASONS
 from hermes_rl.values import LARGEST_COUNT, is_number, too_deep
 
 Check = Callable[[Any], bool]
@@ -24,19 +24,16 @@ def current_record(line: Any) -> Any:
     """Return a record, or a part of it, with the names of this version; `RECORD` maps the names of earlier versions."""
     if not isinstance(line, dict) or not line.keys() & RECORD.keys():
         return line
-    line = {RECORD.get(name, name): value for name, value in line.items()}
+    line = _renamed(line, RECORD)
     for field, names in (("state", STATES), ("stop_reason", STOP_REASONS), ("first_stop_reason", STOP_REASONS)):
         if isinstance(line.get(field), str):
             line[field] = names.get(line[field], line[field])
-    for field in ("program", "provenance", "rewards"):
-        if isinstance(line.get(field), dict):
-            line[field] = {FIELDS.get(name, name): value for name, value in line[field].items()}
+    for field, names in (("program", FIELDS), ("provenance", FIELDS), ("rewards", REWARDS)):
+        if field in line:
+            line[field] = _renamed(line[field], names)
     calls = line["program"].get("calls") if isinstance(line.get("program"), dict) else None
     if isinstance(calls, list):
-        line["program"]["calls"] = [
-            {FIELDS.get(name, name): value for name, value in call.items()} if isinstance(call, dict) else call
-            for call in calls
-        ]
+        line["program"]["calls"] = [_renamed(call, FIELDS) for call in calls]
     if isinstance(line.get("others"), list):
         line["others"] = [*map(current_record, line["others"])]
     return line
@@ -44,21 +41,21 @@ def current_record(line: Any) -> Any:
 
 def current_description(run_info: Any) -> Any:
     """Return the value of a `run.json` with the names of this version."""
-    if not isinstance(run_info, dict):
-        return run_info
-    run_info = {DESCRIPTION.get(name, name): value for name, value in run_info.items()}
-    grading = run_info.get("grading")
-    if isinstance(grading, dict):
-        run_info["grading"] = grading = dict(grading)
-        for field in ("rewards", "any_size"):
-            if isinstance(grading.get(field), dict):
-                grading[field] = {FIELDS.get(name, name): value for name, value in grading[field].items()}
+    run_info = _renamed(run_info, DESCRIPTION)
+    if isinstance(run_info, dict) and isinstance(run_info.get("grading"), dict):
+        run_info["grading"] = grading = dict(run_info["grading"])
+        for field in grading.keys() & {"rewards", "any_size"}:
+            grading[field] = _renamed(grading[field], REWARDS)
         scoring = grading.get("scoring")
         if isinstance(scoring, dict) and isinstance(scoring.get("endings"), dict):
             grading["scoring"] = scoring = dict(scoring)
-            rules = scoring.pop("endings")
-            scoring["on_stop"] = {STOP_REASONS.get(name, name): rule for name, rule in rules.items()}
+            scoring["on_stop"] = _renamed(scoring.pop("endings"), STOP_REASONS)
     return run_info
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a mapping with the new names of its keys; another value, which the checks refuse, unchanged."""
+    return {names.get(name, name): part for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:

@@ -78,8 +78,10 @@ RECORD: Mapping[str, str] = {
 """Old field of a record in `rollouts.jsonl` or `groups.jsonl` → its new name."""
 STATES: Mapping[str, str] = {"left_out": "excluded", "lost": "retries_exhausted"}
 """Old state of a rollout → its new name."""
-FIELDS: Mapping[str, str] = {"begins": "preview", "left_out": "excluded", "world_rewards": "environment_rewards"}
-"""Old name of a part of a field, such as a reward by its shipped name → its new name."""
+FIELDS: Mapping[str, str] = {"begins": "preview", "left_out": "excluded"}
+"""Old name of a part of a field → its new name."""
+REWARDS: Mapping[str, str] = {"world_rewards": "environment_rewards"}
+"""Old name of a shipped reward → its new name; no other name that a spec chose changes."""
 DESCRIPTION: Mapping[str, str] = {"endings": "stop_reasons", "lost": "failure_rates"}
 """Old field of `run.json` → its new name."""
 

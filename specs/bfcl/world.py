@@ -205,7 +205,7 @@ def calls_by_turn(result: Any) -> list[list[Any]]:
 def turn_by_turn(result: Any, item: dict[str, Any]) -> float:
     """Return 1 if, after each turn with gold calls, the APIs match gold's and gold's results were seen, else 0."""
     policy_worlds = Worlds(item)
-    gold = Worlds(item, beside=policy_worlds)
+    gold = Worlds(item, sibling=policy_worlds)
     turns, answer_counts = calls_by_turn(result), Counter[str]()
     if len(turns) < len(item["truth"]):
         return 0.0

@@ -451,7 +451,8 @@ async def test_agent_runs_in_a_container(
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is no root plays all of these tests as an ordinary user")
 def test_agents_run_as_an_ordinary_user() -> None:
     user = ["unshare", "--user", "--map-user=1234", "--map-group=1234", "--"]
-    played = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "from_its_package", __file__]
+    chosen = ["-k", "test_packaged_agent_runs", __file__]
+    played = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     env = {name: value for name, value in os.environ.items() if name != "HERMES_RL_TESTED_WITH"}
     done = subprocess.run([*user, *played], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0 and f"| {len(WRITES)} | `pytest" in done.stdout, done.stdout

@@ -314,7 +314,7 @@ def said(folder: Path) -> str:
 
 def deaths_told(folder: Path) -> int:
     """Return how many deaths of workers were told; the third in vain in one place is told as its exclusion."""
-    return said(folder).count("has died") + said(folder).count("is excluded")
+    return said(folder).count(", which died (") + said(folder).count("excluded ")
 
 
 OUT = ("--out", "run", "--workers")
@@ -371,7 +371,7 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
         assert run.wait(60) == 130, said(tmp_path)
     assert not any(map(alive, of_the_run))
     until(lambda: not sleepers(mark))
-    assert "has died" not in said(tmp_path)
+    assert ", which died (" not in said(tmp_path)
     assert "Traceback" not in said(tmp_path)
 
 
@@ -465,7 +465,7 @@ async def test_a_worker_that_makes_room_costs_no_rollout_and_has_not_died(
     assert [handle.unanswered_rollouts > 0 for handle in made_room] == [True], "it was at work"
     assert rollouts(tmp_path / "undisturbed" / "run") == rollouts(tmp_path / "disturbed" / "run")
     assert groups(tmp_path / "undisturbed" / "run") == groups(tmp_path / "disturbed" / "run")
-    assert "has died" not in told.getvalue() and not workers_of(os.getpid())
+    assert ", which died (" not in told.getvalue() and not workers_of(os.getpid())
 
 
 @pytest.mark.timeout(120)

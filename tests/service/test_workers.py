@@ -85,7 +85,7 @@ async def test_a_worker_that_is_killed_in_a_batch_costs_only_what_it_had(tmp_pat
         metrics = await asyncio.to_thread(service.get, "/v1/metrics")
         assert 0 < metrics["workers"]["rollouts_lost"] < 16
         assert (metrics["groups"]["handed_out"], metrics["in_flight"]["rollouts"]) == (8, 0)
-        assert "worker 1 of 2 has died" in service.said or "worker 2 of 2 has died" in service.said
+        assert "worker 1 of 2, which died" in service.said or "worker 2 of 2, which died" in service.said
         recorded = tmp_path / "outputs" / "sums" / "rollouts" / "rollouts.jsonl"
         scored = [one for one in map(json.loads, recorded.read_text().splitlines()) if one["state"] == "scored"]
         assert len(scored) == len({(one["group"], one["index"]) for one in scored}) == 16

@@ -305,7 +305,9 @@ def init(
 
 @app.command()
 def migrate(
-    specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Paths of specs or of their folders.")],
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC...", help="Paths of specs, or of folders for all specs right in them.")
+    ],
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit with 1 if a file has old names.")
     ] = False,

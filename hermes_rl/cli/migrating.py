@@ -9,7 +9,7 @@ from pathlib import Path
 from hermes_rl.cli.echo import echo
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.others_files import read_regular
-from hermes_rl.spec.load import spec_in
+from hermes_rl.spec.load import specs_in
 from hermes_rl.spec.nodes import MappingNode, Mark, SourceText
 from hermes_rl.spec.reader import LARGEST, read_text
 from hermes_rl.spec.renamed import OldName, renamed, renamed_in_set
@@ -21,8 +21,8 @@ _LINES = re.compile("(\r\n|[\r\n\x85\u2028\u2029])")
 def migrate(specs: Iterable[str], *, check: bool) -> int:
     """Rewrite specs, or only print what would change; return the exit status, 1 if a checked spec has old names."""
     has_changes = False
-    for name in specs:
-        path = spec_in(Path(name)) if Path(name).is_dir() else Path(name)
+    paths = [path for name in map(Path, specs) for path in (specs_in(name) if name.is_dir() else [name])]
+    for path in paths:
         try:
             data = read_regular(path, LARGEST)
             text, changes = migrated(data.decode("utf-8"), SourceText(str(path), path.resolve().parent))

@@ -186,15 +186,21 @@ def spec_of(repository: Fetched) -> Path:
     return spec_in(repository.path, repository.address)
 
 
-def spec_in(folder: Path, address: Address | None = None) -> Path:
-    """Return the only YAML file right in a folder with `rewards` or `extends`; raises UserError for none or several."""
+def specs_in(folder: Path, called: str | None = None) -> list[Path]:
+    """Return the YAML files right in a folder with `rewards` or `extends`; raises UserError if there are none."""
     files = sorted(path for suffix in ("yaml", "yml") for path in folder.glob(f"[!.]*.{suffix}") if path.is_file())
     specs = [path for path in files if _SPEC.search(path.read_text(encoding="utf-8-sig", errors="replace"))]
+    if not specs:
+        raise UserError(f"{called or folder} has no spec: no YAML file right in it has the key `rewards` or `extends`")
+    return specs
+
+
+def spec_in(folder: Path, address: Address | None = None) -> Path:
+    """Return the only spec right in a folder; raises UserError for none or several."""
+    called = str(folder) if address is None else str(address)
+    specs = specs_in(folder, called)
     if len(specs) == 1:
         return specs[0]
-    called = str(folder) if address is None else str(address)
-    if not specs:
-        raise UserError(f"{called} has no spec: no YAML file right in it has the key `rewards` or `extends`")
     if address is None:
         ways = [str(path) for path in specs]
     else:

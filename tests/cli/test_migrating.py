@@ -96,6 +96,13 @@ def test_migrate_changes_nothing_that_it_cannot_rewrite(
     assert f"{spec}{message}" in capsys.readouterr().err
 
 
+def test_migrate_rewrites_all_specs_of_a_folder(spec: Path) -> None:
+    second = spec.with_name("second.yaml")
+    second.write_bytes(spec.read_bytes())
+    assert status(["migrate", str(spec.parent)]) == 0
+    assert status(["migrate", "--check", str(spec), str(second)]) == 0
+
+
 def test_migrate_needs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["migrate", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml: cannot be rewritten: " in capsys.readouterr().err

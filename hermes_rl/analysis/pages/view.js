@@ -1108,20 +1108,25 @@ async function rolloutsPart(turn, name, query, run) {
   const toggle = () => { peeking = !peeking; return peek(); };
   keysHere = { p: toggle };
   const body = el("div", { class: "flush" }, el("div", {}, list, buttons), aside);
+  const search = (text) => {
+    const { text: _, ...rest } = query;
+    query = text ? { ...rest, text } : rest;
+    history.replaceState({ seen: true }, "", address([name, "rollouts"], query));
+    here = location.hash;
+    before.length = 0;
+    bar.replaceChildren(...chips([name, "rollouts"], query));
+    return show(null).catch((error) => { news.textContent = error.message; });
+  };
   const tools = el("div", { class: "flush tools-bar" }, el("input",
     { id: "by-text", type: "search", "aria-label": "Search texts, reasons, rows", placeholder: "Search texts, reasons, rows  /", value: query.text,
-    oninput: (event) => {
-    clearTimeout(wait);
-    wait = setTimeout(() => {
-      const { text: _, ...rest } = query;
-      query = event.target.value ? { ...rest, text: event.target.value } : rest;
-      history.replaceState({ seen: true }, "", address([name, "rollouts"], query));
-      here = location.hash;
-      before.length = 0;
-      bar.replaceChildren(...chips([name, "rollouts"], query));
-      show(null).catch((error) => { news.textContent = error.message; });
-    }, 250);
-  }, onkeydown: (event) => { if (event.key === "Enter") list.querySelector("a[data-entry]")?.focus(); } }), filterPop(name, query, run));
+    oninput: (event) => { clearTimeout(wait); wait = setTimeout(() => search(event.target.value), 250); },
+    onkeydown: (event) => {
+      if (event.key !== "Enter") return;
+      const text = event.target.value, first = () => list.querySelector("a[data-entry]")?.focus();
+      if (text === (query.text ?? "")) return first();
+      clearTimeout(wait); // what is listed does not have this text yet
+      return search(text).then(first);
+    } }), filterPop(name, query, run));
   const bar = el("span", { class: "row", id: "filters" }, chips([name, "rollouts"], query));
   tools.append(bar, ...quick(name, query, run), span("space"), el("span", { id: "shown", role: "status", class: "quiet" }),
     el("button", { type: "button", id: "peek", class: "wide", "aria-pressed": peeking, onclick: toggle }, "Peek ", el("kbd", {}, "p")));

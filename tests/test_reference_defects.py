@@ -21,7 +21,7 @@ The parts are shown elsewhere:
   tests/agent/test_loop_tool_calls.py::test_hanging_tool_times_out_and_the_conversation_continues
 - a cancelled rollout leaks its sandbox →
   tests/env/test_handwritten.py::test_a_cancelled_group_leaves_no_sandbox
-  tests/sandbox/test_release.py::test_cancelled_start_leaves_nothing
+  tests/sandbox/test_cleanup.py::test_cancelled_start_leaves_nothing
 - a cut answer counts as a natural end →
   tests/agent/test_loop_endings.py::test_last_reply_determines_the_stop_reason
 - there is no token budget for the whole trajectory →

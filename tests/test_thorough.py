@@ -103,7 +103,7 @@ def test_spread_cases_come_from_all_parts(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("value", "part", "count"), [("1", "slow", 1_128), ("0", "slow", 0), ("", "not slow", 104)])
 def test_the_variable_gives_the_slow_part_all_seeds_of_rewritings(value: str, part: str, count: int) -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", part, "tests/agent/test_rewritings.py"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", part, "tests/agent/test_rewritten_histories.py"]
     env = {**os.environ, "THOROUGH": value}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
     seeds = re.findall("::(?:test_equivalent_rewritings|test_what_the_policy)", done.stdout)

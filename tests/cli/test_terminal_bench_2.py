@@ -17,7 +17,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
-from tests.env.test_upstream import packed
+from tests.env.test_hermes_agent_environments import packed
 from tests.env.upstream.model import Messages, Model, call, says
 from tests.runs.playing import lines
 

@@ -14,7 +14,7 @@ import pytest
 from hermes_rl.errors import UserError
 from tests.api.summing import COMPARED, TEXT
 from tests.integrations.chat_model import ChatModel
-from tests.integrations.test_opened import spec_file
+from tests.integrations.test_common import spec_file
 
 
 @pytest.fixture

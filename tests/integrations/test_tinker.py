@@ -16,7 +16,7 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import CODE, COMPARED, END, TEXT, TOKENIZER, write
-from tests.integrations.test_opened import spec_file
+from tests.integrations.test_common import spec_file
 
 
 class StopReason(StrEnum):

@@ -16,11 +16,11 @@ from tests.real.docker_daemon import Daemon
 from tests.rootfs import make_rootfs, small_root
 from tests.sandbox import (
     test_background,
+    test_cleanup,
     test_commands,
     test_conversation,
     test_copy_files,
     test_isolation,
-    test_release,
     test_sandbox_files,
     test_waiting_shell,
 )
@@ -71,7 +71,7 @@ def conformance() -> dict[str, Any]:
     """Return the tests of what every sandbox does alike, by name; they use `sandbox`, `config` or `backend`."""
     found = {}
     for module in (
-        *(test_background, test_commands, test_conversation, test_copy_files, test_isolation, test_release),
+        *(test_background, test_commands, test_conversation, test_copy_files, test_isolation, test_cleanup),
         *(test_sandbox_files, test_waiting_shell),
     ):
         for name, test in inspect.getmembers(module, inspect.isfunction):

@@ -16,7 +16,7 @@ import pytest
 from hermes_rl.analysis.external_trajectories import read_atif
 from hermes_rl.errors import UserError
 from tests.analysis.test_atif import exported
-from tests.analysis.test_graded import REFUSED, trajectory, write
+from tests.analysis.test_grade_atif import REFUSED, trajectory, write
 from tests.real.conftest import hermes
 from tests.real.environments import harbor_files
 

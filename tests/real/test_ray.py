@@ -24,7 +24,7 @@ from hermes_rl.errors import install_command
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import listen_to_ctrl_c
 from tests.commands import environment, hermes
-from tests.env import test_together
+from tests.env import test_spec_sets
 from tests.env.trainer import train, trajectory_api
 from tests.real.environments import HERE, ray_python
 from tests.runs.faulty_model import FaultyModel
@@ -184,15 +184,15 @@ async def served_together(
     batches: list[Any] = []
     go_on = asyncio.Event()
     async with trajectory_api() as url:
-        test_together.write(folder, url, steps)
-        async with test_together.serving(folder, *more, python=python, environ=OWN) as process:
-            pulled = train(url, steps=steps, batch_size=test_together.BATCH, batches=batches, go_on=go_on)
+        test_spec_sets.write(folder, url, steps)
+        async with test_spec_sets.serving(folder, *more, python=python, environ=OWN) as process:
+            pulled = train(url, steps=steps, batch_size=test_spec_sets.BATCH, batches=batches, go_on=go_on)
             training = asyncio.create_task(pulled)
-            await asyncio.wait_for(test_together.received(batches, 1), PATIENCE)
+            await asyncio.wait_for(test_spec_sets.received(batches, 1), PATIENCE)
             await asyncio.to_thread(meanwhile)
             go_on.set()
             await asyncio.wait_for(training, PATIENCE)
-            output = await test_together.ended(process, PATIENCE)
+            output = await test_spec_sets.ended(process, PATIENCE)
     assert process.returncode == 0, output
     return output
 
@@ -230,10 +230,10 @@ async def test_specs_that_are_served_together_share_a_cluster(tmp_path: Path, wh
 async def test_new_cluster_too_small_for_all_specs_is_reported_at_once(tmp_path: Path) -> None:
     cores = os.cpu_count()
     async with trajectory_api() as url:
-        test_together.write(tmp_path, url)
+        test_spec_sets.write(tmp_path, url)
         more = ["--ray", "--set", f"sandbox.limits.cpu={cores}"]
-        async with test_together.serving(tmp_path, *more, python=str(ray_python()), environ=OWN) as process:
-            output = await test_together.ended(process, PATIENCE)
+        async with test_spec_sets.serving(tmp_path, *more, python=str(ray_python()), environ=OWN) as process:
+            output = await test_spec_sets.ended(process, PATIENCE)
     assert process.returncode == 2, output
     assert f"a worker asks for {cores} CPU, and the Ray cluster has 1 node with {cores} CPU for 2 env" in output
     assert "Traceback" not in output

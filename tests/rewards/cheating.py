@@ -178,7 +178,10 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 JUDGES = (
-    *(f"hermes_rl/scoring/{name}.py" for name in ("apart*", "canaries", "heard", "reporter", "steering", "test_names")),
+    *(
+        f"hermes_rl/scoring/{name}.py"
+        for name in ("isolated*", "canaries", "runner_report", "reporter", "control_files", "test_names")
+    ),
     "rewards/tests_pass.py",
 )
 """What decides whether a cheat scores; where it has changed, all cheats are run."""

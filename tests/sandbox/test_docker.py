@@ -31,7 +31,7 @@ from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.stop_reasons import StopReason
 from tests.sandbox.conftest import fake_engine, remove_leftovers
-from tests.sandbox.test_release import marked
+from tests.sandbox.test_cleanup import marked
 from tests.waiting import until
 
 CONFIG = SandboxConfig(backend="docker")

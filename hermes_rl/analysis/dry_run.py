@@ -38,7 +38,8 @@ from hermes_rl.runs.setup import RunOptions, changed_sections, plan_of, require_
 from hermes_rl.runs.statistics import mean
 from hermes_rl.runs.store import WAITING
 from hermes_rl.servers.usage import price_of
-from hermes_rl.spec.model import Mode, Prices, Spec
+from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.sections.servers import Prices
 
 PROMPTS = 3
 """Rows whose prompts are measured."""

@@ -23,7 +23,8 @@ from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.sampling_check import measure
 from hermes_rl.servers.transport import Transport, unversioned
-from hermes_rl.spec.model import Server, Spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.sections.servers import Server
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets

@@ -17,8 +17,9 @@ from hermes_rl.data.sources import Opened, is_fetched, is_on_hub, open_source, t
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec import check
 from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import Source, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.sections.dataset import Source
 
 SAMPLES = 100
 """Number of rows with which templates are rendered, and maximum rows read from a stream; other sources are read in

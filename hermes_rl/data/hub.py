@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Source
 from hermes_rl.spec.section import to_plain
+from hermes_rl.spec.sections.dataset import Source
 
 _OUT_OF_REACH = (
     "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "Timeout", "TimeoutException",

@@ -19,7 +19,8 @@ from hermes_rl.data.rows import Row, Rows, combined, derive, fraction_of, seeded
 from hermes_rl.data.sources import Opened, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.spec.model import Mode, Source, Spec
+from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.sections.dataset import Source
 
 # --------------------------------------------------------------------------------------------- The order of rows
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.spec.model import Source, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.paths import ENDINGS, FILE_FORMATS, may_mean_hub
 from hermes_rl.spec.section import to_plain
+from hermes_rl.spec.sections.dataset import Source
 from hermes_rl.spec.suggest import choices
 
 Raw = Mapping[str, Any]

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ReasoningOptions
-from hermes_rl.spec.model import Agent, Spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.sections.agent import Agent
 from hermes_rl.spec.suggest import choices
 
 

@@ -57,10 +57,13 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted.play import FINISHED, Script, ScriptedTurn
 from hermes_rl.spec.findings import locating
-from hermes_rl.spec.model import NO_TOOLSETS, PROGRAM_VALUES, Isolate, ProgramSection, Spec, User, UserWords
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.prompts import content_of, messages_of
 from hermes_rl.spec.row_files import placed_files, require_offered
 from hermes_rl.spec.section import EnvText
+from hermes_rl.spec.sections.agent import PROGRAM_VALUES, ProgramSection
+from hermes_rl.spec.sections.prompt import User, UserWords
+from hermes_rl.spec.sections.tools import NO_TOOLSETS, Isolate
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
     TemplateError,

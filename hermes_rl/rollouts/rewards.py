@@ -16,9 +16,10 @@ from hermes_rl.scoring.grader import GradedReward, Grader, Trial
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.reward_value import Weighting
 from hermes_rl.servers.client import ModelClient
-from hermes_rl.spec.model import Reward, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.reward_rules import in_process, unisolated
 from hermes_rl.spec.section import to_plain
+from hermes_rl.spec.sections.rewards import Reward
 from hermes_rl.user_code.pool import POOL
 
 

@@ -26,7 +26,7 @@ from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, S
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.factory import variable
 from hermes_rl.spec.argument_types import ToolSchemas
-from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.row_files import (
     LOCATED_ARGUMENTS,
     PlacedFile,
@@ -36,6 +36,9 @@ from hermes_rl.spec.row_files import (
     require_in_home,
 )
 from hermes_rl.spec.rules import no_copies
+from hermes_rl.spec.sections.common import File
+from hermes_rl.spec.sections.sandbox import ServiceSection
+from hermes_rl.spec.sections.tools import Mcp, TextFile, ToolSection, Toolsets
 from hermes_rl.spec.templates import coerce, has_template, render, render_section
 from hermes_rl.threads import PerLoopSemaphore, run_in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, collect

@@ -16,7 +16,8 @@ from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.sandboxes import copied, laid_files, require_copies
 from hermes_rl.scoring.grader import Grader, Machines
 from hermes_rl.scoring.reward_value import RewardValue, is_below, of_steps, reward_of
-from hermes_rl.spec.model import Spec, UserWords
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.sections.prompt import UserWords
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import ToolFailedError, ToolRuntime
 from hermes_rl.tools.staging import Staging

@@ -22,7 +22,8 @@ from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.runs.wandb_text import readable
-from hermes_rl.spec.model import Spec, Wandb
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.sections.modes import Wandb
 from hermes_rl.terminal_text import escape_controls, pluralize
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,9 @@ from hermes_rl.servers.base import Sampling
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.fingerprint import fingerprint_parts
-from hermes_rl.spec.model import Agent, Mode, Server, Spec
+from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.sections.agent import Agent
+from hermes_rl.spec.sections.servers import Server
 from hermes_rl.spec.server_types import code_of
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import ids

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes_rl.errors import Problem, UserError
-from hermes_rl.spec.model import Server, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.sections.servers import Server
 
 if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take long to import
     from hermes_rl.tokens.forecast import Forecast

@@ -18,8 +18,8 @@ from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, 
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
 from hermes_rl.scoring.reward_value import of_plain
 from hermes_rl.shipped import published_rewards, shipped_rewards
-from hermes_rl.spec.model import INJECTED
 from hermes_rl.spec.reward_rules import require
+from hermes_rl.spec.sections.rewards import INJECTED
 from hermes_rl.threads import CallThrottle, OverlongError, PerLoopSemaphore, done_in_thread, run_interleaved
 from hermes_rl.tools.rollout_process import RolloutProcess
 from hermes_rl.user_code.failures import EndedError, ForeignError, NotCarriedError

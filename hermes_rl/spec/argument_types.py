@@ -26,8 +26,9 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from hermes_rl.spec.json_schema import CompiledSchema, InvalidSchemaError
-from hermes_rl.spec.model import FileMode, Turn
 from hermes_rl.spec.section import EnvText, FileText, PathText, SystemText, to_plain, wrong
+from hermes_rl.spec.sections.common import FileMode
+from hermes_rl.spec.sections.rewards import Turn
 from hermes_rl.values import read_json
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # to make one takes milliseconds

@@ -17,17 +17,7 @@ from hermes_rl.errors import Problem, SpecError
 from hermes_rl.others_files import read_regular
 from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, CheckedToolSchemas, GoldTurn, Role, ToolSchemas
 from hermes_rl.spec.findings import Findings, locating
-from hermes_rl.spec.model import (
-    PROGRAM_VALUES,
-    Content,
-    File,
-    Prompt,
-    SandboxSection,
-    Spec,
-    TextFile,
-    ToolSection,
-    User,
-)
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
 from hermes_rl.spec.prompts import messages_of
@@ -43,6 +33,11 @@ from hermes_rl.spec.row_files import (
 )
 from hermes_rl.spec.rules import asked_first
 from hermes_rl.spec.section import EnvText, PathText, SystemText, is_template, to_plain
+from hermes_rl.spec.sections.agent import PROGRAM_VALUES
+from hermes_rl.spec.sections.common import File
+from hermes_rl.spec.sections.prompt import Content, Prompt, User
+from hermes_rl.spec.sections.sandbox import SandboxSection
+from hermes_rl.spec.sections.tools import TextFile, ToolSection
 from hermes_rl.spec.server_types import refused_part
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text

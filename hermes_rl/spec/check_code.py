@@ -16,12 +16,13 @@ from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.argument_types import BY_FUNCTION
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
-from hermes_rl.spec.model import Reward, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.reward_rules import require, unisolated, unplayable
 from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, to_plain
+from hermes_rl.spec.sections.rewards import Reward
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template

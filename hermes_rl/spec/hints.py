@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hermes_rl.spec.model import BACKENDS, INJECTED, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, SequenceNode, to_builtins
 from hermes_rl.spec.section import keys_at
+from hermes_rl.spec.sections.rewards import INJECTED
+from hermes_rl.spec.sections.sandbox import BACKENDS
 
 _SECTIONS = (
     "agent", "sandbox", "dataset", "prompt", "servers.policy", "process", "serve", "evaluate", "budget", "score",

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from hermes_rl.errors import UserError
 from hermes_rl.others_files import read_regular
 from hermes_rl.spec.argument_types import ChatMessages
-from hermes_rl.spec.model import Message as SpecMessage
-from hermes_rl.spec.model import Part, Prompt, TextFile
 from hermes_rl.spec.row_files import image_url
 from hermes_rl.spec.section import is_template, to_plain
+from hermes_rl.spec.sections.prompt import Message as SpecMessage
+from hermes_rl.spec.sections.prompt import Part, Prompt
+from hermes_rl.spec.sections.tools import TextFile
 from hermes_rl.spec.templates import coerce, render, render_text
 
 Message = dict[str, Any]

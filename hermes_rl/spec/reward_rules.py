@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.spec.model import Reward, Spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.sections.rewards import Reward
 
 
 def unplayable(name: str, *, compares: bool, looks: bool, of_steps: bool, shares: bool) -> str | None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_rl.others_files import RefusedFileError, read_file
-from hermes_rl.spec.model import File, UserWords
 from hermes_rl.spec.section import TEMPLATE_MARK
+from hermes_rl.spec.sections.common import File
+from hermes_rl.spec.sections.prompt import UserWords
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError
 

@@ -21,11 +21,12 @@ from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.spec.deep_checks import DEEP_CHECKS
 from hermes_rl.spec.flags import check_field
-from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
+from hermes_rl.spec.sections.rewards import INJECTED
+from hermes_rl.spec.sections.sandbox import BACKENDS
 from hermes_rl.spec.server_types import DEFAULT, TYPES, ServerType, server_type
 from hermes_rl.spec.suggest import choices
 from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, POLICY_STOP_REASONS, RETRIES_EXHAUSTED

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hermes_rl.spec.model import INJECTED
 from hermes_rl.spec.reward_rules import Requirement
+from hermes_rl.spec.sections.rewards import INJECTED
 
 
 class Parameter(NamedTuple):

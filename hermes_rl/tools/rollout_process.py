@@ -38,7 +38,7 @@ from hermes_rl.user_code.proxies import lives_in_runner
 from hermes_rl.user_code.wire import WireError
 
 if TYPE_CHECKING:  # each process that runs tools would load the models of specs
-    from hermes_rl.spec.model import Isolate
+    from hermes_rl.spec.sections.tools import Isolate
 
 HERE = "hermes_rl.tools.rollout_process"
 T = TypeVar("T")

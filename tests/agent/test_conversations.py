@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from hermes_rl.agent.conversations import Conversations, Kind
 from hermes_rl.agent.result import Message
-from hermes_rl.spec.model import ProgramSection
+from hermes_rl.spec.sections.agent import ProgramSection
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 TASK: Message = {"role": "user", "content": "Write a file."}

@@ -20,7 +20,7 @@ print(*sorted(heavy & set(sys.modules)))
 BUILT = """
 import sys
 from hermes_rl.cli.validate import validate_one
-from hermes_rl.spec.model import Source
+from hermes_rl.spec.sections.dataset import Source
 from hermes_rl.spec.section import Section
 assert validate_one(sys.argv[1]).problems == []
 sections = [*Section.__subclasses__(), *Source.__subclasses__()]

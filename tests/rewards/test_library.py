@@ -13,7 +13,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.servers.usage import Usage
 from hermes_rl.shipped import shipped_rewards
-from hermes_rl.spec.model import INJECTED
+from hermes_rl.spec.sections.rewards import INJECTED
 from tests.rewards.played import graded, said
 
 

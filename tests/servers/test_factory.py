@@ -9,7 +9,7 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import Secret, ServerConfig
 from hermes_rl.servers.factory import config_from_spec, create_client
-from hermes_rl.spec.model import Server
+from hermes_rl.spec.sections.servers import Server
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "atropos"])

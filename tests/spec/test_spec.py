@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import load_spec, parse_spec, shipped_specs
-from hermes_rl.spec.model import Spec, TextFile
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import FrozenDict, parse_duration, parse_size
+from hermes_rl.spec.sections.tools import TextFile
 
 SPECS = sorted((Path(__file__).parent / "specs").glob("*.yaml"))
 BASE = 'version: 1\ndataset: {items: [{q: a}]}\nprompt: {user: "{{ q }}"}\n'

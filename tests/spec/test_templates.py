@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import patterns, template_limits
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.spec.model import Limits, SandboxSection
+from hermes_rl.spec.sections.sandbox import Limits, SandboxSection
 from hermes_rl.spec.templates import (
     TemplateError,
     coerce,

@@ -70,6 +70,7 @@ LONGEST_NAME = 200
 """Maximum characters of a name for a file or directory; file systems allow 255 bytes."""
 
 
+@lru_cache(maxsize=1024)  # each call of a rollout needs that of its id
 def safe_name(text: str) -> str:
     """Return a name of at most `LONGEST_NAME` ASCII characters for a file, a part of a path or URL, or a header.
 

@@ -137,7 +137,11 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
 
 
 def _model_calls(result: AgentResult) -> list[dict[str, Any]]:
-    return [{"turn": turn, **_rounded(asdict(call))} for turn, call in enumerate(result.model_calls, 1)]
+    names = ("started_at", "seconds", "prompt_tokens", "completion_tokens")  # `asdict` takes eight times as long
+    return [
+        {"turn": turn, **_rounded({name: getattr(call, name) for name in names})}
+        for turn, call in enumerate(result.model_calls, 1)
+    ]
 
 
 def _rounded(times: Mapping[str, float]) -> dict[str, float]:

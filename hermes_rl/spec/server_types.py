@@ -94,7 +94,9 @@ def refused_part(messages: Sequence[Mapping[str, Any]], parts: frozenset[str]) -
     """
     for position, message in enumerate(messages, start=1):
         content = message.get("content")
-        for part in [content] if isinstance(content, Mapping) else () if isinstance(content, str) else content or ():
+        if isinstance(content, str):  # nearly all are
+            continue
+        for part in [content] if isinstance(content, Mapping) else content or ():
             fields = (
                 {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
             )

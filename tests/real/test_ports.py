@@ -76,13 +76,22 @@ def python(name: str) -> Path:
     return own.get(name, ports_python)()
 
 
-SLOW_ORIGINAL = pytest.mark.by_turns(3, unless_changed=("specs/scienceworld/*", "tests/real/port_trajectories.py"))
-"""ScienceWorld's trajectories take six minutes."""
+def by_turns(name: str) -> pytest.MarkDecorator:
+    """Return the mark of a port whose originals take five minutes: they run in turn unless the port has changed."""
+    return pytest.mark.by_turns(3, unless_changed=(f"specs/{name}/*", "tests/real/port_trajectories.py"))
+
+
+SLOW_ORIGINALS = ("scienceworld", "bfcl")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("scienceworld", marks=SLOW_ORIGINAL) if port.values[0] == "scienceworld" else port for port in PORTS],
+    [
+        pytest.param(*port.values, marks=[*port.marks, by_turns(port.values[0])])
+        if port.values[0] in SLOW_ORIGINALS
+        else port
+        for port in PORTS
+    ],
 )
 def test_scores_match_the_original_implementation(name: str, record_property: Callable[[str, object], None]) -> None:
     program = [str(python(name)), str(HERE / "port_trajectories.py"), name]

@@ -49,7 +49,7 @@ def load_object(ref: str, base: Path | None = None) -> Any:
     module_ref, _, name = ref.rpartition(":")
     if not module_ref or not name:
         raise UserError(f"{ref!r} is not a reference to code; expected file.py:name or package.module:name")
-    return _attribute(load_module(module_ref, base), name, module_ref)
+    return _require_attribute(load_module(module_ref, base), name, module_ref)
 
 
 def load_module(module_ref: str, base: Path | None = None) -> ModuleType:
@@ -60,7 +60,7 @@ def load_module(module_ref: str, base: Path | None = None) -> ModuleType:
     """
     if module_ref.endswith(".py"):
         return load_file((base or Path.cwd()) / Path(module_ref).expanduser())
-    return _import(module_ref, module_ref)
+    return _import_module(module_ref, module_ref)
 
 
 class Code(NamedTuple):
@@ -91,7 +91,7 @@ class Code(NamedTuple):
         Raises:
             UserError: it does not exist, its module cannot be loaded, or its file has changed since.
         """
-        loaded = _attribute(self.load_module(), self.name, self.module)
+        loaded = _require_attribute(self.load_module(), self.name, self.module)
         return loaded if self.finds is None else loaded(self.finds)
 
     def load_module(self) -> ModuleType:
@@ -101,7 +101,7 @@ class Code(NamedTuple):
             module = load_file(Path(self.file))
             if module.__name__ != self.module:
                 raise UserError(f"{self.file} was changed after the run had loaded it; start the run again")
-        return module or _import(self.module, f"{self.module}:{self.name}")
+        return module or _import_module(self.module, f"{self.module}:{self.name}")
 
 
 def files_named_in(pickled: bytes) -> list[tuple[str, str]]:
@@ -175,16 +175,16 @@ def load_file(path: Path) -> ModuleType:
     try:
         source = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file{_similar(path)}") from None
+        raise UserError(f"{path}: no such file{_suggest_file(path)}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
     name = f"{_PREFIX}{path.stem}_{digest}"
     with _lock:
-        return sys.modules.get(name) or _execute(name, path, source)
+        return sys.modules.get(name) or _execute_module(name, path, source)
 
 
-def _execute(name: str, path: Path, source: bytes) -> ModuleType:
+def _execute_module(name: str, path: Path, source: bytes) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise UserError(f"{path}: is not a Python file")
@@ -208,7 +208,7 @@ def _folder_importable(folder: Path) -> Iterator[None]:
     """Make the files of a directory importable under their plain names while a file loads."""
     sibling_modules = _siblings.setdefault(folder, {})
     names = _importable_names(folder)
-    hidden = {key: sys.modules.pop(key) for key in _under(names)}
+    hidden = {key: sys.modules.pop(key) for key in _modules_below(names)}
     sys.modules.update(sibling_modules)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -216,7 +216,7 @@ def _folder_importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
-        sibling_modules.update({key: sys.modules.pop(key) for key in _under(names)})
+        sibling_modules.update({key: sys.modules.pop(key) for key in _modules_below(names)})
         sys.modules.update(hidden)
 
 
@@ -227,11 +227,11 @@ def _importable_names(folder: Path) -> set[str]:
     return (files | packages) - sys.stdlib_module_names
 
 
-def _under(names: set[str]) -> list[str]:
+def _modules_below(names: set[str]) -> list[str]:
     return [key for key in sys.modules if key.partition(".")[0] in names]
 
 
-def _import(module: str, ref: str) -> ModuleType:
+def _import_module(module: str, ref: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -242,7 +242,7 @@ def _import(module: str, ref: str) -> ModuleType:
         raise UserError(f"{ref}: importing failed: {type(error).__name__}: {error}") from error
 
 
-def _attribute(module: ModuleType, name: str, module_ref: str) -> Any:
+def _require_attribute(module: ModuleType, name: str, module_ref: str) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -269,7 +269,7 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean `{meant}`?" if meant else ""
 
 
-def _similar(path: Path) -> str:
+def _suggest_file(path: Path) -> str:
     try:
         names = {entry.name for entry in path.parent.iterdir()}
     except OSError:

@@ -38,7 +38,7 @@ class Scrubber:
 
     def __init__(self, secrets: Iterable[str], keys: Iterable[str] = ()) -> None:
         keys = list(keys)
-        secret_forms, key_forms = _forms([*secrets, *keys], _SHORTEST), _forms(keys, UNGUESSABLE)
+        secret_forms, key_forms = _secret_forms([*secrets, *keys], _SHORTEST), _secret_forms(keys, UNGUESSABLE)
         self._secret_pattern = re.compile("|".join(map(re.escape, secret_forms))) if secret_forms else None
         self._key_pattern = re.compile(b"|".join(re.escape(form.encode()) for form in key_forms)) if key_forms else None
 
@@ -60,7 +60,7 @@ class Scrubber:
         return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
 
 
-def _forms(secrets: Iterable[str], shortest: int) -> list[str]:
+def _secret_forms(secrets: Iterable[str], shortest: int) -> list[str]:
     """Return the forms of secrets in a text, the longest first."""
     bare = [secret.strip() for secret in secrets]
     forms = {form for secret in bare for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}

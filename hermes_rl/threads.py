@@ -173,7 +173,7 @@ def _start_in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
         try:
             result = context.run(function)
         except BaseException as error:  # noqa: BLE001 - carried to the caller, whatever it is
-            failure = _carried(error)
+            failure = _as_future_error(error)
             deliver = lambda: future.set_exception(failure)  # noqa: E731
         else:
             deliver = lambda: future.set_result(result)  # noqa: E731
@@ -209,10 +209,10 @@ def _work_on(jobs: _Jobs) -> None:
         work()
         work = None  # release the call's objects while the thread waits
         _idle.append(jobs)
-        work = _next(jobs)
+        work = _next_job(jobs)
 
 
-def _next(jobs: _Jobs) -> Callable[[], None] | None:
+def _next_job(jobs: _Jobs) -> Callable[[], None] | None:
     try:
         return jobs.get(timeout=IDLE)
     except queue.Empty:
@@ -224,7 +224,7 @@ def _next(jobs: _Jobs) -> Callable[[], None] | None:
     return None
 
 
-def _carried(error: BaseException) -> BaseException:
+def _as_future_error(error: BaseException) -> BaseException:
     """Return the exception in a form that a future can hold: StopIteration would end the waiting coroutine."""
     if isinstance(error, StopIteration):
         return RuntimeError(f"the function raised StopIteration: {error}")
@@ -517,7 +517,7 @@ def run_interleaved(work: Coroutine[Any, Any, T], seconds: float, longest: float
         if kind == "returned":
             return value  # type: ignore[no-any-return]
         if kind == "raised":
-            raise _carried(value)
+            raise _as_future_error(value)
         if time.monotonic() > end:
             raise OverlongError(f"did not end within {seconds:g} s, nor when it was cancelled")
         advance, sent = work.send, None

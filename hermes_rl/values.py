@@ -166,20 +166,20 @@ def write_json(
     value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None, *, ascii_only: bool = False
 ) -> bytes:
     """Return a value as JSON in UTF-8; raise `TypeError` for objects that neither JSON nor `default` supports."""
-    encode = _encoder(indent, default, ascii_only).encode
+    encode = _json_encoder(indent, default, ascii_only).encode
     try:
         text = encode(value)
     except ValueError:
-        text = encode(_finite(value))
+        text = encode(_finite_or_none(value))
     return text.encode("utf-8", "backslashreplace")  # for a lone surrogate, its escape in JSON as well
 
 
 @lru_cache(maxsize=16)
-def _encoder(indent: int | None, default: Callable[[Any], Any] | None, ascii_only: bool) -> json.JSONEncoder:
+def _json_encoder(indent: int | None, default: Callable[[Any], Any] | None, ascii_only: bool) -> json.JSONEncoder:
     return json.JSONEncoder(ensure_ascii=ascii_only, allow_nan=False, indent=indent, default=default)
 
 
-def _float(digits: str) -> float | None:
+def _finite_float(digits: str) -> float | None:
     value = float(digits)
     return value if math.isfinite(value) else None
 
@@ -187,16 +187,16 @@ def _float(digits: str) -> float | None:
 _MANY_DIGITS = b"0" * 19
 """orjson converts a whole number beyond 64 bits to a float."""
 _DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() else byte for byte in range(256))
-_DECODER = json.JSONDecoder(parse_float=_float, parse_constant=lambda name: None)
+_DECODER = json.JSONDecoder(parse_float=_finite_float, parse_constant=lambda name: None)
 _BEGINNINGS = frozenset("{[")
 """First characters of most texts: then no blanks need to be skipped."""
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite_or_none(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_finite_or_none(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

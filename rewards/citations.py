@@ -44,8 +44,8 @@ def citations(
     prompt = [message for message in result.messages[: result.prompt_length] if not message.get("context")]
     relevant_calls = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
     sources = {call.name for call in relevant_calls} - WITHIN if tools is None else set(tools)
-    tool_addresses = _given(
-        relevant_calls, sources, {address for text in _texts(prompt) for address in addresses(text)}
+    tool_addresses = _returned_addresses(
+        relevant_calls, sources, {address for text in _texts_in(prompt) for address in addresses(text)}
     )
     if len(cited) < at_least or not cited:
         return Score(0.0, reason=f"{len(cited)} of {at_least} sources", metrics={"cited": len(cited)})
@@ -54,24 +54,26 @@ def citations(
     return Score(1 - len(made_up) / len(cited), reason=reason, metrics={"cited": len(cited)})
 
 
-def _given(calls: Iterable[Any], sources: set[str], prompt: set[str]) -> set[str]:
+def _returned_addresses(calls: Iterable[Any], sources: set[str], prompt: set[str]) -> set[str]:
     """Return the addresses that tools returned and the policy had not sent before."""
     provided: set[str] = set()
     sent = " "
     for call in calls:
-        sent += _words(" ".join(_texts(call.arguments)))
+        sent += _plain_words(" ".join(_texts_in(call.arguments)))
         if call.error is None and call.name in sources:
-            echoes = {address for address in addresses(call.result) if _words(address.partition("://")[2]) in sent}
+            echoes = {
+                address for address in addresses(call.result) if _plain_words(address.partition("://")[2]) in sent
+            }
             provided |= addresses(call.result) - (echoes - prompt)
     return provided
 
 
-def _words(text: str) -> str:
+def _plain_words(text: str) -> str:
     """Return the letters and digits of a text as words, so that escapes and separators cannot hide an address."""
     return f" {' '.join(WORD.findall(unquote(text).casefold()))} "
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts_in(value: Any) -> Iterator[str]:
     """Yield all texts in a JSON value, in order."""
     pending = [value]
     while pending:

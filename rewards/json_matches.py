@@ -30,7 +30,7 @@ def json_matches(result: Any, *, schema: JsonSchema | None = None, equals: Any =
     fenced = FENCED.findall(result.final_response)
     try:
         value = json.loads(
-            fenced[-1] if fenced else result.final_response, parse_constant=_no_number, parse_float=_finite
+            fenced[-1] if fenced else result.final_response, parse_constant=_no_number, parse_float=_finite_number
         )
     except (ValueError, RecursionError) as error:
         return Score(0.0, reason=f"no JSON: {error}")
@@ -50,7 +50,7 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _finite(digits: str) -> float:
+def _finite_number(digits: str) -> float:
     value = float(digits)
     return value if math.isfinite(value) else _no_number(digits)
 

@@ -63,13 +63,13 @@ async def llm_judge(
         calibrate: file of labelled cases; a judge that agrees with fewer than `min_agreement` of them is refused.
         min_agreement: minimum share of the cases.
     """
-    judges = [_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
+    judges = [_judge_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
     rubrics = [rubric] if rubric is not None else [ASSERTION.format(each) for each in assertions or ()]
     tasks = [_Task(each, question, reference, scale if rubric is not None else (0, 1)) for each in rubrics]
     instead = None if fallback is None else find_reward(fallback, None)
 
     async def judged(result: Any) -> Score | AgentFault:
-        transcript = _spoken(result) if where == "conversation" else [("ANSWER", result.final_response)]
+        transcript = _shown_conversation(result) if where == "conversation" else [("ANSWER", result.final_response)]
         scores = await asyncio.gather(*(task.judged(judges, transcript, result.final_response) for task in tasks))
         faults = [score for score in scores if isinstance(score, AgentFault)]
         if faults and (rubric is not None or need == "all"):
@@ -77,7 +77,7 @@ async def llm_judge(
         task_scores = [
             score if isinstance(score, Score) else Score(0.0, reason=start_of(str(score), WORDS)) for score in scores
         ]
-        return task_scores[0] if rubric is not None else _together(task_scores, need)
+        return task_scores[0] if rubric is not None else _combine_scores(task_scores, need)
 
     try:
         if calibrate is not None:
@@ -94,7 +94,7 @@ Said = list[tuple[str, str]]
 """What is judged: who said it, and the text."""
 
 
-def _spoken(result: Any) -> Said:
+def _shown_conversation(result: Any) -> Said:
     """Return the messages and calls of a conversation; texts that an agent program made up count as the program's."""
     spoken = []
     for message in result.messages:
@@ -106,7 +106,7 @@ def _spoken(result: Any) -> Said:
     return spoken
 
 
-def _together(scores: list[Score], need: str) -> Score:
+def _combine_scores(scores: list[Score], need: str) -> Score:
     """Return the score of all assertions, combined from the score of each."""
     holds = [float(score.value or 0.0) > 0.5 for score in scores]  # half of the judges is not a majority
     metrics: dict[str, float] = {f"assertion_{index}": held for index, held in enumerate(holds, 1)}
@@ -184,7 +184,7 @@ class _Task:
         return float(expected in answer.casefold() and bool(answer.strip())), "scripted judge: is the reference in it?"
 
 
-def _role(roles: Mapping[str, JudgeRole], name: str) -> JudgeRole:
+def _judge_role(roles: Mapping[str, JudgeRole], name: str) -> JudgeRole:
     if name not in roles:
         raise UserError(f"llm_judge: the spec has no servers.{name}; there are {', '.join(sorted(roles))}")
     return roles[name]

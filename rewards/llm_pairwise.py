@@ -108,10 +108,10 @@ class _Contest:
             )
             return "\n\n".join(parts)
 
-        return await verdict(self.judge, question, SCHEMA, _read, self.bill)
+        return await verdict(self.judge, question, SCHEMA, _read_points, self.bill)
 
 
-def _read(parsed_reply: Mapping[str, Any]) -> float:
+def _read_points(parsed_reply: Mapping[str, Any]) -> float:
     winner = str(parsed_reply.get("winner", "")).strip().lower()
     if winner not in POINTS:
         raise ValueError(f"'winner' must be first, second or tie, not {winner[:40]!r}")

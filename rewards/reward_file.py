@@ -55,7 +55,7 @@ def reward_file(
         name: name of the number in reward.json that is the value.
         timeout: seconds; a command that takes longer scores the low end of the range.
     """
-    answer, numbers, problem = _run(ctx, command, files or [], folder, env or {}, timeout)
+    answer, numbers, problem = _run_command(ctx, command, files or [], folder, env or {}, timeout)
     if answer.get("timed_out"):
         raise AgentFault(f"no end within {timeout:g} s")
     value = None if numbers is None else numbers.get(name, sum(numbers.values()) / len(numbers))
@@ -67,7 +67,7 @@ def reward_file(
     return Score(value, metrics=numbers if set(numbers) != {name} else {})
 
 
-def _run(
+def _run_command(
     ctx: Any, command: str, files: list[dict[str, Any]], folder: str, env: dict[str, str], timeout: float
 ) -> tuple[dict[str, Any], dict[str, float] | None, str]:
     """Run the command; its answer, the numbers that it wrote, and where these are None why."""
@@ -84,10 +84,10 @@ def _run(
             return {"exit_code": 1, "output": ""}, None, f"the tests cannot be put in place: {each['error']}"
     variables = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items())
     answer = ctx.terminal(variables + command, timeout=timeout)
-    return answer, *_numbers(ctx, folder)
+    return answer, *_read_numbers(ctx, folder)
 
 
-def _numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
+def _read_numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
     read = ctx.read_file(f"{folder}/{JSON}")
     if "error" not in read:
         try:
@@ -120,7 +120,7 @@ def _require_it_can_run(
     lacks = ctx.recall(key)  # it is the same for all rollouts of a row
     if lacks is None:
         with ctx.pristine_sandbox() as clean:
-            answer, numbers, _ = _run(clean, command, files, folder, env, timeout)
+            answer, numbers, _ = _run_command(clean, command, files, folder, env, timeout)
             clean.restore()
         cannot = numbers is None and answer["exit_code"] in NOT_EXECUTED
         lacks = end_of(answer["output"].strip(), SHOWN) if cannot or LACKING.search(answer["output"]) else ""

@@ -47,7 +47,9 @@ async def state_matches(
         for turn in gold or ():
             for turn_key in ("user_tools", "tools"):
                 for call in turn.get(turn_key) or ():
-                    failed += not await _made(by.get(turn_key, {}).get(call["name"]), call.get("args") or {}, fresh)
+                    failed += not await _make_gold_call(
+                        by.get(turn_key, {}).get(call["name"]), call.get("args") or {}, fresh
+                    )
         names = compare or [name for name in vars(fresh) if not name.startswith("_")]
         equal = {name: bool(query_state(state, name, ()) == query_state(fresh, name, ())) for name in names}
     finally:
@@ -62,7 +64,7 @@ async def state_matches(
     )
 
 
-async def _made(tool: Tool | None, args: dict[str, Any], state: object) -> bool:
+async def _make_gold_call(tool: Tool | None, args: dict[str, Any], state: object) -> bool:
     """Make a gold call; return False if it raises, which gold may do."""
     if tool is None:
         return True

@@ -33,7 +33,7 @@ def tool_calls_match(
             program's own tools, as the program reports them.
     """
     made_calls = [call for call in result.tool_calls if executed_by == "program" or call.executed_by == executed_by]
-    positions = _places(calls, made_calls, in_order=in_order)
+    positions = _matched_indexes(calls, made_calls, in_order=in_order)
     missing = [call["name"] for call, position in zip(calls, positions, strict=True) if position is None]
     extra = [call.name for i, call in enumerate(made_calls) if i not in positions]
     problems = [f"not called as asked: {', '.join(missing)}"] if missing else []
@@ -45,26 +45,28 @@ def tool_calls_match(
     )
 
 
-def _places(calls: Sequence[Mapping[str, Any]], made_calls: Sequence[Any], *, in_order: bool) -> list[int | None]:
+def _matched_indexes(
+    calls: Sequence[Mapping[str, Any]], made_calls: Sequence[Any], *, in_order: bool
+) -> list[int | None]:
     """Return, for each expected call, the index of the first unused matching call."""
     positions: list[int | None] = []
     for call in calls:
         after = max((position for position in positions if position is not None), default=-1) if in_order else -1
-        free = (i for i in range(after + 1, len(made_calls)) if i not in positions and _fits(made_calls[i], call))
+        free = (i for i in range(after + 1, len(made_calls)) if i not in positions and _call_fits(made_calls[i], call))
         positions.append(next(free, None))
     return positions
 
 
-def _fits(call: Any, expected_call: Mapping[str, Any]) -> bool:
+def _call_fits(call: Any, expected_call: Mapping[str, Any]) -> bool:
     if call.error is not None or call.name != expected_call["name"] or not isinstance(call.arguments, Mapping):
         return False
     arguments = call.arguments
     return all(
-        key in arguments and _same(arguments[key], value) for key, value in expected_call.get("args", {}).items()
+        key in arguments and _same_value(arguments[key], value) for key, value in expected_call.get("args", {}).items()
     )
 
 
-def _same(value: Any, expected: Any) -> bool:
+def _same_value(value: Any, expected: Any) -> bool:
     if isinstance(value, str) and isinstance(expected, str):
         return value.strip() == expected.strip()
     return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)

@@ -18,11 +18,11 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.formats import RecordedRollouts, RolloutChoice, write_format
-from hermes_rl.runs.reward_check import _keep
+from hermes_rl.runs.reward_check import _keep_rollouts
 from hermes_rl.service.app import JsonAnswer
 from hermes_rl.spec.section import parse_size
 from hermes_rl.spec.templates import FilterArgumentError, fromjson
-from hermes_rl.tools.context import _value
+from hermes_rl.tools.context import _parse_json_text
 from hermes_rl.tools.hermes_toolsets import _error_in
 from hermes_rl.values import (
     LARGEST_NUMBER,
@@ -157,7 +157,7 @@ def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
     write_format("sft", path, RecordedRollouts(lambda: iter([group]), lambda: iter([]), [], None), RolloutChoice())
     row = read_own_json(path.read_bytes())
     assert (row["messages"][0]["content"], row["score"]) == (HALF, None)
-    kept = _keep([Group("r:0", rollout.key.row, [rollout] * 6)], tmp_path, tmp_path / "kept")
+    kept = _keep_rollouts([Group("r:0", rollout.key.row, [rollout] * 6)], tmp_path, tmp_path / "kept")
     lines = (kept / "rollouts.jsonl").read_bytes().splitlines()
     assert [read_own_json(line)["messages"][0]["content"] for line in lines] == [HALF] * 6
 
@@ -165,7 +165,7 @@ def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [DEEP, ENDLESS, "9" * 5000, '{"error": ' + ENDLESS, '{"error": ' + DEEP + "}"])
 def test_what_agents_and_rows_write_ends_nothing(text: str) -> None:
     assert _error_in(text) is None
-    assert _value(text) == text
+    assert _parse_json_text(text) == text
     with pytest.raises(FilterArgumentError, match="this is not JSON"):
         fromjson(text)
 

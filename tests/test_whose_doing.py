@@ -31,33 +31,35 @@ BEFORE: Places = {
     "agent/program.py": "AgentFunction.from_ref",
     "agent/seats.py": "MultiAgentEpisode.play",
     "agent/user.py": "CodeUser.speak ScriptedUser.__init__ ScriptedUser.speak",
-    "sandbox/isolation.py": "_require require_by_hand",
-    "plugins.py": "load_object published load_published load_file _execute _import _attribute",
+    "sandbox/isolation.py": "_require_none require_by_hand",
+    "plugins.py": "load_object published load_published load_file _execute_module _import_module _require_attribute",
     "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _schedule_function",
     "rollouts/agent_options.py": "changed_agent",
-    "rollouts/rewards.py": "_function",
+    "rollouts/rewards.py": "_reward_function",
     "rollouts/admission.py": "require_descriptors",
     "rollouts/sandboxes.py": "Tooling._every_toolset",
     "rollouts/teacher.py": "Teacher.probe",
-    "runs/journal.py": "Journal._parsed Journal._require_short _lock",
+    "runs/journal.py": "Journal._parsed Journal._require_short _lock_file",
     "runs/run.py": "RowSource.require_first",
     "runs/store.py": "rollout_of RolloutStore.require_same RolloutStore._episodes",
     "runs/workers.py": "require_shares",
     "sandbox/backends.py": "_of_a_package",
     "sandbox/base.py": "ResourceLimits.require_at_most SandboxConfig.__post_init__ Sandbox.converse Sandbox.copy_files",
-    "sandbox/bubblewrap.py": "find_bwrap shared_prefix _workdir require_bubblewrap _filter _limits",
+    "sandbox/bubblewrap.py": "find_bwrap shared_prefix _sandbox_workdir require_bubblewrap _seccomp_filter "
+    "_limits_in_force",
     "sandbox/docker.py": "Container.start Container._create_otherwise",
     "sandbox/docker_engine.py": "engine_socket Engine.check Engine.network",
-    "sandbox/hosts.py": "_entry",
-    "sandbox/images.py": "cache_folder overlay_refused ready_image _unpack _read",
+    "sandbox/hosts.py": "_parse_entry",
+    "sandbox/images.py": "cache_folder overlay_refused ready_image _unpack_confined _stream_archive",
     "sandbox/none.py": "NoIsolation.__init__",
-    "sandbox/packages.py": "find_pip npm_folder _bring_interpreter _run _suitable",
-    "sandbox/remote.py": "machine _ssh",
+    "sandbox/packages.py": "find_pip npm_folder _bring_interpreter _run_command _find_interpreter",
+    "sandbox/remote.py": "machine _ssh_machine",
     "scoring/grader.py": "Grader.__post_init__",
-    "scoring/reward_function.py": "find_reward _load RewardFunction.from_function RewardFunction.require_takes",
-    "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._sample_chunk assistant _scoring",
+    "scoring/reward_function.py": "find_reward _load_reward RewardFunction.from_function RewardFunction.require_takes",
+    "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._sample_chunk assistant "
+    "_scoring_dialect",
     "servers/exactness.py": "require_address require_reachable",
-    "servers/factory.py": "create_client _backend variable",
+    "servers/factory.py": "create_client _make_backend variable",
     "servers/scripted/server.py": "ScriptedServer.start",
     "tokens/rendering.py": "RendererSettings.from_mapping",
     "threads.py": "OfThisProcess.__reduce__",
@@ -65,7 +67,7 @@ BEFORE: Places = {
     "servers/token_level.py": "TokenServer._score TokenServer._load_renderer",
     "servers/transport.py": "Transport.__init__",
     "tokens/families.py": "require_family",
-    "tokens/hub.py": "_load _with_template",
+    "tokens/hub.py": "_load_pretrained _with_template",
     "tokens/load.py": "as_tokenizer",
     "tokens/parsers/table.py": "load_parser parser_for",
     "tools/base.py": "Toolkit.__init__ ToolRuntime.__init__ register_task_env_overrides _require_image",
@@ -73,9 +75,9 @@ BEFORE: Places = {
     "tools/hermes_toolsets.py": "HermesToolsets.tools HermesToolsets._describe",
     "tools/mcp_client.py": "require_mcp",
     "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool",
-    "tools/python_tools.py": "Signature.from_function _parameters PythonTool.__init__ python_tool described_tools "
-    "state_tools "
-    "functions_of _attribute _document _method",
+    "tools/python_tools.py": "Signature.from_function _typed_parameters PythonTool.__init__ python_tool "
+    "described_tools state_tools "
+    "functions_of _get_attribute _read_document _get_method",
     "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools canned_tools",
 }
 OF_A_ROW: Places = {
@@ -83,7 +85,7 @@ OF_A_ROW: Places = {
     "agent/program.py": "ProgramDriver._inside",
     "agent/seats.py": "SeatRunner.say",
     "rollouts/compiled.py": "CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
-    "rollouts/sandboxes.py": "require_copies _image _read_file",
+    "rollouts/sandboxes.py": "require_copies _backend_image _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     # What an agent program sends is refused by its endpoint, before it is asked for. A server refuses a row's prompt
     # and answers another one.
@@ -91,7 +93,7 @@ OF_A_ROW: Places = {
     "servers/base.py": "require_parts",
     "scoring/grader.py": "Grader._arguments",
     "scoring/judge.py": "require_agreement labelled_cases",
-    "scoring/mathematics.py": "_verified",
+    "scoring/mathematics.py": "_is_equal",
     "tools/context.py": "ToolContext.artifact ToolContext.call_tool",
     "rewards/llm_judge.py": "_Task.scorer.score _role",
     "rewards/llm_pairwise.py": "llm_pairwise",
@@ -118,11 +120,11 @@ OURS: Places = {
     "servers/completion.py": "CompletionAdapter.chat",
     "sandbox/user_code.py": "ConfinedTemplate._ask",
     "user_code/worker.py": "Warm._ask Warm.fork",
-    "rollouts/sandboxes.py": "keep_artifacts _copy",
-    "runs/journal.py": "_unwritable",
+    "rollouts/sandboxes.py": "keep_artifacts _copy_sandbox",
+    "runs/journal.py": "_write_error",
     "runs/run.py": "RunBudget.require_kept RunBudget.count",
     "runs/workers.py": "Workers._look Workers._exclude",
-    "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
+    "sandbox/bubblewrap.py": "_mount_image Bubblewrap._enter_group",
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
     "Docker._find_image Docker._meet "
     "Docker._make_folders Docker._remove_container Docker._pull",
@@ -137,7 +139,7 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/reward_value.py": "_no_value interpret _of_score _overrides _finite combine require_value",
+    "scoring/reward_value.py": "_no_value interpret _of_score _check_overrides _finite_number combine require_value",
 }
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
@@ -151,7 +153,7 @@ DECIDED: Places = {
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",
     "sandbox/remote.py": "answer RemoteSandbox._ask RemoteSandbox._reading",
     "scoring/grader.py": "_per_member Grader._read Grader._compared",
-    "scoring/reward_function.py": "call_reward _apart _on_loop _of_error",
+    "scoring/reward_function.py": "call_reward _call_in_process _on_loop _of_error",
     "scoring/judge.py": "_JudgeSession.decided",
     "rewards/reward_file.py": "_require_it_can_run",
     "tools/context.py": "ToolContext._on_sandbox",

@@ -152,7 +152,7 @@ class Conversations:
         came = self.tick() if came is None else came
         calls, digests = self._digested(list(messages))
         tool_calls = canonical_calls(answer)
-        call_index, after = len(self.calls), _digest(digests[-1], answer, tool_calls)
+        call_index, after = len(self.calls), _extend_digest(digests[-1], answer, tool_calls)
         self.sampled = self._sampled(messages, calls, digests)
         exact = [message_index for message_index in self.sampled if digests[message_index + 1] in self._after]
         continues = self.sampled[exact[-1]] if exact else None
@@ -166,7 +166,7 @@ class Conversations:
         else:
             root = digests[-1]
         self._enter(root, origin, came, tools=bool(tools), is_continuing=continues is not None)
-        request = _digest(digests[-1], {"role": "tools", "content": list(tools)}, [])
+        request = _extend_digest(digests[-1], {"role": "tools", "content": list(tools)}, [])
         text = text_of(answer.get("content")).strip()
         before = call_index if before is None else before
         call = ProgramCall(root, request, bool(tools), answer, tool_calls, text, continues, before)
@@ -224,7 +224,7 @@ class Conversations:
         calls, digests = calls[:shared_count], digests[: shared_count + 1]
         for message in messages[shared_count:]:
             calls.append(canonical_calls(message))
-            digests.append(_digest(digests[-1], message, calls[-1]))
+            digests.append(_extend_digest(digests[-1], message, calls[-1]))
         self._last = messages, calls, digests
         return calls, digests
 
@@ -377,7 +377,7 @@ class Conversations:
         return kinds
 
 
-def _digest(before: bytes, message: Mapping[str, Any], calls: Sequence[str]) -> bytes:
+def _extend_digest(before: bytes, message: Mapping[str, Any], calls: Sequence[str]) -> bytes:
     """Extend the digest of a conversation by a message; reasoning is ignored."""
     content = message.get("content") or ""
     if message["role"] == "assistant":

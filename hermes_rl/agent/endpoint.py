@@ -202,20 +202,20 @@ class Endpoint:
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if not hmac.compare_digest(request.path[: len(self._prefix)].encode(), self._prefix.encode()):
-            return _response(404, CHAT.error("there is nothing here", "not_found"), close=True)
+            return _json_response(404, CHAT.error("there is nothing here", "not_found"), close=True)
         self.requests += 1
         path = request.path.rstrip("/")
         counting = path.endswith(COUNT_TOKENS)
         spoken = dialect_at(path.removesuffix(COUNT_TOKENS) if counting else path)
         dialect = spoken or CHAT
         if self.requests > MOST_REQUESTS or self._closed:
-            return _response(429, dialect.error("there were too many requests", "rollout_over"), close=True)
+            return _json_response(429, dialect.error("there were too many requests", "rollout_over"), close=True)
         if request.method == "HEAD":  # checks that the server is reachable
-            return _response(200, b"")
+            return _json_response(200, b"")
         if request.method == "GET" and path.endswith("/models"):
-            return _response(200, written_models(self._model))
+            return _json_response(200, written_models(self._model))
         if request.method == "GET" and "/models/" in path:
-            return _response(200, written_model(path.partition("/models/")[2]))
+            return _json_response(200, written_model(path.partition("/models/")[2]))
         if self.tools is not None and path.endswith(TOOLS_PATH):
             return await self._serve_tools(request, self.tools)
         if request.method != "POST" or spoken is None:
@@ -244,13 +244,13 @@ class Endpoint:
         problem = f"there is no {method} {short_path} here, but POST {', '.join(PATHS)}"
         if method == "POST":
             return self._refused(dialect, problem, 404)
-        return _response(404, dialect.error(problem, "not_found"))
+        return _json_response(404, dialect.error(problem, "not_found"))
 
     def _refused(self, dialect: ProgramDialect, problem: str, status: int = 400) -> web.Response:
         """Return an error to the program and record it for readers of the rollout."""
         self.refused, self.refusal = self.refused + 1, problem[:LONGEST_REFUSAL]
         kind = "not_found" if status == 404 else "invalid_request"
-        return _response(status, dialect.error(problem, kind), close=True)
+        return _json_response(status, dialect.error(problem, kind), close=True)
 
     def _read(self, dialect: ProgramDialect, body: Any) -> ProgramRequest:
         query = dialect.read(body)
@@ -263,9 +263,9 @@ class Endpoint:
 
     async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
         if request.method != "POST":  # neither streams nor sessions are supported
-            return _response(405, b"")
+            return _json_response(405, b"")
         if self.stop_reason is not None or self.failure is not None:
-            return _response(400, CHAT.error("the rollout is over", "rollout_over"), close=True)
+            return _json_response(400, CHAT.error("the rollout is over", "rollout_over"), close=True)
         size = 0
         try:
             message, size = await self._body(request)
@@ -274,10 +274,10 @@ class Endpoint:
             return self._refused(CHAT, str(error))
         except HermesRLError as error:
             self.failure = error
-            return _response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
+            return _json_response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
         finally:
             self._held_bytes -= size
-        return _response(202, b"") if answer is None else _response(200, write_message(answer))
+        return _json_response(202, b"") if answer is None else _json_response(200, write_message(answer))
 
     async def _count(self, dialect: ProgramDialect, query: ProgramRequest, size: int) -> web.Response:
         """Return the token count of a request; nothing is recorded."""
@@ -286,8 +286,8 @@ class Endpoint:
         except AttemptFailed as error:
             raise RefusedRequestError(str(error)) from None
         if count is None:
-            return _response(404, dialect.error("the tokenizer of the model is not known here", "not_found"))
-        return _response(200, written_count(count))
+            return _json_response(404, dialect.error("the tokenizer of the model is not known here", "not_found"))
+        return _json_response(200, written_count(count))
 
     @asynccontextmanager
     async def _hold_slot(self) -> AsyncIterator[None]:
@@ -335,7 +335,7 @@ class Endpoint:
         self, request: web.BaseRequest, dialect: ProgramDialect, query: ProgramRequest, size: int, came: int
     ) -> web.StreamResponse:
         if self.failure is not None:
-            return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
+            return _json_response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.stop_reason is None:
             try:
                 async with self._hold_slot():  # later waits are caused by the program's own reading
@@ -344,15 +344,15 @@ class Endpoint:
             except ContextLengthExceeded as error:
                 self.too_long += 1
                 if self.too_long < MOST_TOO_LONG:
-                    return _response(400, dialect.error(_too_long(error), "context_length_exceeded"))
+                    return _json_response(400, dialect.error(_too_long(error), "context_length_exceeded"))
                 self.stop_reason = StopReason.TOKEN_BUDGET
             except BudgetExhausted as budget_error:
                 self.stop_reason = budget_error.stop_reason
             except HermesRLError as error:
                 self.failure = error
-                return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
+                return _json_response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         reason = f"the rollout is over ({self.stop_reason}): no further request is answered"
-        return _response(400, dialect.error(reason, "rollout_over"), close=True)
+        return _json_response(400, dialect.error(reason, "rollout_over"), close=True)
 
     async def _send(
         self,
@@ -367,7 +367,7 @@ class Endpoint:
         if not query.stream:
             if request.transport is not None:
                 self._delivered(noted, call)
-            return _response(200, dialect.written(answer, query))
+            return _json_response(200, dialect.written(answer, query))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         try:
             async with asyncio.timeout(WRITE_SECONDS):
@@ -451,7 +451,7 @@ def _too_long(error: ContextLengthExceeded) -> str:
     )
 
 
-def _response(status: int, body: bytes, *, close: bool = False) -> web.Response:
+def _json_response(status: int, body: bytes, *, close: bool = False) -> web.Response:
     response = web.Response(status=status, body=body, content_type="application/json")
     if close:
         response.force_close()

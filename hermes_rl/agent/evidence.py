@@ -35,10 +35,10 @@ def take_evidence(result: AgentResult, endpoint: Endpoint) -> None:
         answers = {index: calls[call_index].answer for index, call_index in last.sampled.items()}
         request = last.request.messages
         messages = marked([*request, last.message], {**answers, len(request): last.message}, endpoint.prompt, earlier)
-        result.messages = _joined(earlier, messages) if earlier else messages
+        result.messages = _join_runs(earlier, messages) if earlier else messages
         result.prompt_length = first_answer(result.messages)
         result.tool_schemas = last.request.tools
-    spoken = list(_spoken(result.messages[result.prompt_length :]))
+    spoken = list(_policy_calls(result.messages[result.prompt_length :]))
     executed = [] if tools is None else tools.calls
     offered = [] if tools is None else tools.names
     others = [call for call in result.tool_calls if call.turn == 0]
@@ -112,7 +112,7 @@ def matched(
     calls: dict[int, ToolCall] = {}
     free: dict[int, ToolCall] = {}
     for index, (call, has_result) in enumerate(spoken):
-        if any(_names(call.name, tool) for tool in offered):
+        if any(_is_name_of(call.name, tool) for tool in offered):
             free[index] = call
         elif has_result:
             calls[index] = call
@@ -122,7 +122,9 @@ def matched(
     ]
     others: list[ToolCall] = []
     for call in executed:
-        matches = (n for n, each in free.items() if _names(each.name, call.name) and each.arguments == call.arguments)
+        matches = (
+            n for n, each in free.items() if _is_name_of(each.name, call.name) and each.arguments == call.arguments
+        )
         if (spoken_index := next(matches, None)) is not None:
             each = free.pop(spoken_index)
             calls[spoken_index] = replace(call, turn=each.turn, id=each.id)
@@ -130,7 +132,7 @@ def matched(
         sources = (
             each
             for each in elsewhere
-            if _names(each["function"]["name"], call.name) and _arguments(each) == call.arguments
+            if _is_name_of(each["function"]["name"], call.name) and _call_arguments(each) == call.arguments
         )
         if (source := next(sources, None)) is not None:
             elsewhere.remove(source)
@@ -138,7 +140,7 @@ def matched(
     return [*(calls[index] for index in sorted(calls)), *others]
 
 
-def _spoken(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, bool]]:
+def _policy_calls(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, bool]]:
     """Yield the tool calls of the policy's replies, each with True if it has a result."""
     turn, waiting = 0, dict[str, ToolCall]()
     for message in messages:
@@ -149,17 +151,17 @@ def _spoken(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, bool]]:
             yield from ((call, False) for call in waiting.values())
             turn, waiting = turn + 1, {}
             for call in () if message.get("context") else message.get("tool_calls") or ():
-                name, arguments = call["function"]["name"], _arguments(call)
+                name, arguments = call["function"]["name"], _call_arguments(call)
                 waiting[call["id"]] = ToolCall(turn, call["id"], name, arguments, "", executed_by="program")
     yield from ((call, False) for call in waiting.values())
 
 
-def _names(name: str, tool: str) -> bool:
+def _is_name_of(name: str, tool: str) -> bool:
     """Return True if `name` is the program's name of `tool`; it may be longer, as in `mcp__tools__add`."""
     return name == tool or (name.endswith(tool) and not name[-len(tool) - 1].isalnum())
 
 
-def _joined(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+def _join_runs(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
     """Return the messages of earlier runs and of this one, which may continue the conversation."""
     last = text_of(earlier[-1].get("content"))
     if any(each["role"] == "assistant" and text_of(each.get("content")) == last for each in messages[:-1]):
@@ -176,7 +178,7 @@ def _comparison_key(message: Message) -> tuple[str, tuple[str, ...]]:
     return text_of(message.get("content")).strip(), tuple(canonical_calls(message))
 
 
-def _arguments(call: Mapping[str, Any]) -> Any:
+def _call_arguments(call: Mapping[str, Any]) -> Any:
     """Return the arguments of a call, or their text if they cannot be parsed."""
     text = call["function"]["arguments"]
     value = read_object(text)

@@ -29,7 +29,7 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
     )
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        cleaned_message["tool_calls"] = _calls(calls, turn)
+        cleaned_message["tool_calls"] = _clean_calls(calls, turn)
     else:
         cleaned_message.pop("tool_calls", None)
     return cleaned_message
@@ -45,17 +45,17 @@ def sendable(messages: list[Message]) -> list[Message]:
     ]
 
 
-def _calls(calls: list[Any], turn: int) -> list[dict[str, Any]]:
+def _clean_calls(calls: list[Any], turn: int) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
     ids: set[str] = set()
     for index, call in enumerate(calls):
-        parsed_call = _call(call if isinstance(call, dict) else {}, f"call_{turn}_{index}", ids)
+        parsed_call = _clean_call(call if isinstance(call, dict) else {}, f"call_{turn}_{index}", ids)
         ids.add(parsed_call["id"])
         read.append(parsed_call)
     return read
 
 
-def _call(call: Mapping[str, Any], default_id: str, ids: set[str]) -> dict[str, Any]:
+def _clean_call(call: Mapping[str, Any], default_id: str, ids: set[str]) -> dict[str, Any]:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", "")

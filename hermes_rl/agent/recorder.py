@@ -355,7 +355,7 @@ class PolicyRecorder:
         stop_reason = _stop_reason_of(answer.reply, calls)
         if stop_reason is None:
             return None
-        used, bound = _counted(answer.reply), self.options.max_trajectory_tokens or math.inf
+        used, bound = _token_count(answer.reply), self.options.max_trajectory_tokens or math.inf
         cut = used == bound or answer.limit != self.options.max_tokens
         return StopReason.TOKEN_BUDGET if used > bound or (cut and stop_reason is StopReason.LENGTH) else stop_reason
 
@@ -463,7 +463,7 @@ class PolicyRecorder:
 
         For a program's request everything is estimated, because it may continue any of its conversations.
         """
-        used = _counted(self.result.replies[-1]) if self.result.replies and not resent else 0
+        used = _token_count(self.result.replies[-1]) if self.result.replies and not resent else 0
         if self.tokenizer is None:
             return used
         if used:
@@ -486,7 +486,7 @@ class PolicyRecorder:
             raise TrajectoryFull(f"{about}{size}", bound)
 
 
-def _counted(reply: ChatReply) -> int:
+def _token_count(reply: ChatReply) -> int:
     """Return the tokens of a turn and its prompt as counted by the server; 0 if not counted."""
     return tokens_of(reply.usage, "prompt_tokens") + tokens_of(reply.usage, "completion_tokens")
 

@@ -430,7 +430,9 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
                 "row": row,
                 "state": state,
             }
-            return await run_in_thread(lambda: _run(function, {name: local_arguments[name] for name in function.takes}))
+            return await run_in_thread(
+                lambda: _run_schedule(function, {name: local_arguments[name] for name in function.takes})
+            )
         converter = f"{answer_in_json.__module__}:answer_in_json"
         process = await POOL.hold(function.code, Code.from_ref(converter))
         try:
@@ -463,7 +465,7 @@ class _SeatHere(SeatStandIn):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(question, self._loop))
 
 
-def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
+def _run_schedule(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
     """Run a schedule in this thread; return its result as plain values."""
     scheduled = function.code.load()
     try:

@@ -356,21 +356,21 @@ def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
     if isinstance(value, Mapping) and (renamed := value.keys() & REPLY.keys()):
         raise ToolFailedError("", "; ".join(f"`{old}` of a reply is now `{REPLY[old]}`" for old in renamed))
     if not isinstance(value, Mapping) or not value.keys() <= {"say", "done", "tools", "reward"}:
-        raise _malformed("a text, null, or a mapping of `say`, `done`, `tools` and `reward`", value)
+        raise _malformed_reply("a text, null, or a mapping of `say`, `done`, `tools` and `reward`", value)
     say, done, offered, reward = (value.get(key) for key in ("say", "done", "tools", "reward"))
     if not isinstance(done, bool | None) or not isinstance(say, str if not done else str | None):
-        raise _malformed("`say` with a text, unless `done` is true", value)
+        raise _malformed_reply("`say` with a text, unless `done` is true", value)
     if offered is not None and not (isinstance(offered, list | tuple) and set(tools).issuperset(map(str, offered))):
-        raise _malformed(
+        raise _malformed_reply(
             f"`tools` with names of the agent's tools ({', '.join(sorted(tools)) or 'it has none'})", value
         )
     if reward is not None and not is_number(reward):
-        raise _malformed("`reward` with a number", value)
+        raise _malformed_reply("`reward` with a number", value)
     message = None if say is None else {"role": "user", "content": say}
     return UserAnswer(message, StopReason.ENVIRONMENT_DONE if done else None, offered, reward)
 
 
-def _malformed(needed: str, value: Any) -> ToolFailedError:
+def _malformed_reply(needed: str, value: Any) -> ToolFailedError:
     return ToolFailedError("", f"has to answer with {needed}, not {capped(repr(value), 200)}")
 
 

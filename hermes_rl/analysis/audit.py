@@ -146,7 +146,7 @@ def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str], spec: str)
         *of_texts(line, spec),
     ]
     room = CHARACTERS
-    sources = itertools.chain(_written(line), _other_sources(record, line))
+    sources = itertools.chain(_written_texts(line), _other_sources(record, line))
     for index, source in enumerate(sources):
         room -= len(source.text)
         if index >= SOURCES or room < 0:
@@ -210,7 +210,7 @@ def of_history(line: Line) -> Iterator[Reason]:
         arguments = call.get("arguments")
         texts = [value for value in arguments.values() if isinstance(value, str)] if isinstance(arguments, dict) else []
         for command in itertools.chain.from_iterable(SEPARATORS.split(text[:CHARACTERS]) for text in texts):
-            verb, rest = _git(command.split())
+            verb, rest = _git_subcommand(command.split())
             if verb == "stash":
                 stashed = stashed or not rest or rest[0] in ("push", "save") or rest[0].startswith("-")
                 if stashed:
@@ -222,7 +222,7 @@ def of_history(line: Line) -> Iterator[Reason]:
                 yield Reason(LISTED, f"takes files of another commit (git {verb} {revision:.50})", call.get("turn"))
 
 
-def _git(argv: list[str]) -> tuple[str, list[str]]:
+def _git_subcommand(argv: list[str]) -> tuple[str, list[str]]:
     """Return the git subcommand of a command, and its arguments; empty if it does not call git."""
     argv = argv[next((index for index, word in enumerate(argv) if basename(word) == "git"), len(argv)) + 1 :]
     while argv and argv[0].startswith("-"):
@@ -252,7 +252,7 @@ def _other_revision(verb: str, rest: list[str]) -> str:
 # ------------------------------------------------------------------ texts of the agent
 
 
-def _written(line: Line) -> Iterator[_Source]:
+def _written_texts(line: Line) -> Iterator[_Source]:
     """Yield the texts that tool calls wrote."""
     for call in line.get("tool_calls") or ():
         arguments = call.get("arguments")

@@ -55,8 +55,8 @@ def dataset_card(
         lines += [escape_markdown(spec["description"], 5 * LONGEST), ""]
     if summary.demo:
         lines += ["A demonstration with the scripted policy, without a model.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _facts(summary, run_info)), ""]
-    lines += _rewards(summary, weights)
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _fact_rows(summary, run_info)), ""]
+    lines += _reward_lines(summary, weights)
     lines += ["## Load it", "", "```python", "import datasets", ""]
     lines += [f'rollouts = datasets.load_dataset("{dataset}", split="train")', "```", "", "## Files", ""]
     lines += [
@@ -67,7 +67,7 @@ def dataset_card(
     return "\n".join(lines) + "\n"
 
 
-def _facts(summary: RunSummary, run_info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _fact_rows(summary: RunSummary, run_info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "spec", escape_markdown(summary.name)
     yield "model", escape_markdown(summary.model)
     yield "mode", escape_markdown(summary.mode)
@@ -84,7 +84,7 @@ def _facts(summary: RunSummary, run_info: Mapping[str, Any]) -> Iterator[tuple[s
     yield "published by", f"hermes-rl {__version__}"
 
 
-def _rewards(summary: RunSummary, weights: Mapping[str, float | None]) -> Iterator[str]:
+def _reward_lines(summary: RunSummary, weights: Mapping[str, float | None]) -> Iterator[str]:
     if not summary.rewards:
         return
     yield from ("## Rewards", "", "| reward | weight | mean | lowest | highest | graded |", "|---|---|---|---|---|---|")

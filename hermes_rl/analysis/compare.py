@@ -117,19 +117,19 @@ def compare(
     rows_a, right = {row: before[row] for row in common}, {row: after[row] for row in common}
 
     def difference(name: str, quantity: Quantity, span: tuple[float, float] | None = None) -> Difference | None:
-        return paired(name, _values(rows_a, quantity), _values(right, quantity), span, family=family)
+        return paired(name, _values_by_row(rows_a, quantity), _values_by_row(right, quantity), span, family=family)
 
-    scores = [rollout.score for rollout in _flat(rows_a) + _flat(right) if rollout.score is not None]
+    scores = [rollout.score for rollout in _rollouts(rows_a) + _rollouts(right) if rollout.score is not None]
     score = difference("score", lambda rollout: rollout.score, (min([span[0], *scores]), max([span[1], *scores])))
     passes = difference("pass", lambda rollout: float(rollout.passes(success)), (0.0, 1.0))
     if score is None or passes is None:
         raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
-    changed = [row for row in (_changed(key, rows_a[key], right[key], success) for key in common) if row is not None]
+    changed = [row for row in (_change(key, rows_a[key], right[key], success) for key in common) if row is not None]
     changed.sort(key=lambda row: (-abs(row.b - row.a) / row.of, row.row_key))
     fixed = tuple(row for row in changed if row.b > row.a)
     broken = tuple(row for row in changed if row.b < row.a)
-    rewards = dict.fromkeys(name for rollout in _flat(rows_a) + _flat(right) for name in rollout.rewards)
-    quantities: dict[str, Quantity] = {f"reward/{name}": _reward(name) for name in rewards} | dict(MEASURES)
+    rewards = dict.fromkeys(name for rollout in _rollouts(rows_a) + _rollouts(right) for name in rollout.rewards)
+    quantities: dict[str, Quantity] = {f"reward/{name}": _value_of_reward(name) for name in rewards} | dict(MEASURES)
     measures = [difference(name, value_of) for name, value_of in quantities.items()]
     return Comparison(
         score=score,
@@ -143,9 +143,9 @@ def compare(
         only_a=len(before) - len(common),
         only_b=len(after) - len(common),
         excluded=len(common) - score.rows,
-        ungraded_a=sum(map(_ungraded, _flat(rows_a))),
-        ungraded_b=sum(map(_ungraded, _flat(right))),
-        bounds=_bounds(rows_a, right, span),
+        ungraded_a=sum(map(_is_ungraded, _rollouts(rows_a))),
+        ungraded_b=sum(map(_is_ungraded, _rollouts(right))),
+        bounds=_difference_bounds(rows_a, right, span),
     )
 
 
@@ -162,26 +162,26 @@ MEASURES: Mapping[str, Quantity] = {
 }
 
 
-def _reward(name: str) -> Quantity:
+def _value_of_reward(name: str) -> Quantity:
     return lambda rollout: rollout.rewards.get(name)
 
 
-def _values(rows: Rows, quantity: Quantity) -> dict[str, list[float]]:
+def _values_by_row(rows: Rows, quantity: Quantity) -> dict[str, list[float]]:
     return {
         key: [value for rollout in row if rollout.score is not None and (value := quantity(rollout)) is not None]
         for key, row in rows.items()
     }
 
 
-def _flat(rows: Rows) -> list[RolloutSummary]:
+def _rollouts(rows: Rows) -> list[RolloutSummary]:
     return [rollout for row in rows.values() for rollout in row]
 
 
-def _ungraded(rollout: RolloutSummary) -> bool:
+def _is_ungraded(rollout: RolloutSummary) -> bool:
     return rollout.score is None and rollout.state != RolloutState.EXCLUDED
 
 
-def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary], success: float) -> ChangedRow | None:
+def _change(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary], success: float) -> ChangedRow | None:
     """Return the row if it passes more often in one run; uses the first rollouts of each, equally many of both.
 
     With unequal numbers, two runs of one model would differ more often in one direction than in the other.
@@ -199,9 +199,9 @@ def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary],
     )
 
 
-def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
+def _difference_bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
     """Return the bounds of the difference over all rows of both, if missing scores had any value within `span`."""
-    if not any(map(_ungraded, _flat(a) + _flat(b))):
+    if not any(map(_is_ungraded, _rollouts(a) + _rollouts(b))):
         return None
     low, high = span
 
@@ -209,7 +209,7 @@ def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] 
         values = [
             missing if rollout.score is None else rollout.score
             for rollout in row
-            if rollout.score is not None or _ungraded(rollout)
+            if rollout.score is not None or _is_ungraded(rollout)
         ]
         return mean(values) if values else None
 

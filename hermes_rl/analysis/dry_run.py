@@ -149,14 +149,14 @@ async def dry_run(
     notes: list[str] = []
     rows = await asyncio.to_thread(load_rows, spec, split, notify=notes.append)
     async with compiled:
-        plan = await asyncio.to_thread(_planned, compiled, launch, rows)
+        plan = await asyncio.to_thread(_make_plan, compiled, launch, rows)
         plan.notes, plan.prices = notes, prices or {}
         for row in await asyncio.to_thread(lambda: list(islice(rows, PROMPTS))):
             plan.prompts.append(await render_row(compiled, row, split, with_text=True))
     missing = next((prompt.missing for prompt in plan.prompts if prompt.missing), None)
     plan.tokenizer = missing.splitlines()[0] if missing else tokenizer_of(spec) or "the small built-in one"
     if sample:
-        plan.measured = await _sampled(spec, launch, sample)
+        plan.measured = await _run_sample(spec, launch, sample)
     return plan
 
 
@@ -167,7 +167,7 @@ async def nothing_left(spec: Spec, launch: RunOptions) -> bool:
     compiled = require_runnable(spec, launch)
     # The messages of loading are shown again when the run starts.
     rows = await asyncio.to_thread(load_rows, spec, split_of(launch.mode), notify=lambda _: None)
-    plan = await asyncio.to_thread(_planned, compiled, launch, rows)
+    plan = await asyncio.to_thread(_make_plan, compiled, launch, rows)
     return plan.exists and plan.play == 0 and not plan.rescored and not plan.rejudged
 
 
@@ -198,7 +198,7 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     return prices | {role: by_model[model] for role, model in models.items() if model in by_model}
 
 
-def _planned(compiled: CompiledSpec, launch: RunOptions, rows: Rows) -> DryRun:
+def _make_plan(compiled: CompiledSpec, launch: RunOptions, rows: Rows) -> DryRun:
     spec, mode = compiled.spec, launch.mode
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
     size, length = spec.group_size(mode), rows.length
@@ -215,8 +215,8 @@ def _planned(compiled: CompiledSpec, launch: RunOptions, rows: Rows) -> DryRun:
         record = RunRecord(directory.path)
         record.refresh()
         counting = list(record.counting(size=size))
-        plan.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
-        _graded(plan, compiled, directory.read_run_info(), size)
+        plan.measured = _measure_record(str(directory.path), record, _uniform_size(spec, mode))
+        _add_regrading(plan, compiled, directory.read_run_info(), size)
     elif launch.out is None:
         plan.new = changed_sections(directory, spec, launch)
     plan.retried_rollouts = sum(rollout.state == RolloutState.FAILED for rollout in counting)
@@ -249,7 +249,7 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
             states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":
         return sum(map(count_missing, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
-    dropped = _excluded(counting, _uniform_size(compiled.spec, mode))
+    dropped = _excluded_groups(counting, _uniform_size(compiled.spec, mode))
     complete = ended - dropped
     if not states or len(complete) >= groups:
         return plan.size * max(0, groups - len(complete))
@@ -270,7 +270,7 @@ def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
             return
 
 
-def _excluded(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
+def _excluded_groups(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
     """Return the groups that a run does not write: for a member's stop reason, or because all have the same score."""
     groups: dict[str, list[RolloutSummary]] = {}
     for rollout in counting:
@@ -283,7 +283,7 @@ def _excluded(counting: Iterable[RolloutSummary], uniform_size: int | None) -> s
     }
 
 
-def _graded(plan: DryRun, compiled: CompiledSpec, run_info: Mapping[str, Any], size: int) -> None:
+def _add_regrading(plan: DryRun, compiled: CompiledSpec, run_info: Mapping[str, Any], size: int) -> None:
     """Add the changes of the existing scores to the plan; raises UserError if a reward cannot judge again."""
     before = run_info.get("grading") or {}
     grading = Grading.from_spec(compiled.spec, compiled.grader, size)
@@ -295,12 +295,12 @@ def _graded(plan: DryRun, compiled: CompiledSpec, run_info: Mapping[str, Any], s
     plan.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
 
 
-def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
+def _measure_record(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
     """Return the mean use of the rollouts of a record, failed attempts included, or None if none was graded."""
     rollouts, counting = list(record.rollouts), list(record.counting())
     if all(rollout.score is None for rollout in counting):
         return None
-    excluded = _excluded(counting, uniform_size)
+    excluded = _excluded_groups(counting, uniform_size)
     usable_count = sum(rollout.state != RolloutState.FAILED and rollout.group not in excluded for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
     count = len(rollouts)
@@ -324,7 +324,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     )
 
 
-async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
+async def _run_sample(spec: Spec, launch: RunOptions, rows: int) -> Measured:
     """Run a few rows in a temporary directory, and measure them."""
     atropos_options = {name: value for name, value in spec.atropos.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
@@ -343,18 +343,18 @@ async def _sampled(spec: Spec, launch: RunOptions, rows: int) -> Measured:
     with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
         sample_options = replace(
             launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None,
-            pick=lambda all_of_them: _spread(all_of_them, rows, max_rows),
+            pick=lambda all_of_them: _spread_rows(all_of_them, rows, max_rows),
         )  # fmt: skip
         await (run_evaluate(small, sample_options) if mode == "evaluate" else run_process(small, sample_options))
         record = RunRecord(Path(folder) / "run")
         record.refresh()
-        measured = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
+        measured = _measure_record(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
     if measured is None:
         raise UserError("no rollout of the sample could be graded, so nothing could be measured")
     return measured
 
 
-def _spread(rows: Rows, row_count: int, max_rows: int | None) -> Rows:
+def _spread_rows(rows: Rows, row_count: int, max_rows: int | None) -> Rows:
     """Return a few of the rows of a run, at equal distances: data often starts with easy or short rows.
 
     `max_rows` is the maximum number of rows that run. If the number of rows is unknown, the first are taken.

@@ -98,7 +98,7 @@ class RunGroups:
 
     def written(self) -> Iterator[Group]:
         """Yield the groups that are in `groups.jsonl`, or all if there is no such file."""
-        for members in self._members(_names(self.record.path, self.groups)):
+        for members in self._members(_written_groups(self.record.path, self.groups)):
             if is_trained(members):
                 yield self.group(members)
 
@@ -123,7 +123,7 @@ class RunGroups:
         return self.on_stop.get(str(stop_reason)) == "mask"
 
 
-def _names(run: Path, groups: Iterable[str]) -> list[str]:
+def _written_groups(run: Path, groups: Iterable[str]) -> list[str]:
     """Return the groups that a run has written, in their order; all if their file is not in its directory."""
     names: dict[str, None] = {}
     try:

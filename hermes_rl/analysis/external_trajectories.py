@@ -130,8 +130,8 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
         raise UserError(f"{file} cannot be read: {error}") from error
     turn_flags = [step.source == "agent" and not step.is_copied_context for step in trajectory.steps]
     first_turn = turn_flags.index(True) if True in turn_flags else len(turn_flags)
-    prompt = [message for step in trajectory.steps[:first_turn] for message in _messages(step)]
-    spoken = [message for step in trajectory.steps[first_turn:] for message in _messages(step)]
+    prompt = [message for step in trajectory.steps[:first_turn] for message in _turn_messages(step)]
+    spoken = [message for step in trajectory.steps[first_turn:] for message in _turn_messages(step)]
     totals = trajectory.final_metrics or _Totals()
     turns = [message for message in spoken if message["role"] == "assistant"]
     calls = [
@@ -148,7 +148,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     return result_of(line), trajectory.extra or {}
 
 
-def _messages(step: _Turn) -> Iterator[Message]:
+def _turn_messages(step: _Turn) -> Iterator[Message]:
     """Yield a step's messages in OpenAI's form."""
     message: Message = {
         "role": "assistant" if step.source == "agent" else step.source,
@@ -212,32 +212,32 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
     """
     _require_judgeable(compiled)
     spec = compiled.spec
-    rows = await asyncio.to_thread(_rows, spec)
+    rows = await asyncio.to_thread(_load_all_rows, spec)
     by_question: dict[str, list[Row]] = {}
     for each in rows if row is None else ():
-        by_question.setdefault(_question(compiled.prompt(each)), []).append(each)
+        by_question.setdefault(_last_question(compiled.prompt(each)), []).append(each)
     graded = []
     for file in files:
         result, extra = read_atif(file)
         key = row if row is not None else extra.get("row_key")
-        question = _question(result.messages[: result.prompt_length])
+        question = _last_question(result.messages[: result.prompt_length])
         matching_rows = [each for each in rows if each.key == key] if key is not None else by_question.get(question, [])
         if len(matching_rows) != 1:
             count_text = f"{len(matching_rows)} rows" if matching_rows else "no row"
             which = f"with the key {key!r}" if key is not None else "whose prompt its user says first"
             raise UserError(f"{file}: there is {count_text} {which}; name the row's key: --row KEY")
-        graded.append(await _graded(compiled, str(file), matching_rows[0], result))
+        graded.append(await _grade_one(compiled, str(file), matching_rows[0], result))
     return graded
 
 
-def _rows(spec: Spec) -> list[Row]:
+def _load_all_rows(spec: Spec) -> list[Row]:
     """Return the rows for training and for evaluation."""
     rule = spec.dataset.eval
     splits: list[Split] = ["train"] if rule is None else ["eval"] if rule.only else ["train", "eval"]
     return [row for split in splits for row in load_rows(spec, split, notify=lambda _: None)]
 
 
-async def _graded(compiled: CompiledSpec, file: str, row: Row, result: AgentResult) -> GradedTrajectory:
+async def _grade_one(compiled: CompiledSpec, file: str, row: Row, result: AgentResult) -> GradedTrajectory:
     values: dict[str, RewardValue] = {}
     try:
         with locating(compiled.spec, row.key):
@@ -247,7 +247,7 @@ async def _graded(compiled: CompiledSpec, file: str, row: Row, result: AgentResu
         return GradedTrajectory(file, row.key, values, None, failure.detail)
 
 
-def _question(messages: Sequence[Message]) -> str:
+def _last_question(messages: Sequence[Message]) -> str:
     """Return the last user message in a prompt."""
     questions = [message for message in messages if message["role"] == "user"]
     return text_of(questions[-1]["content"]).strip() if questions else ""
@@ -255,7 +255,7 @@ def _question(messages: Sequence[Message]) -> str:
 
 def _require_judgeable(compiled: CompiledSpec) -> None:
     """Raise UserError with a line for each reward that needs more than messages."""
-    whys = {reward.name: _obstacle(reward) for reward in compiled.grader.rewards}
+    whys = {reward.name: _judging_obstacle(reward) for reward in compiled.grader.rewards}
     lines = [
         f"rewards.{name} cannot judge a trajectory: {obstacle_text}; leave it out: --set rewards.{name}=null"
         for name, obstacle_text in whys.items()
@@ -265,7 +265,7 @@ def _require_judgeable(compiled: CompiledSpec) -> None:
         raise UserError("\n".join(lines))
 
 
-def _obstacle(reward: GradedReward) -> str | None:
+def _judging_obstacle(reward: GradedReward) -> str | None:
     if reward.group_level:
         return "it compares the rollouts of a group"
     if reward.function.uses_context:

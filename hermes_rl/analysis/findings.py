@@ -138,29 +138,29 @@ def find(rollouts: Rollouts, scoring: Scoring, categories: Categories, label: Ca
     graded = [rollout for rollout in ordered if rollout.score is not None]
     if not graded:
         return []
-    mechanisms = [*_stop_reasons(graded, scoring), *_tools(graded), *_gates(graded, scoring)]
+    mechanisms = [*_stop_reasons(graded, scoring), *_failing_tools(graded), *_closed_gates(graded, scoring)]
     explained = {rollout.id for finding, affected in mechanisms for rollout in affected}
     findings = [finding for finding, _ in mechanisms]
     findings += _never_solved(graded, explained, scoring, categories, label)
-    findings += _drop(graded, scoring)
-    findings = [finding for finding in findings if finding.cost >= SMALLEST] or [*_rewards(graded, scoring)]
+    findings += _score_drops(graded, scoring)
+    findings = [finding for finding in findings if finding.cost >= SMALLEST] or [*_weak_rewards(graded, scoring)]
     return sorted(findings, key=lambda finding: -finding.cost)[:MOST_FINDINGS]
 
 
-def _mean(rollouts: Iterable[RolloutSummary]) -> float:
+def _mean_score(rollouts: Iterable[RolloutSummary]) -> float:
     return mean(scores_of(rollouts))
 
 
-def _loss(affected: Rollouts, others: Rollouts, everything: float) -> float:
+def _lost_points(affected: Rollouts, others: Rollouts, everything: float) -> float:
     """Return points of the mean score: for each affected rollout, its distance from the others of its row, or from all
     others if its row has none; `everything` is the number of rollouts.
     """
-    rows = {key: _mean(row) for key, row in by_row(others).items()}
-    usual = _mean(others)
+    rows = {key: _mean_score(row) for key, row in by_row(others).items()}
+    usual = _mean_score(others)
     return math.fsum(rows.get(each.row_key, usual) - (each.score or 0.0) for each in affected) / everything
 
 
-def _differs(low: Rollouts, high: Rollouts) -> bool:
+def _is_clearly_below(low: Rollouts, high: Rollouts) -> bool:
     """Return True if the mean of `low` is below the mean of `high` by more than chance."""
     a, b = scores_of(low), scores_of(high)
     if len(a) < 2 or len(b) < 2:
@@ -174,12 +174,12 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
 
 
-def _shows(rollouts: Rollouts) -> str:
+def _example(rollouts: Rollouts) -> str:
     """Return the id of the rollout to read: the lowest score, then the shortest conversation."""
     return min(rollouts, key=lambda rollout: (rollout.score or 0.0, rollout.turns)).id
 
 
-def _percent(part: int, total: int) -> str:
+def _as_percent(part: int, total: int) -> str:
     return f"{100 * part / total:.0f} %"
 
 
@@ -198,22 +198,22 @@ def _stop_reasons(graded: Rollouts, scoring: Scoring) -> Iterator[tuple[RunFindi
     for reason, stopped in reasons.items():
         if len(stopped) <= SHARE_STOPPED * len(graded):
             continue
-        score = _mean(stopped)
+        score = _mean_score(stopped)
         if finished:
-            cost = _loss(stopped, finished, len(graded))
-            than = f"finished ones {_mean(finished):.2f}"
+            cost = _lost_points(stopped, finished, len(graded))
+            than = f"finished ones {_mean_score(finished):.2f}"
         else:
             cost = (scoring.success - score) * len(stopped) / len(graded)
             than = "none finished by itself"
-        text = f"{pluralize(len(stopped), 'rollout')} ({_percent(len(stopped), len(graded))}) stopped with {reason}"
+        text = f"{pluralize(len(stopped), 'rollout')} ({_as_percent(len(stopped), len(graded))}) stopped with {reason}"
         text += f" and score {score:.2f}; {than}."
         yield (
-            RunFinding("stop_reason", reason, cost, text, len(stopped), {"stop_reason": reason}, _shows(stopped)),
+            RunFinding("stop_reason", reason, cost, text, len(stopped), {"stop_reason": reason}, _example(stopped)),
             stopped,
         )
 
 
-def _tools(graded: Rollouts) -> Iterator[tuple[RunFinding, Rollouts]]:
+def _failing_tools(graded: Rollouts) -> Iterator[tuple[RunFinding, Rollouts]]:
     """Yield the tools whose failures cost points."""
     calls: dict[str, int] = defaultdict(int)
     errors: dict[str, int] = defaultdict(int)
@@ -225,15 +225,15 @@ def _tools(graded: Rollouts) -> Iterator[tuple[RunFinding, Rollouts]]:
         affected = [each for each in graded if any(tool == name and failed for tool, _, failed in each.tools)]
         ids = {rollout.id for rollout in affected}
         others = [each for each in graded if each.id not in ids]
-        if not _differs(affected, others):
+        if not _is_clearly_below(affected, others):
             continue
-        text = f"{name} failed in {_percent(errors[name], calls[name])} of its {calls[name]:,} calls; rollouts with "
-        text += f"such a call score {_mean(affected):.2f}, others {_mean(others):.2f}."
-        cost, select = _loss(affected, others, len(graded)), {"tool": name, "tool_errors": "1"}
-        yield RunFinding("tool", name, cost, text, len(affected), select, _shows(affected)), affected
+        text = f"{name} failed in {_as_percent(errors[name], calls[name])} of its {calls[name]:,} calls; rollouts with "
+        text += f"such a call score {_mean_score(affected):.2f}, others {_mean_score(others):.2f}."
+        cost, select = _lost_points(affected, others, len(graded)), {"tool": name, "tool_errors": "1"}
+        yield RunFinding("tool", name, cost, text, len(affected), select, _example(affected)), affected
 
 
-def _gates(graded: Rollouts, scoring: Scoring) -> Iterator[tuple[RunFinding, Rollouts]]:
+def _closed_gates(graded: Rollouts, scoring: Scoring) -> Iterator[tuple[RunFinding, Rollouts]]:
     """Yield the gates that closed."""
     for name in (name for name, weight in (scoring.weights or {}).items() if weight is None):
         closed = [rollout for rollout in graded if rollout.rewards.get(name) == 0]
@@ -265,7 +265,7 @@ def _never_solved(
     if not unsolved or not rate:
         return
     reported: set[str] = set()
-    for (column, value), keys in _values(rows, categories).items():
+    for (column, value), keys in _rows_by_value(rows, categories).items():
         members = [rollout for key in keys for rollout in rows[key]]
         if len(keys) < 2 or not unsolved.keys() >= keys or (1 - rate) ** len(members) > CHANCE or keys <= reported:
             continue
@@ -286,12 +286,12 @@ def _of_rows(
     """Return the finding of rows that were never solved."""
     ids = {rollout.id for rollout in members}
     others = [rollout for rollout in graded if rollout.id not in ids]
-    loss = _mean(others) - _mean(members)
-    text += f"; they score {_mean(members):.2f}, others {_mean(others):.2f}."
-    return RunFinding(kind, subject, loss * len(members) / len(graded), text, len(members), select, _shows(members))
+    loss = _mean_score(others) - _mean_score(members)
+    text += f"; they score {_mean_score(members):.2f}, others {_mean_score(others):.2f}."
+    return RunFinding(kind, subject, loss * len(members) / len(graded), text, len(members), select, _example(members))
 
 
-def _values(rows: Mapping[str, Any], categories: Categories) -> dict[tuple[str, str], set[str]]:
+def _rows_by_value(rows: Mapping[str, Any], categories: Categories) -> dict[tuple[str, str], set[str]]:
     """Return the rows with each value of each column that groups them."""
     return {
         (column, value): set(keys)
@@ -310,7 +310,7 @@ def groups_of_rows(rows: Iterable[str], categories: Categories) -> dict[str, dic
     return {column: values for column, values in columns.items() if 2 <= len(values) <= min(MOST_VALUES, len(rows) - 1)}
 
 
-def _drop(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
+def _score_drops(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
     """Yield the fall of the score since an epoch, with the reward that explains most of it."""
     epochs: dict[int, list[RolloutSummary]] = defaultdict(list)
     for rollout in graded:
@@ -318,7 +318,7 @@ def _drop(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
     order = sorted(epochs)
     if len(order) < 2:
         return
-    best = max(range(len(order)), key=lambda position: _mean(epochs[order[position]]))
+    best = max(range(len(order)), key=lambda position: _mean_score(epochs[order[position]]))
     sides = [
         ([each for epoch in order[best:split] for each in epochs[epoch]],
          [each for epoch in order[split:] for each in epochs[epoch]])
@@ -327,11 +327,11 @@ def _drop(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
     if not sides:
         return
     before, after = max(sides, key=lambda side: _steepness(*side))
-    fall = _mean(before) - _mean(after)
-    if fall <= SMALLEST_DROP or not _differs(after, before):
+    fall = _mean_score(before) - _mean_score(after)
+    if fall <= SMALLEST_DROP or not _is_clearly_below(after, before):
         return
     since, names = min(rollout.epoch for rollout in after), {name for each in graded for name in each.rewards}
-    changes = {name: _change(before, after, name, scoring) for name in sorted(names)}
+    changes = {name: _reward_effect(before, after, name, scoring) for name in sorted(names)}
     reward = min(changes, key=lambda name: changes[name], default=None)
     text, select = f"The score fell by {fall:.2f} since epoch {since}", {"first_epoch": str(since)}
     low = after
@@ -344,15 +344,15 @@ def _drop(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
             each for each in after if (value := each.rewards.get(reward)) is not None and value <= float(select["most"])
         ]
     cost = fall * len(after) / len(graded)
-    yield RunFinding("drop", reward or "", cost, f"{text}.", len(low), select, _shows(low or after))
+    yield RunFinding("drop", reward or "", cost, f"{text}.", len(low), select, _example(low or after))
 
 
 def _steepness(before: Rollouts, after: Rollouts) -> float:
     """Return the fall from `before` to `after` in standard errors of a fall between as many equal rollouts."""
-    return (_mean(before) - _mean(after)) / math.sqrt(1 / len(before) + 1 / len(after))
+    return (_mean_score(before) - _mean_score(after)) / math.sqrt(1 / len(before) + 1 / len(after))
 
 
-def _change(before: Rollouts, after: Rollouts, name: str, scoring: Scoring) -> float:
+def _reward_effect(before: Rollouts, after: Rollouts, name: str, scoring: Scoring) -> float:
     """Return the change of the mean score by one reward; a gate changes all that it multiplies."""
     sides = [[value for each in side if (value := each.rewards.get(name)) is not None] for side in (before, after)]
     if not all(sides):
@@ -364,9 +364,9 @@ def _change(before: Rollouts, after: Rollouts, name: str, scoring: Scoring) -> f
     return weight * (mean(sides[1]) - mean(sides[0]))
 
 
-def _rewards(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
+def _weak_rewards(graded: Rollouts, scoring: Scoring) -> Iterator[RunFinding]:
     """Yield the rewards that hold points back, for a run without another finding."""
-    shortfall = scoring.success - _mean(graded)
+    shortfall = scoring.success - _mean_score(graded)
     for name in dict.fromkeys(name for rollout in graded for name in rollout.rewards):
         weight = scoring.weight(name)
         low = [rollout for rollout in graded if (value := rollout.rewards.get(name)) is not None and value < 0.2]

@@ -45,7 +45,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             "running": running(record.path),
             "read": record.share_read,
             "torn": record.torn,
-            **_times(record.path, run_info),
+            **_run_times(record.path, run_info),
             **headline(counting, record.rollouts, record.usage, success_in(record)),
         }
     )
@@ -115,7 +115,7 @@ def running(path: Path) -> bool:
         return False
 
 
-def _times(path: Path, run_info: Mapping[str, Any]) -> dict[str, Any]:
+def _run_times(path: Path, run_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the time of the first start, and the seconds of all starts; the last lasts until now if the run is in
     progress.
 

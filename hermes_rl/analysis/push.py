@@ -140,13 +140,13 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     summary, spec, run_info = summarise(record), spec_of(record), record.run_info
     if not summary.graded:
         raise UserError(f"{record.path} has no rollout with a score, so there is nothing to publish")
-    forms = _forms(secrets)
-    for text in _texts(spec):  # YAML breaks long texts into lines
+    forms = _secret_forms(secrets)
+    for text in _texts_in(spec):  # YAML breaks long texts into lines
         _refuse_secrets(text, "spec.yaml", forms)
     table = folder / TABLE
     table.parent.mkdir(parents=True)
     rewards = list(dict.fromkeys(name for rollout in record.rollouts for name in rollout.rewards))
-    rows = write_table(table, _groups(record, spec.get("on_stop") or {}, forms), rewards)
+    rows = write_table(table, _publishable_groups(record, spec.get("on_stop") or {}, forms), rewards)
     files = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
     texts = {}
     for file in files:
@@ -167,7 +167,7 @@ def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, st
     return {**({token: "the hub's token"} if token else {}), **secrets}
 
 
-def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
+def _secret_forms(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that a secret can have in a file, raw and escaped, with its name."""
     texts: dict[str, str] = {}
     for secret, name in secrets.items():
@@ -189,27 +189,27 @@ def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
         )
 
 
-def _groups(record: RunRecord, on_stop: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
+def _publishable_groups(record: RunRecord, on_stop: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
     """Yield the groups of a run with the rollouts that count; raises an error for a secret in them."""
     run = RunGroups(record, on_stop)
     for members in run.lines():
         for line in members:
-            for text in _texts(line):
+            for text in _texts_in(line):
                 _refuse_secrets(text, f"{TABLE} (rollout {line['id']})", forms)
         yield run.group(members)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts_in(value: Any) -> Iterator[str]:
     """Yield every text of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
             yield key
-            yield from _texts(item)
+            yield from _texts_in(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _texts_in(item)
 
 
 # ------------------------------------------------------------------------------------------------------ To the hub
@@ -243,15 +243,15 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
             if not public and not repository.private:
                 raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
             present = frozenset(sibling.rfilename for sibling in repository.siblings or ())
-        commit = _committed(api, dataset, files, present)
+        commit = _commit(api, dataset, files, present)
     except UserError:
         raise
     except Exception as error:  # classify any error of the libraries, and always raise it again
-        raise _sorted(error, dataset, str(api.endpoint), token, created=created) from error
+        raise _user_error(error, dataset, str(api.endpoint), token, created=created) from error
     return Published(f"{api.endpoint}/datasets/{dataset}", commit)
 
 
-def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Collection[str]) -> str:
+def _commit(api: Any, dataset: str, files: Mapping[str, Path], present: Collection[str]) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
@@ -264,15 +264,15 @@ def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Colle
     return str(done.oid)
 
 
-def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bool) -> HermesRLError:
+def _user_error(error: Exception, dataset: str, hub: str, token: str, *, created: bool) -> HermesRLError:
     """Return the user's form of an error of the hub's library; it contains no token."""
     hint = f"; {dataset} was created; run the same command again to continue" if created else ""
     trouble = hub_trouble(error)
     if trouble is not None:
         return RunError(_sanitize(f"{hub} is out of reach or busy ({first_line(trouble)}){hint}", token))
-    refused = next((cause for cause in causes(error) if isinstance(_status(cause), int)), error)
+    refused = next((cause for cause in causes(error) if isinstance(_status_of(cause), int)), error)
     reason = getattr(refused, "server_message", None) or first_line(refused)
-    match _status(refused):
+    match _status_of(refused):
         case 401:
             text = f"{hub} does not accept the token ({reason}): name a valid one with --token-env, or `hf auth login`"
         case 403:
@@ -284,7 +284,7 @@ def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bo
     return UserError(_sanitize(text + hint, token))
 
 
-def _status(error: BaseException) -> int | None:
+def _status_of(error: BaseException) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 

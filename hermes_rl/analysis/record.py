@@ -448,7 +448,7 @@ class RunRecord:
             texts = previews[key]
             line = self.readable(first.id) if first is not None else None
             if line is not None:
-                texts["question"] = prompt_of(_prompt(line))
+                texts["question"] = prompt_of(_prompt_messages(line))
             # Without `dataset.key` a key is the start of the content's hash, with a number for repeated content.
             texts["label"] = texts["question"] if key.startswith(digests.get(key, "")[:16]) else key
             previews[key] = {name: beginning(text, length) for name, text in texts.items()}
@@ -490,7 +490,7 @@ def prompt_of(messages: Iterable[Any]) -> str:
     return text_of(next(questions, {}).get("content"))
 
 
-def _prompt(line: Line) -> list[Any]:
+def _prompt_messages(line: Line) -> list[Any]:
     """Return the messages from the question on: after examples that come before it in the prompt."""
     messages, length = line.get("messages") or [], line.get("prompt_length")
     user_indexes = [index for index, each in enumerate(messages[: length or None]) if each.get("role") == "user"]
@@ -552,7 +552,7 @@ def summary_of(line: bytes, start: int) -> RolloutSummary:
         index=head_fields["index"],
         attempt=head_fields["attempt"],
         state=intern(head_fields["state"]),
-        score=None if _unpaid(head_fields) else head_fields["score"],
+        score=None if _is_unpaid(head_fields) else head_fields["score"],
         rewards={intern(name): record["value"] for name, record in head_fields["rewards"].items()},
         fallbacks=tuple(intern(name) for name, record in head_fields["rewards"].items() if is_fallback(record)),
         stop_reason=intern(head_fields["stop_reason"]),
@@ -564,7 +564,7 @@ def summary_of(line: bytes, start: int) -> RolloutSummary:
         roles=tail_fields.get("roles") or NO_ROLES,
         calls=len(tail_fields["tool_calls"]),
         call_errors=len(tail_fields["tool_errors"]),
-        tools=_tools(tail_fields),
+        tools=_tool_uses(tail_fields),
         seconds={intern(name): seconds for name, seconds in timings.items()},
         model=intern(tail_fields["policy"].get("model") or "") or None if tail_fields["policy"] else None,
         row_digest=tail_fields["row_digest"],
@@ -613,7 +613,7 @@ def _short_columns(line: bytes) -> dict[str, str]:
     return {}
 
 
-def _unpaid(head: Mapping[str, Any]) -> bool:
+def _is_unpaid(head: Mapping[str, Any]) -> bool:
     """Return True if no reward pays this seat, such as a judge's: its 0 is not a score."""
     other = "seat" in head and head["seat"]["of"] != head["group"]
     return other and not head["rewards"] and bool(head["state"] == RolloutState.SCORED)
@@ -626,7 +626,7 @@ _known_tools: dict[tuple[ToolUse, ...], tuple[ToolUse, ...]] = {}
 MOST_KNOWN = 10_000
 
 
-def _tools(tail_fields: Mapping[str, Any]) -> tuple[ToolUse, ...]:
+def _tool_uses(tail_fields: Mapping[str, Any]) -> tuple[ToolUse, ...]:
     calls = Counter(str(call["name"]) for call in tail_fields["tool_calls"])
     errors = Counter(str(error["tool_name"]) for error in tail_fields["tool_errors"])
     # A call without a tool name, or with unreadable arguments, is an error without a call.

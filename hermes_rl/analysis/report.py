@@ -53,16 +53,16 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
 
     `say` is called with the rollouts that cannot be read, which are omitted.
     """
-    return _write(_loaded(path), say)
+    return _write_report(_load_record(path), say)
 
 
-def _loaded(path: Path) -> RunRecord:
+def _load_record(path: Path) -> RunRecord:
     record = RunRecord(path)
     record.refresh(MOST)
     return record
 
 
-def _write(record: RunRecord, say: Callable[[str], None]) -> Path:
+def _write_report(record: RunRecord, say: Callable[[str], None]) -> Path:
     path = record.path / NAME
     write_atomically(path, report(record).encode("utf-8", "backslashreplace"))
     if record.excluded:
@@ -75,10 +75,10 @@ def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
     run.
     """
     try:
-        record = _loaded(path)
+        record = _load_record(path)
         findings = [finding.record() for finding in findings_of(record)]
         RunDirectory(path).add({"score": asdict(Interval.from_rollouts(record.counting())), "findings": findings})
-        _write(record, say)
+        _write_report(record, say)
     except Exception as error:  # an error of the page must not affect the finished run
         logger.debug("the report was not written", exc_info=error)
         say(f"{NAME} was not written ({type(error).__name__}: {error}); `hermes-rl report {path}` tries again")
@@ -155,7 +155,7 @@ def sample(rollouts: Iterable[RolloutSummary], max_rollouts: int = SAMPLED) -> l
 def page(data: Any) -> str:
     """Return the complete file with its data."""
     html, style, script = asset("view.html"), asset("view.css"), asset("view.js")
-    allowed = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'"
+    allowed = f"script-src 'sha256-{_script_hash(script)}'; style-src 'sha256-{_script_hash(style)}'"
     parts = {
         "<!--policy-->": f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(allowed)}">',
         '<link rel="stylesheet" href="view.css">': f"<style>{style}</style>",
@@ -184,5 +184,5 @@ def asset(name: str) -> str:
     return (files("hermes_rl.analysis") / "pages" / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _script_hash(text: str) -> str:
     return b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -109,13 +109,13 @@ def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> lis
         messages = [message for message in record.messages(rollout.id) if isinstance(message, dict)]
         # The record with the row may not be written yet; the prompt is available.
         label = rows[rollout.row_key]["label"] or prompt_of(messages)
-        answer = _answer(messages) if rollout.turns else ""
+        answer = _last_reply(messages) if rollout.turns else ""
         previews = {"label": beginning(label, PREVIEW), "answer": beginning(answer, PREVIEW)}
         lines.append({**shown_summary(rollout, scoring), **previews})
     return lines
 
 
-def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
+def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the last message of a model, or the tool that it called in a message without text."""
     empty: Mapping[str, Any] = {}
     last = next((message for message in reversed(messages) if message.get("role") == "assistant"), empty)
@@ -127,13 +127,13 @@ def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
 def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, Any]:
     """Return a rollout without its tokens; raises UserError if it does not exist, or its record cannot be read."""
     try:
-        view: dict[str, Any] = screen.value(_rollout(record, rollout))
+        view: dict[str, Any] = screen.value(_rollout_entry(record, rollout))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the line of rollout {rollout} cannot be shown ({type(error).__name__}: {error})") from error
     return {**view, "cut": screen.cut}
 
 
-def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
+def _rollout_entry(record: RunRecord, rollout: str) -> dict[str, Any]:
     line = record.line_of_group(rollout)
     summary, scoring = record.summary(rollout), Scoring.of(record)
     label = record.previews([summary.row_key], PREVIEW)[summary.row_key]
@@ -158,7 +158,7 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
         "row": row,
         "expected": [name for name in row or {} if name.lower() in EXPECTED],
         "artifacts": [
-            _artifact(record.path, name, artifact) for name, artifact in (line.get("artifacts") or {}).items()
+            _artifact_entry(record.path, name, artifact) for name, artifact in (line.get("artifacts") or {}).items()
         ],
         "tools": line.get("tools"),
         "sequences": [
@@ -260,7 +260,7 @@ def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
         yield {
             "kind": calls[first]["kind"],
             "depth": depth,
-            "turns": _ranges([index + 1 for index in line]),
+            "turns": _format_ranges([index + 1 for index in line]),
             "from": None if before is None else before + 1,
             "tokens": sum(calls[index]["tokens"] for index in line),
             "trained": sum(calls[index]["tokens"] for index in line if calls[index]["trained"]),
@@ -268,7 +268,7 @@ def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
         }
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _format_ranges(numbers: Sequence[int]) -> str:
     """Return rising numbers as text; consecutive numbers become a range."""
     ranges: list[list[int]] = []
     for value in numbers:
@@ -279,17 +279,17 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join("–".join(map(str, ends)) for ends in ranges)
 
 
-def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, Any]:
+def _artifact_entry(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of an artifact, with its files by their paths in the run directory."""
     if "path" not in artifact:
         return {"name": name, **artifact, "files": []}
     artifact_path = run / str(artifact["path"])
-    paths = (path for path in islice(_below(run, artifact_path), LOOKED_AT) if artifact_file(run, path) is not None)
+    paths = (path for path in islice(_files(run, artifact_path), LOOKED_AT) if artifact_file(run, path) is not None)
     files = sorted(str(path.relative_to(run)) for path in islice(paths, FILES))
     return {"name": name, **artifact, "files_count": artifact.get("files"), "files": files}
 
 
-def _below(run: Path, root: Path) -> Iterator[Path]:
+def _files(run: Path, root: Path) -> Iterator[Path]:
     """Yield the files at and below a path among the artifacts of a run; nothing if the path leads elsewhere."""
     if root.resolve().is_relative_to((run / "artifacts").resolve()):
         yield root

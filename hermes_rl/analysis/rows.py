@@ -68,7 +68,8 @@ def rows_page(
         {
             "columns": [{"name": name, "values": sorted(groups[name])} for name in columns],
             "rows": [
-                _row(key, rows[key], scoring) | _identity(record, key, columns, previews[key]) for key in page_keys
+                _row_entry(key, rows[key], scoring) | _row_identity(record, key, columns, previews[key])
+                for key in page_keys
             ],
             "unsolved": len(never),
             "fit": len(keys),
@@ -84,13 +85,13 @@ def _is_in(columns: Mapping[str, str], column_filter: str) -> bool:
     return not column_filter or columns.get(column) == value
 
 
-def _identity(record: RunRecord, key: str, columns: Sequence[str], preview: Mapping[str, str]) -> dict[str, Any]:
+def _row_identity(record: RunRecord, key: str, columns: Sequence[str], preview: Mapping[str, str]) -> dict[str, Any]:
     values = record.categories.get(key, {})
     label, question = preview["label"], preview["question"]
     return {"label": label, "question": question, "columns": [values.get(name, "") for name in columns]}
 
 
-def _row(key: str, rollouts: Sequence[RolloutSummary], scoring: Scoring) -> dict[str, Any]:
+def _row_entry(key: str, rollouts: Sequence[RolloutSummary], scoring: Scoring) -> dict[str, Any]:
     scores = scores_of(rollouts)
     reasons = Counter(reason for each in rollouts if (reason := reason_of(each, scoring)))
     epochs: dict[int, list[list[Any]]] = {}
@@ -107,24 +108,24 @@ def _row(key: str, rollouts: Sequence[RolloutSummary], scoring: Scoring) -> dict
     }
 
 
-def _share(rollouts: Sequence[RolloutSummary], scoring: Scoring) -> float:
+def _pass_rate(rollouts: Sequence[RolloutSummary], scoring: Scoring) -> float:
     return sum(map(scoring.passes, rollouts)) / len(rollouts)
 
 
-def _mean(rollouts: Sequence[RolloutSummary]) -> float:
+def _mean_score(rollouts: Sequence[RolloutSummary]) -> float:
     scores = scores_of(rollouts)
     return mean(scores) if scores else LEAST_FIRST
 
 
-def _fall(rollouts: Sequence[RolloutSummary]) -> float:
+def _score_change(rollouts: Sequence[RolloutSummary]) -> float:
     """Return the change of the mean from the first half of the rollouts to the second."""
     half = len(rollouts) // 2
-    return _mean(rollouts[half:]) - _mean(rollouts[:half]) if half else 0.0
+    return _mean_score(rollouts[half:]) - _mean_score(rollouts[:half]) if half else 0.0
 
 
 _ORDERS: Mapping[str, Callable[[str, Sequence[RolloutSummary], Scoring], Any]] = {
-    "solved": lambda key, row, scoring: (_share(row, scoring), _mean(row), key),
-    "spread": lambda key, row, scoring: (abs(_share(row, scoring) - 0.5), key),
-    "drop": lambda key, row, scoring: (_fall(row), key),
+    "solved": lambda key, row, scoring: (_pass_rate(row, scoring), _mean_score(row), key),
+    "spread": lambda key, row, scoring: (abs(_pass_rate(row, scoring) - 0.5), key),
+    "drop": lambda key, row, scoring: (_score_change(row), key),
     "name": lambda key, row, scoring: key,
 }

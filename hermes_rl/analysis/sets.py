@@ -56,11 +56,11 @@ class Estimate:
         centre = mean([part.value for part in parts])
         below = [None if part.low is None else part.value - part.low for part in parts]
         above = [None if part.high is None else part.high - part.value for part in parts]
-        low, high = _together(below), _together(above)
+        low, high = _combined_error(below), _combined_error(above)
         return cls(centre, None if low is None else centre - low, None if high is None else centre + high)
 
 
-def _together(errors: Sequence[float | None]) -> float | None:
+def _combined_error(errors: Sequence[float | None]) -> float | None:
     values = [error for error in errors if error is not None]
     return math.sqrt(math.fsum(error * error for error in values)) / len(errors) if len(values) == len(errors) else None
 
@@ -163,13 +163,13 @@ def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetT
     read = {(run.spec, run.model, run.setting): _Read.from_run(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)
     runs_of = {name: [read[spec, *name] for spec in specs] for name in names}
-    players = {name: _player(*name, [run.cell for run in runs_of[name]]) for name in names}
+    players = {name: _standing(*name, [run.cell for run in runs_of[name]]) for name in names}
     complete = [name for name in names if players[name].complete]
-    refusals, notes = _differing([[runs_of[name][index] for name in complete] for index in range(len(specs))])
+    refusals, notes = _setting_differences([[runs_of[name][index] for name in complete] for index in range(len(specs))])
     if not refusals:
-        players |= _ranked({name: players[name] for name in complete}, runs_of)
+        players |= _rank({name: players[name] for name in complete}, runs_of)
     order = sorted(names, key=lambda name: (players[name].rank is None, players[name].rank or 0))
-    parts = {column: tuple(_parts(column, specs, [runs_of[name] for name in order])) for column in by}
+    parts = {column: tuple(_breakdowns(column, specs, [runs_of[name] for name in order])) for column in by}
     columns = {name for run in read.values() for row in run.columns.values() for name in row}
     for column in by:
         if complete and not parts[column]:
@@ -218,7 +218,7 @@ class _Read:
             path=str(run.path),
             problem=run.problem if graded or run.problem else "nothing was graded",
             policy=model_of(run_info),
-            score=_score(graded),
+            score=_estimate(graded),
             stderr=clustered_stderr(list(scores.values())),
             pass_at_1=mean(shares) if shares else None,
             rows=len(rows),
@@ -232,7 +232,7 @@ class _Read:
         return cls(run, cell, record, rows, scores, record.columns() if with_rows else {}, span_of(run_info))
 
 
-def _score(rollouts: Sequence[RolloutSummary]) -> Estimate | None:
+def _estimate(rollouts: Sequence[RolloutSummary]) -> Estimate | None:
     interval = Interval.from_rollouts(rollouts)
     return None if interval.mean is None else Estimate(interval.mean, interval.low, interval.high)
 
@@ -240,7 +240,7 @@ def _score(rollouts: Sequence[RolloutSummary]) -> Estimate | None:
 # ---------------------------------------------------------------------------------------------- Comparing players
 
 
-def _differing(specs: Sequence[Sequence[_Read]]) -> tuple[list[str], list[str]]:
+def _setting_differences(specs: Sequence[Sequence[_Read]]) -> tuple[list[str], list[str]]:
     """Return the reasons why runs of a spec cannot be compared with the first of them, and other differences."""
     refusals, notes = [], []
     for first, other in ((runs[0], other) for runs in specs for other in runs[1:]):
@@ -258,7 +258,7 @@ def _differing(specs: Sequence[Sequence[_Read]]) -> tuple[list[str], list[str]]:
     return refusals, notes
 
 
-def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
+def _standing(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
     player = Standing(model, setting, tuple(cells))
     scores = [cell.score for cell in cells if cell.score is not None]
     if not player.complete or len(scores) < len(cells):
@@ -267,7 +267,7 @@ def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
     return replace(
         player,
         score=Estimate.mean_of(scores),
-        stderr=_together([cell.stderr for cell in cells]),
+        stderr=_combined_error([cell.stderr for cell in cells]),
         pass_at_1=mean(passed) if len(passed) == len(cells) else None,
     )
 
@@ -275,7 +275,7 @@ def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
 Names = tuple[str, str]
 
 
-def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
+def _rank(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
     """Return the players with their ranks, and their distance to the first."""
     means = {name: player.score.value for name, player in players.items() if player.score is not None}
     names = sorted(players, key=lambda name: -means[name])
@@ -283,7 +283,7 @@ def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[
     gaps: dict[tuple[Names, Names], Estimate | None] = {}
     for index, better in enumerate(names):
         for worse in names[index + 1 :]:
-            gaps[better, worse] = _difference(runs_of[better], runs_of[worse], confidence)
+            gaps[better, worse] = _score_difference(runs_of[better], runs_of[worse], confidence)
     ranked = {}
     for name in names:
         above = sum(_beyond_chance(gaps, other, name) for other in names)
@@ -298,7 +298,7 @@ def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[
     return ranked
 
 
-def _difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Estimate | None:
+def _score_difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Estimate | None:
     """Return the mean over the specs of B's score minus A's, or None if they have no graded row of a spec in common."""
     parts = []
     for before, after in zip(a, b, strict=True):
@@ -322,7 +322,7 @@ def _beyond_chance(gaps: Mapping[tuple[Names, Names], Estimate | None], better: 
 # ---------------------------------------------------------------------------------------------- Parts of the rows
 
 
-def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> Iterator[Breakdown]:
+def _breakdowns(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> Iterator[Breakdown]:
     for index, spec in enumerate(specs):
         runs = [player[index] for player in players]
         rows: dict[str, dict[str, None]] = {}
@@ -334,7 +334,7 @@ def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]
                     rows.setdefault(text, {})[key] = None
         for value in sorted(rows, key=_in_order):
             scores = [
-                None if run.cell.problem else _score([each for key in rows[value] for each in run.rows.get(key, ())])
+                None if run.cell.problem else _estimate([each for key in rows[value] for each in run.rows.get(key, ())])
                 for run in runs
             ]
             yield Breakdown(spec, value, len(rows[value]), tuple(scores))

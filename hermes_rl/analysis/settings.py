@@ -129,7 +129,7 @@ def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str
     before, after = scoring_of(a), scoring_of(b)
     for name, key in (("score.clamp", "clamp"), ("score.combine", "combine"), ("on_stop", "on_stop")):
         if before.get(key) != after.get(key):
-            scores.append(_difference(name, before.get(key), after.get(key)))
+            scores.append(_describe_difference(name, before.get(key), after.get(key)))
     return scores, metrics
 
 
@@ -138,7 +138,7 @@ def _other_sampling(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]
     before, after = (((run.get("policy") or [{}])[0] or {}).get("sampling") or {} for run in (a, b))
     for name in ("temperature", "top_p", "top_k", "min_p"):
         if before.get(name) != after.get(name) and (name == "temperature" or (name in before and name in after)):
-            yield _difference(f"the {name}", before.get(name), after.get(name))
+            yield _describe_difference(f"the {name}", before.get(name), after.get(name))
 
 
 def _other_parts(
@@ -156,7 +156,7 @@ def _other_parts(
         ]
         if differing:
             for name, value_a, right in differing[:3]:
-                yield _difference(name, value_a, right)
+                yield _describe_difference(name, value_a, right)
             if len(differing) > 3:
                 yield f"{len(differing) - 3} more keys of {part} differ"
         elif part != "agent" or not list(_other_sampling(a, b)):
@@ -179,7 +179,7 @@ def _other_values(name: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         yield name, a, b
 
 
-def _difference(name: str, a: Any, b: Any) -> str:
+def _describe_difference(name: str, a: Any, b: Any) -> str:
     text_a, right = ("not set" if value is None else " ".join(str(value).split()) for value in (a, b))
     if max(len(text_a), len(right)) > LONGEST:
         return f"{name} differs"

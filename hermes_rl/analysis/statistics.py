@@ -73,7 +73,7 @@ def headline(rollouts: Rollouts, lines: Rollouts, usage: Mapping[str, Usage], su
         "rows": len({rollout.row_key for rollout in rollouts}),
         "scored": sum(rollout.score is not None for rollout in rollouts),
         "passed": sum(rollout.passes(success) for rollout in rollouts),
-        "finished": sum(count for reason, count in stopped.items() if _meaning(reason)["natural"]),
+        "finished": sum(count for reason, count in stopped.items() if _stop_meaning(reason)["natural"]),
         "failed": sum(rollout.given_up for rollout in rollouts),
         "attempts": len(lines),
         "failed_attempts": sum(line.given_up for line in lines),
@@ -96,21 +96,21 @@ def numbers(rollouts: Rollouts, lines: Rollouts, scoring: Scoring, categories: C
         categories: short values of the columns of each row, by its key.
     """
     graded = [rollout for rollout in rollouts if rollout.score is not None]  # as in the metrics of an evaluation
-    rewards = _rewards(rollouts)
+    rewards = _reward_statistics(rollouts)
     return {
-        "composition": _composition(graded, scoring),
+        "composition": _score_composition(graded, scoring),
         "solved_rows": sum(any(map(scoring.passes, row)) for row in by_row(graded).values()),
-        "uneven": _uneven(rollouts),
-        "columns": _columns(graded, categories),
+        "uneven": _uneven_groups(rollouts),
+        "columns": _means_by_column(graded, categories),
         **_over_time(graded, [reward["name"] for reward in rewards if reward["least"] != reward["most"]]),
         "scores": distribution(scores_of(rollouts)),
         "rewards": rewards,
         "stop_reasons": _stop_reasons(rollouts),
-        "failures": _failures(lines),
-        "tools": _tools(rollouts),
-        "times": _times(rollouts),
-        "spent": _spent(graded, scoring),
-        "flight": _flight(lines),
+        "failures": _failure_causes(lines),
+        "tools": _tool_statistics(rollouts),
+        "times": _phase_times(rollouts),
+        "spent": _use_per_solution(graded, scoring),
+        "flight": _in_flight(lines),
     }
 
 
@@ -142,7 +142,7 @@ def distribution(values: Sequence[float]) -> dict[str, Any] | None:
     }
 
 
-def _rewards(rollouts: Rollouts) -> list[dict[str, Any]]:
+def _reward_statistics(rollouts: Rollouts) -> list[dict[str, Any]]:
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, value in rollout.rewards.items():
@@ -151,7 +151,7 @@ def _rewards(rollouts: Rollouts) -> list[dict[str, Any]]:
     return [{"name": name, **(distribution(reward_values) or {})} for name, reward_values in values.items()]
 
 
-def _composition(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
+def _score_composition(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
     """Return the mean value of each reward with its weight, and the points that gates and clamps take from their sum;
     None if the run does not record its weights.
     """
@@ -167,7 +167,7 @@ def _composition(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
     return {"parts": parts, "taken": (1.0 if only_gates else total) - mean(scores_of(graded))}
 
 
-def _uneven(rollouts: Rollouts) -> list[int]:
+def _uneven_groups(rollouts: Rollouts) -> list[int]:
     """Return the number of groups whose scores differ, from which a trainer learns, and of groups of several scores."""
     groups: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
@@ -177,7 +177,7 @@ def _uneven(rollouts: Rollouts) -> list[int]:
     return [sum(not are_uniform([scores]) for scores in several), len(several)]
 
 
-def _columns(graded: Rollouts, categories: Categories) -> list[dict[str, Any]]:
+def _means_by_column(graded: Rollouts, categories: Categories) -> list[dict[str, Any]]:
     """Return the mean score by value of each column that groups the rows, the lowest first."""
     rows, columns = by_row(graded), list[dict[str, Any]]()
     groups = groups_of_rows(rows, categories)
@@ -219,7 +219,7 @@ def _over_time(graded: Rollouts, rewards: Sequence[str]) -> dict[str, Any]:
     return {"steps": steps, "dots": dots}
 
 
-def _meaning(reason: str) -> dict[str, Any]:
+def _stop_meaning(reason: str) -> dict[str, Any]:
     """Return the meaning of a stop reason, its cause (the policy or the infrastructure), and its `natural` flag."""
     stop_reason = stop_reason_named(reason)
     if stop_reason is None:
@@ -239,22 +239,22 @@ def _stop_reasons(rollouts: Rollouts) -> list[dict[str, Any]]:
     for reason in sorted(stopped, key=lambda reason: -len(stopped[reason]))[:MOST]:
         scores = scores_of(stopped[reason])
         score = mean(scores) if scores else None
-        reasons.append({"name": reason, "count": len(stopped[reason]), "mean": score, **_meaning(reason)})
+        reasons.append({"name": reason, "count": len(stopped[reason]), "mean": score, **_stop_meaning(reason)})
     return reasons
 
 
-def _failures(lines: Rollouts) -> list[dict[str, Any]]:
+def _failure_causes(lines: Rollouts) -> list[dict[str, Any]]:
     """Return the causes of failed attempts, retried ones included, each with its last message."""
     failed = [line for line in lines if line.given_up]
     last = {rollout.stop_reason: rollout for rollout in failed}
     counts = Counter(rollout.stop_reason for rollout in failed)
     return [
-        {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_meaning(name)}
+        {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_stop_meaning(name)}
         for name, count in counts.most_common(MOST)
     ]
 
 
-def _tools(rollouts: Rollouts) -> list[dict[str, Any]]:
+def _tool_statistics(rollouts: Rollouts) -> list[dict[str, Any]]:
     calls, errors, users = Counter[str](), Counter[str](), Counter[str]()
     for use, count in Counter(rollout.tools for rollout in rollouts).items():
         for name, called, failed in use:
@@ -267,7 +267,7 @@ def _tools(rollouts: Rollouts) -> list[dict[str, Any]]:
     ]
 
 
-def _times(rollouts: Rollouts) -> list[dict[str, Any]]:
+def _phase_times(rollouts: Rollouts) -> list[dict[str, Any]]:
     """Return the seconds by phase: of all rollouts together, of the median one, and means of slow and of cut ones."""
     timed = sorted((each for each in rollouts if each.total_seconds > 0), key=lambda each: each.total_seconds)
     if not timed:
@@ -275,7 +275,7 @@ def _times(rollouts: Rollouts) -> list[dict[str, Any]]:
     slow = timed[int(SLOWEST * len(timed)) :]
     cut: dict[str, list[RolloutSummary]] = defaultdict(list)
     for rollout in timed:
-        if not _meaning(rollout.stop_reason)["natural"]:
+        if not _stop_meaning(rollout.stop_reason)["natural"]:
             cut[rollout.stop_reason].append(rollout)
     kinds = [("all rollouts", timed, 1), ("median", [timed[len(timed) // 2]], 1), ("slowest 5 %", slow, len(slow))]
     kinds += [(reason, each, len(each)) for reason, each in sorted(cut.items(), key=lambda item: -len(item[1]))[:4]]
@@ -290,7 +290,7 @@ def _times(rollouts: Rollouts) -> list[dict[str, Any]]:
     ]
 
 
-def _spent(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
+def _use_per_solution(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
     """Return the token use and the cost of a solved rollout, or None if no tokens were counted."""
     prompt, completion = (
         sum(getattr(each, name) for each in graded) for name in ("prompt_tokens", "completion_tokens")
@@ -313,7 +313,7 @@ def _spent(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | None:
     }
 
 
-def _flight(lines: Rollouts) -> dict[str, Any] | None:
+def _in_flight(lines: Rollouts) -> dict[str, Any] | None:
     """Return the rollouts in flight over the time of a run, by phase; None if their starts were not recorded.
 
     A rollout counts for each phase by the share of its time that the phase took: only sums are in the index.

@@ -206,7 +206,7 @@ def summarise(record: RunRecord) -> RunSummary:
         ),
         counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
         seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
-        seats=_seats(record, counting),
+        seats=_seat_means(record, counting),
         worst=tuple(bad[:LISTED]),
         slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:LISTED]),
         unreadable=record.torn,
@@ -214,7 +214,7 @@ def summarise(record: RunRecord) -> RunSummary:
     )
 
 
-def _seats(record: RunRecord, first: Iterable[RolloutSummary]) -> dict[str, dict[str, float | None]]:
+def _seat_means(record: RunRecord, first: Iterable[RolloutSummary]) -> dict[str, dict[str, float | None]]:
     """Return the means of each seat's score, rewards, turns and sampled tokens, starting with the `first` seat."""
     seats: dict[str, list[RolloutSummary]] = {rollout.seat: [] for rollout in first if rollout.seat}
     for rollout in record.counting(every_seat=True) if seats else ():

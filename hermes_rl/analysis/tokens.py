@@ -111,7 +111,7 @@ def shown_tokens(
         raise UserError(f"there is no sequence {sequence}; the rollout has {len(packed)}")
     token_sequence = unpacked(packed[sequence])
     end = min(start + max_tokens, len(token_sequence))
-    texts = _decoded(token_sequence, start, end, tokenizer)
+    texts = _token_texts(token_sequence, start, end, tokenizer)
     turns = token_sequence.spread(
         [span.turn for span in token_sequence.spans for _ in range(span.start, span.stop)], -1
     )
@@ -133,7 +133,7 @@ def shown_tokens(
     }
 
 
-def _decoded(token_sequence: TokenSequence, start: int, end: int, tokenizer: Tokenizer | None) -> list[str]:
+def _token_texts(token_sequence: TokenSequence, start: int, end: int, tokenizer: Tokenizer | None) -> list[str]:
     """Return the text of each token. If several make one character, the first of them has it."""
     if tokenizer is None:
         return [str(token) for token in token_sequence.ids[start:end]]

@@ -43,9 +43,9 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
         self._fresh: set[str] = set()
         """Groups that ran just now, and were not taken from a record, until the next one is requested."""
         self._handed: str = ""
-        self._run = _once(make)
+        self._run = _create_once(make)
         self._weights, self._max_staleness = weights, max_staleness
-        self._playing = _played(self._run, make, self._repeated_rows, self._fresh, ahead)
+        self._playing = _all_groups(self._run, make, self._repeated_rows, self._fresh, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
         self._closing = asyncio.Lock()
 
@@ -125,7 +125,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
         return "stale" if now - oldest > self._max_staleness else None
 
 
-def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
+def _create_once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
     """Return a function that creates the run on its first call; as a closure, it is freed with its iteration."""
     making, runs = asyncio.Lock(), list[Run]()
 
@@ -138,7 +138,7 @@ def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callab
     return run
 
 
-async def _played(
+async def _all_groups(
     first: Callable[[], Awaitable[Run]],
     make: Callable[[Sequence[Row] | None, int], Awaitable[Run]],
     repeated_rows: list[Row],

@@ -87,7 +87,7 @@ class SyncEnv(OfThisProcess, RenamedAttributes):
 
     def status(self) -> EnvStatus:
         """See `Env.status`."""
-        return self._call(_called(self._env.status))
+        return self._call(_call_here(self._env.status))
 
     def sync_policies(self) -> None:
         """See `Env.sync_policies`."""
@@ -103,7 +103,7 @@ class SyncEnv(OfThisProcess, RenamedAttributes):
 
     def groups(self, n: int, *args: Any, **kwargs: Any) -> SyncGroups:
         """See `Env.groups`, which has the same arguments; a plain iterator."""
-        return SyncGroups(self, self._call(_called(self._env.groups, n, *args, **kwargs)))
+        return SyncGroups(self, self._call(_call_here(self._env.groups, n, *args, **kwargs)))
 
     def session(self, row: Row | str, **kwargs: Any) -> SyncSession:
         """See `Env.session`, which has the same arguments."""
@@ -155,7 +155,7 @@ class SyncGroups(OfThisProcess, Iterator[Group], AbstractContextManager["SyncGro
         self.excluded = groups.excluded
 
     def __next__(self) -> Group:
-        group = self._env._call(_following(self._groups))
+        group = self._env._call(_next_group(self._groups))
         if group is None:
             raise StopIteration
         return group
@@ -199,11 +199,11 @@ class SyncSession(OfThisProcess, AbstractContextManager["SyncSession"]):
         self.close()
 
 
-async def _called(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+async def _call_here(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     return call(*args, **kwargs)
 
 
-async def _following(groups: Groups) -> Group | None:
+async def _next_group(groups: Groups) -> Group | None:
     return await anext(groups, None)
 
 

@@ -69,7 +69,7 @@ app = typer.Typer(
 )
 
 
-def _shipped(incomplete: str) -> list[str]:
+def _complete_spec(incomplete: str) -> list[str]:
     """Return a shell's completions of a spec: first matching local files, then shipped specs.
 
     Local files are included because a shell completes them itself only if this list is empty.
@@ -83,7 +83,7 @@ def _shipped(incomplete: str) -> list[str]:
     return [*sorted(local_specs), *(name for name in shipped_specs() if name.startswith(incomplete))]
 
 
-SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)]
+SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_complete_spec)]
 
 
 def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
@@ -92,7 +92,7 @@ def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
     modes = get_args(Mode)
     if any(word in modes for word in arguments):
         return []
-    return [*_shipped(incomplete), *(mode for mode in modes if arguments and mode.startswith(incomplete))]
+    return [*_complete_spec(incomplete), *(mode for mode in modes if arguments and mode.startswith(incomplete))]
 
 
 def _at_hand(specs: list[str], trust: bool) -> list[str]:
@@ -182,7 +182,7 @@ def run(
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def validate(
-    specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_shipped)],
+    specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_complete_spec)],
     deep: Annotated[bool, typer.Option("--deep", help="Also run the solution and check the rewards.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
     rows: Annotated[
@@ -595,7 +595,7 @@ def serve_http(
         typer.Argument(
             metavar="SPEC",
             help=f"{SPECS} Several specs are served under http://HOST:PORT/NAME.",
-            autocompletion=_shipped,
+            autocompletion=_complete_spec,
         ),
     ],
     listen: ListenOption = "127.0.0.1:8600",

@@ -45,7 +45,7 @@ def compare_paths(request: CompareRequest) -> int:
         raise UserError("--margin sets the tolerance of --fail-if-worse; pass both")
     if request.margin < 0:
         raise UserError("--margin must be 0 or more; it is the tolerated decrease of B")
-    first, *others = [_read(path) for path in request.runs]
+    first, *others = [_read_record(path) for path in request.runs]
     comparisons = [
         (compare_runs(first, other, request.success, request.families, request.seat), other) for other in others
     ]
@@ -59,7 +59,7 @@ def compare_paths(request: CompareRequest) -> int:
     if request.as_json:
         echo(json.dumps([comparison.record() for comparison, _ in comparisons], indent=2, ensure_ascii=False))
     else:
-        parts = (part for comparison, other in comparisons for part in _parts(comparison, first, other, request))
+        parts = (part for comparison, other in comparisons for part in _report_parts(comparison, first, other, request))
         show(parts, pager=request.pager)
     for record in (first, *(other for _, other in comparisons)):
         if record.excluded:
@@ -73,7 +73,7 @@ def compare_paths(request: CompareRequest) -> int:
     return 0
 
 
-def _read(path: Path) -> RunRecord:
+def _read_record(path: Path) -> RunRecord:
     record = RunRecord(path)
     record.refresh()
     if not record.rollouts:
@@ -81,7 +81,7 @@ def _read(path: Path) -> RunRecord:
     return record
 
 
-def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequest) -> Iterator[RenderableType]:
+def _report_parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequest) -> Iterator[RenderableType]:
     comparison = runs.found
     yield safe(f"A  {runs.a}  ({runs.model_a})")
     yield safe(f"B  {runs.b}  ({runs.model_b})")
@@ -90,7 +90,7 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
     for text in (*runs.refusals, *runs.warnings):
         yield safe(f"warning: {text}", "yellow")
     yield Text()
-    yield _differences([comparison.score, comparison.passes])
+    yield _difference_table([comparison.score, comparison.passes])
     yield Text()
     rows = pluralize(comparison.score.rows, "row")
     if request.families is not None:
@@ -112,14 +112,14 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
     changed = f"{pluralize(len(comparison.fixed), 'row')} fixed, {len(comparison.broken)} broken"
     yield safe(f"{changed} (a pass scores {comparison.success:g} or more){chance}")
     if comparison.fixed or comparison.broken:
-        yield from _rows(comparison.fixed, comparison.broken, a, b, request.limit)
+        yield from _row_parts(comparison.fixed, comparison.broken, a, b, request.limit)
     yield Text()
-    yield _differences([measure for measure in comparison.measures if measure.a or measure.b])
+    yield _difference_table([measure for measure in comparison.measures if measure.a or measure.b])
     yield safe("* beyond chance: the interval does not hold 0", DIM)
     yield Text()
 
 
-def _differences(differences: Sequence[Difference]) -> Table:
+def _difference_table(differences: Sequence[Difference]) -> Table:
     rows = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
     for difference in differences:
         interval = "" if difference.low is None else f"{_format_number(difference.low, True)} to "
@@ -142,7 +142,7 @@ def _format_number(value: float, signed: bool = False) -> str:
     return f"{value:{sign}.1f}" if abs(value) >= 100 else f"{value:{sign}.3f}"
 
 
-def _rows(
+def _row_parts(
     fixed: Sequence[ChangedRow], broken: Sequence[ChangedRow], a: RunRecord, b: RunRecord, limit: int
 ) -> Iterator[RenderableType]:
     row_table, example = (

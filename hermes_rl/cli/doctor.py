@@ -65,16 +65,16 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     spec = options.load(source) if source is not None else None
     if spec is not None and "policy" not in spec.servers and (policy_override := policy_of(environ)) is not None:
         spec = options.load(str(source), policy_override)  # in the form that a run would use
-    checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
+    checks = asyncio.run(_check_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
-        return [*checks, _tokenizer(None)]
+        return [*checks, _check_tokenizer(None)]
     if "policy" in spec.servers:
-        checks.append(_tokenizer(tokenizer_of(spec)))
-        checks += _tokens(spec)
+        checks.append(_check_tokenizer(tokenizer_of(spec)))
+        checks += _check_tokens(spec)
     image = spec.sandbox.backend == "docker" or spec.sandbox.image is not None
-    checks += _packages("sandbox.python", partial(package_folder, image=image), spec.sandbox.python)
-    checks += _packages("sandbox.npm", npm_folder, spec.sandbox.npm)
-    checks += _toolsets(spec, environ)
+    checks += _check_packages("sandbox.python", partial(package_folder, image=image), spec.sandbox.python)
+    checks += _check_packages("sandbox.npm", npm_folder, spec.sandbox.npm)
+    checks += _check_toolsets(spec, environ)
     return [*checks, *asyncio.run(_server_checks(spec, environ, sampling))]
 
 
@@ -102,21 +102,21 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     return 0 if all(check.ok or not check.needed for check in checks) else 1
 
 
-async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
+async def _check_sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     """Check every backend; only the requested one must work."""
-    checks = {"bubblewrap": _ability(probe()), "docker": await _docker()}
+    checks = {"bubblewrap": _ability_check(probe()), "docker": await _check_docker()}
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
     backend_checks = [replace(check, needed=name == backend) for name, check in checks.items()]
-    return [*backend_checks, *(replace(_ability(part), needed=False) for part in parts())]
+    return [*backend_checks, *(replace(_ability_check(part), needed=False) for part in parts())]
 
 
-def _ability(ability: Ability) -> Check:
+def _ability_check(ability: Ability) -> Check:
     return Check(f"sandbox {ability.name}", ability.ok, ability.detail, ability.remedy or None)
 
 
-async def _docker() -> Check:
+async def _check_docker() -> Check:
     from hermes_rl.sandbox.docker_engine import REMEDY, Engine
 
     try:
@@ -127,7 +127,7 @@ async def _docker() -> Check:
     return Check("sandbox docker", True, f"the engine at {engine.socket} is version {version}")
 
 
-def _tokenizer(name: str | None) -> Check:
+def _check_tokenizer(name: str | None) -> Check:
     title = f"tokenizer {name or '(the small one)'}"
     try:
         tokenizer = load_tokenizer(name)
@@ -136,7 +136,7 @@ def _tokenizer(name: str | None) -> Check:
     return Check(title, True, f"{len(tokenizer.control)} control tokens")
 
 
-def _packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tuple[str, ...]) -> list[Check]:
+def _check_packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tuple[str, ...]) -> list[Check]:
     """Check that the packages of the sandbox are available, by installing them."""
     if not packages:
         return []
@@ -147,7 +147,7 @@ def _packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tup
     return [Check(title, True, f"{', '.join(packages)} in {folder}")]
 
 
-def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
+def _check_toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     """Check the toolsets of hermes-agent; built-in ones only need the sandbox."""
     hermes = HermesToolsets(environ)
     far = dict.fromkeys(name for _, name in named_toolsets(spec) if name in NAMES)
@@ -155,7 +155,7 @@ def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     return [Check(f"toolset {name}", problem is None, problem or "works") for name, problem in reasons.items()]
 
 
-def _tokens(spec: Spec) -> list[Check]:
+def _check_tokens(spec: Spec) -> list[Check]:
     """Check that the spec's tokenizer renders its conversations to token-exact sequences."""
     if not spec.servers["policy"][0].kind.exact:
         return [Check("tokens", True, "a chat server does not return sampled tokens: serve needs allow_inexact")]
@@ -165,14 +165,14 @@ def _tokens(spec: Spec) -> list[Check]:
         return [Check("tokens", False, str(error), "another tokenizer or renderer, or `type: openai`")]
 
 
-async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
+async def _check_exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
     """Return the results of the checks of the policy's token-level servers."""
     checks = []
     agent, servers = spec.agent, spec.servers.get("policy", ())
     for server in servers:
         if not server.kind.token_level:
             continue
-        examined = token_server(config_from_spec(server, environ, api_key=_key(spec)))
+        examined = token_server(config_from_spec(server, environ, api_key=_policy_key(spec)))
         try:
             findings = {"exactness": await examine_server(examined, agent.temperature, agent.top_p)}
             if sampling:
@@ -192,7 +192,7 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
     return checks
 
 
-def _key(spec: Spec) -> str | None:
+def _policy_key(spec: Spec) -> str | None:
     """Return the policy's key from the command line."""
     return spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
 
@@ -200,12 +200,12 @@ def _key(spec: Spec) -> str | None:
 async def _server_checks(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
     """Check all servers for their models, and the policy's servers for their token-level features."""
     servers = [(role, server) for role, role_servers in spec.servers.items() for server in role_servers]
-    keys = {"policy": _key(spec)}
-    checks = await asyncio.gather(*(_server(role, server, environ, keys.get(role)) for role, server in servers))
-    return [*checks, *await _exactness(spec, environ, sampling)]
+    keys = {"policy": _policy_key(spec)}
+    checks = await asyncio.gather(*(_check_server(role, server, environ, keys.get(role)) for role, server in servers))
+    return [*checks, *await _check_exactness(spec, environ, sampling)]
 
 
-async def _server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:
+async def _check_server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:
     """Check a server by requesting its list of models, with the key for calls; the request is free."""
     title = f"server {role} ({server.type})"
     if server.kind.embedded:

@@ -24,7 +24,7 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
     else:
         all_of_them = pluralize(plan.groups * plan.size, "rollout")
         yield f"{rows}; {pluralize(plan.groups, 'group')} of {plan.size}: {all_of_them}"
-    yield from _earlier(plan)
+    yield from _existing_lines(plan)
     if plan.play == 0:
         yield "no rollouts are left to run"
     elif plan.play is not None:
@@ -36,10 +36,10 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
         prompt_text = " ".join(str(prompt.request.messages[-1].get("content")).split())
         yield f"prompt of row {prompt.row.key}: {size}: {prompt_text[:SHOWN]}{'…' if len(prompt_text) > SHOWN else ''}"
     yield from _too_long(plan)
-    yield from _takes(plan)
+    yield from _cost_lines(plan)
 
 
-def _earlier(plan: DryRun) -> Iterator[str]:
+def _existing_lines(plan: DryRun) -> Iterator[str]:
     if plan.new:
         yield f"{plan.new}: starting a new run; the earlier run remains"
     if not plan.exists:
@@ -70,7 +70,7 @@ def _too_long(plan: DryRun) -> Iterator[str]:
         yield f"WARNING: {size_text}, and serve.max_token_length is {max_length}: what is longer is {becomes}"
 
 
-def _takes(plan: DryRun) -> Iterator[str]:
+def _cost_lines(plan: DryRun) -> Iterator[str]:
     measured = plan.measured
     if measured is None:
         agent = plan.spec.agent_for(plan.mode)
@@ -80,7 +80,7 @@ def _takes(plan: DryRun) -> Iterator[str]:
     policy = measured.roles["policy"]
     yield (
         f"a rollout, measured on {pluralize(measured.count, 'rollout')} of {measured.source}: {measured.turns:.3g} "
-        f"{'call' if measured.turns == 1 else 'calls'}, {_tokens(policy)}, {measured.seconds:.3g} s"
+        f"{'call' if measured.turns == 1 else 'calls'}, {_describe_tokens(policy)}, {measured.seconds:.3g} s"
     )
     if measured.played is None and plan.mode == "serve":
         yield "WARNING: each measured group is uniform or excluded, so a trainer receives none of them"
@@ -91,11 +91,11 @@ def _takes(plan: DryRun) -> Iterator[str]:
         return
     if measured.played > 1:
         yield f"the run executes {measured.played:.3g} for each that it keeps: others fail, or are excluded"
-    yield f"the rollouts use about {_use(policy, plan.played)}"
+    yield f"the rollouts use about {_describe_use(policy, plan.played)}"
     yield f"disk: about {measured.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
     for role, usage in measured.roles.items():
         if role != "policy":
-            yield f"{role}: about {_use(usage, plan.played)}"
+            yield f"{role}: about {_describe_use(usage, plan.played)}"
     known_costs = {role: cost for role, cost in plan.costs.items() if cost is not None}
     if "policy" not in known_costs:
         yield "cost: unknown; set servers.policy.prices or pass --prices FILE"
@@ -105,11 +105,11 @@ def _takes(plan: DryRun) -> Iterator[str]:
         yield f"cost: excludes the {role}, whose prices are unknown; set servers.{role}.prices"
 
 
-def _use(usage: MeasuredRole, rollouts: float) -> str:
-    return f"{usage.calls * rollouts:,.0f} calls, {_tokens(usage, rollouts)}"
+def _describe_use(usage: MeasuredRole, rollouts: float) -> str:
+    return f"{usage.calls * rollouts:,.0f} calls, {_describe_tokens(usage, rollouts)}"
 
 
-def _tokens(usage: MeasuredRole, rollouts: float = 1) -> str:
+def _describe_tokens(usage: MeasuredRole, rollouts: float = 1) -> str:
     comma = "," if rollouts != 1 else ""
     prompt, completion = usage.prompt_tokens * rollouts, usage.completion_tokens * rollouts
     return f"{prompt:{comma}.0f} prompt and {completion:{comma}.0f} completion tokens"

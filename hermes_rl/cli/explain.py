@@ -28,25 +28,29 @@ def explain(word: str) -> Iterator[str]:
     """
     word = word.strip().strip(".").replace("*", "NAME")
     name = word.removeprefix("rewards.").removeprefix("on_stop.").removeprefix("toolsets.")
-    parts = [part for part in (*_reward(name), *_stop_reason(name), *_toolset(name), *_others(name)) if part]
-    keys = [key for path in _paths(word) if (key := find_key(path)) is not None]
+    parts = [
+        part
+        for part in (*_reward_blocks(name), *_stop_reason(name), *_toolset_blocks(name), *_entry_blocks(name))
+        if part
+    ]
+    keys = [key for path in _matching_paths(word) if (key := find_key(path)) is not None]
     if parts and word != name:
         keys = []  # `rewards.llm_judge` is the reward
-    parts += [list(_key(key)) for key in keys]
+    parts += [list(_key_lines(key)) for key in keys]
     if not parts:
-        raise UserError(_unknown(word))
+        raise UserError(_unknown_word(word))
     for index, part in enumerate(parts):
         yield from ["", *part] if index else part
 
 
-def _paths(word: str) -> list[str]:
+def _matching_paths(word: str) -> list[str]:
     """Return the paths that a word may mean: a whole path, or the last name of some."""
     if find_key(word) is not None:
         return [word]
     return [path for path in key_paths() if path == word or path.endswith(f".{word}")]
 
 
-def _unknown(word: str) -> str:
+def _unknown_word(word: str) -> str:
     old = {path.replace("*", "NAME"): path.rpartition(".")[0] for path in KEYS}
     for path, above in old.items():
         if word in (path, path.rpartition(".")[2]):
@@ -61,31 +65,31 @@ def _unknown(word: str) -> str:
     return f"explain: nothing is called {word!r}{hint} docs/spec-reference.md lists every key"
 
 
-def _key(key: Key) -> Iterator[str]:
+def _key_lines(key: Key) -> Iterator[str]:
     yield key.path
-    yield from _field("type", key.kind)
-    yield from _field("default", key.default)
-    yield from _wrapped(key.meaning, "  ")
+    yield from _field_lines("type", key.kind)
+    yield from _field_lines("default", key.default)
+    yield from _wrap(key.meaning, "  ")
     if key.keys:
         width = max(map(len, key.keys))
         yield "  keys"
         for name, meaning in key.keys.items():
-            first, *rest = _wrapped(meaning, " " * (width + 6)) or [""]
+            first, *rest = _wrap(meaning, " " * (width + 6)) or [""]
             yield from (f"    {name:<{width}}  {first.strip()}".rstrip(), *rest)
-    yield from _example(key.yaml)
+    yield from _example_lines(key.yaml)
 
 
-def _reward(name: str) -> Iterator[list[str]]:
+def _reward_blocks(name: str) -> Iterator[list[str]]:
     if (path := shipped_rewards().get(name)) is None:
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    lines = [f"{name} (a shipped reward)", *_wrapped(ast.get_docstring(tree) or "", "  ")]
+    lines = [f"{name} (a shipped reward)", *_wrap(ast.get_docstring(tree) or "", "  ")]
     if arguments := reward_arguments(name):
         lines.append("  args")
     for key in arguments:
         lines.append(f"    {key.path.rpartition('.')[2]}: {key.kind}; default: {key.default}")
-        lines += _wrapped(key.meaning, "      ")
-    yield [*lines, *_example(reward_example(name))]
+        lines += _wrap(key.meaning, "      ")
+    yield [*lines, *_example_lines(reward_example(name))]
 
 
 def _stop_reason(name: str) -> Iterator[list[str]]:
@@ -95,47 +99,47 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
     rule = reason.rule
     if rule.caused_by_policy:
         more = "Caused by the policy: graded, unless `on_stop` says otherwise."
-        example = _example(f"on_stop: {{{reason}: mask}}\n")
+        example = _example_lines(f"on_stop: {{{reason}: mask}}\n")
     else:
         consequence = "retried, then its group is dropped and replaced" if rule.retried else "not retried"
         more, example = f"An infrastructure failure: never graded; {consequence}.", []
     yield [
         f"{reason} (a stop reason)",
-        *_wrapped(rule.events.rstrip(".") + ".", "  "),
-        *_wrapped(more, "  "),
+        *_wrap(rule.events.rstrip(".") + ".", "  "),
+        *_wrap(more, "  "),
         *example,
     ]
 
 
-def _toolset(name: str) -> Iterator[list[str]]:
+def _toolset_blocks(name: str) -> Iterator[list[str]]:
     for toolset in toolsets().values():
         if toolset.name == name:
-            lines = [f"{name} (a toolset)", *_wrapped(toolset.description, "  "), "  tools"]
+            lines = [f"{name} (a toolset)", *_wrap(toolset.description, "  "), "  tools"]
             lines += [f"    {tool.name}: {_first_sentence(tool.description)}" for tool in toolset.tools]
-            yield [*lines, *_example(f"toolsets: [{name}]\n")]
+            yield [*lines, *_example_lines(f"toolsets: [{name}]\n")]
         for tool in toolset.tools:
             if tool.name == name != toolset.name:
                 description = " ".join(tool.description.split())
-                yield [f"{name} (a tool of the toolset {toolset.name})", *_wrapped(description, "  ")]
+                yield [f"{name} (a tool of the toolset {toolset.name})", *_wrap(description, "  ")]
 
 
-def _others(name: str) -> Iterator[list[str]]:
+def _entry_blocks(name: str) -> Iterator[list[str]]:
     for kind, title in OTHERS.items():
         for entry in list_entries(kind):
             if entry["name"] == name:
-                yield [f"{name} ({title})", *_wrapped(" ".join(entry["description"].split()), "  ")]
+                yield [f"{name} ({title})", *_wrap(" ".join(entry["description"].split()), "  ")]
 
 
 def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
 
 
-def _field(name: str, text: str) -> list[str]:
-    first, *rest = _wrapped(text, " " * 11) or [""]
+def _field_lines(name: str, text: str) -> list[str]:
+    first, *rest = _wrap(text, " " * 11) or [""]
     return [f"  {name:<7}  {first.strip()}", *rest]
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrap(text: str, indent: str) -> list[str]:
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     return [
         line
@@ -146,5 +150,5 @@ def _wrapped(text: str, indent: str) -> list[str]:
     ]
 
 
-def _example(text: str) -> list[str]:
+def _example_lines(text: str) -> list[str]:
     return ["  example", *(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n"))]

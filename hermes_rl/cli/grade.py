@@ -18,7 +18,7 @@ from hermes_rl.terminal_text import escape_controls
 def grade_files(source: str, options: Options, files: Sequence[Path], row: str | None, *, as_json: bool) -> int:
     """Grade trajectories and print the result of each reward; return status 1 if one could not be graded."""
     spec = options.load(source)
-    graded = run_interruptible(_graded(spec, options, files, row))
+    graded = run_interruptible(_grade_files(spec, options, files, row))
     for each in graded:
         if as_json:
             echo(json.dumps(each.record(), ensure_ascii=False))
@@ -32,6 +32,6 @@ def grade_files(source: str, options: Options, files: Sequence[Path], row: str |
     return 0 if all(each.score is not None for each in graded) else 1
 
 
-async def _graded(spec: Spec, options: Options, files: Sequence[Path], row: str | None) -> list[GradedTrajectory]:
+async def _grade_files(spec: Spec, options: Options, files: Sequence[Path], row: str | None) -> list[GradedTrajectory]:
     async with compiled_to_grade(spec, options.environ()) as compiled:
         return await grade_atif(compiled, files, row)

@@ -39,7 +39,7 @@ def start(name: str, kind: str, parent: Path) -> list[str]:
         spec.unlink()
 
     return [
-        _created(folder, fill),
+        _create_directory(folder, fill),
         "next:",
         f"  cd {folder}",
         f"  hermes-rl validate {name}.yaml --deep",
@@ -64,7 +64,7 @@ def draft(file: Path, framework: str, parent: Path) -> list[str]:
             (partial / file_name).write_text(text, encoding="utf-8")
 
     return [
-        _created(folder, fill),
+        _create_directory(folder, fill),
         *(["could not move, also in the draft:", *(f"  {each}" for each in unmoved_parts)] if unmoved_parts else []),
         "next:",
         f"  cd {folder}",
@@ -73,7 +73,7 @@ def draft(file: Path, framework: str, parent: Path) -> list[str]:
     ]
 
 
-def _created(folder: Path, fill: Callable[[Path], None]) -> str:
+def _create_directory(folder: Path, fill: Callable[[Path], None]) -> str:
     """Create a directory as a whole, and return it with its files."""
     partial = folder.with_name(f".{folder.name}.partial")
     if folder.exists():

@@ -8,26 +8,26 @@ import ast
 def list_entries(kind: str) -> list[dict[str, str]]:
     """Return the entries of a kind as {name, description}, sorted by name if their order has no meaning."""
     entries = {
-        "specs": _specs,
-        "toolsets": _toolsets,
-        "tools": _tools,
-        "distributions": _distributions,
-        "rewards": _rewards,
-        "parsers": _parsers,
-        "renderers": _renderers,
-        "sandboxes": _sandboxes,
-        "agents": _agents,
+        "specs": _list_specs,
+        "toolsets": _list_toolsets,
+        "tools": _list_tools,
+        "distributions": _list_distributions,
+        "rewards": _list_rewards,
+        "parsers": _list_parsers,
+        "renderers": _list_renderers,
+        "sandboxes": _list_sandboxes,
+        "agents": _list_agents,
     }[kind]()
     return [{"name": name, "description": description} for name, description in entries.items()]
 
 
-def _specs() -> dict[str, str]:
+def _list_specs() -> dict[str, str]:
     from hermes_rl.spec.load import load_spec, shipped_specs
 
     return {name: load_spec(path, environ={}).description or "" for name, path in shipped_specs().items()}
 
 
-def _toolsets() -> dict[str, str]:
+def _list_toolsets() -> dict[str, str]:
     from hermes_rl.tools.catalogue import describe_toolsets
     from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, REMEDIES
 
@@ -39,14 +39,14 @@ def _toolsets() -> dict[str, str]:
     return {**describe_toolsets(), **far}
 
 
-def _tools() -> dict[str, str]:
+def _list_tools() -> dict[str, str]:
     from hermes_rl.tools.catalogue import toolsets
 
     tools = [tool for toolset in toolsets().values() for tool in toolset.tools]
     return {tool.name: tool.description.partition("\n")[0] for tool in tools}
 
 
-def _distributions() -> dict[str, str]:
+def _list_distributions() -> dict[str, str]:
     from hermes_rl.tools.catalogue import DISTRIBUTIONS
 
     distributions = sorted(DISTRIBUTIONS.items())
@@ -56,7 +56,7 @@ def _distributions() -> dict[str, str]:
     }
 
 
-def _rewards() -> dict[str, str]:
+def _list_rewards() -> dict[str, str]:
     from hermes_rl.shipped import published_rewards, shipped_rewards
 
     docs = {
@@ -66,13 +66,13 @@ def _rewards() -> dict[str, str]:
     return {name: (doc or "").partition("\n")[0] for name, doc in docs.items()} | published
 
 
-def _parsers() -> dict[str, str]:
+def _list_parsers() -> dict[str, str]:
     from hermes_rl.tokens.parsers.table import PARSERS
 
     return {name: f"tool calls of {models}" for name, models in PARSERS.items()}
 
 
-def _renderers() -> dict[str, str]:
+def _list_renderers() -> dict[str, str]:
     from hermes_rl.tokens.families import family_names
 
     return {
@@ -82,7 +82,7 @@ def _renderers() -> dict[str, str]:
     }
 
 
-def _agents() -> dict[str, str]:
+def _list_agents() -> dict[str, str]:
     from hermes_rl.spec.recipes import ABOUT, about, shipped_recipes
 
     texts = {name: about(path) for name, path in shipped_recipes().items()}
@@ -92,7 +92,7 @@ def _agents() -> dict[str, str]:
     }
 
 
-def _sandboxes() -> dict[str, str]:
+def _list_sandboxes() -> dict[str, str]:
     return {
         "bubblewrap": "namespaces of the kernel; the default",
         "docker": "containers of an engine on this machine",

@@ -349,10 +349,10 @@ def progress_of(title: str, *, quiet: bool) -> Progress:
     """Return the progress display of a run: a panel on a terminal, lines elsewhere."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM") in (None, "dumb"):
         return Progress(quiet=quiet)
-    return LivePanel(title, keys=_keyboard())
+    return LivePanel(title, keys=_keyboard_descriptor())
 
 
-def _keyboard() -> int | None:
+def _keyboard_descriptor() -> int | None:
     """Return the descriptor of the keyboard, if this program is in the foreground."""
     with suppress(OSError, ValueError, AttributeError):
         descriptor = sys.stdin.fileno()

@@ -82,7 +82,7 @@ def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
             f"this spec and {', '.join(sources[:-1])} have the same name, {name}, by which the trainer knows them: "
             "write another `name:` in one of them",
         )
-        for name, sources in _alike(served, lambda spec: spec.name).items()
+        for name, sources in _group_specs(served, lambda spec: spec.name).items()
         if len(sources) > 1
     ]
 
@@ -91,7 +91,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     """Serve several specs to one trainer; return the exit status."""
     _require_several(specs, request)
     environ = request.options.environ()
-    served, problems = _loaded(specs, request, _weights(weights))
+    served, problems = _load_specs(specs, request, _parse_weights(weights))
     out = request.out
     if out is not None and request.fresh:
         out, request = find_free_path(out), replace(request, fresh=False)
@@ -100,7 +100,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
         folder = out / entry.spec.name if out is not None else None
         return RunOptions("serve", folder, request.fresh, environ, progress, request.ray, write_report_or_say)
 
-    problems += _wrong(served, [launch(named_spec, Progress(StringIO())) for named_spec in served], out)
+    problems += _serving_problems(served, [launch(named_spec, Progress(StringIO())) for named_spec in served], out)
     if problems:
         raise SpecError(dict.fromkeys(problems))  # without duplicates: each spec repeats errors of the command line
     if request.dry:
@@ -108,10 +108,10 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
             show([heading(named_spec.spec.name)])
             say_plan(named_spec.spec, launch(named_spec, Progress(quiet=True)), request)
         return 0
-    return _serve(served, launch, request)
+    return _serve_all(served, launch, request)
 
 
-def _serve(
+def _serve_all(
     served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], RunOptions], request: RunRequest
 ) -> int:
     without_advice()
@@ -167,7 +167,7 @@ def _require_several(specs: Sequence[str], request: RunRequest) -> None:
         raise UserError("--json is about sets")
 
 
-def _weights(entries: Sequence[str]) -> dict[str, str]:
+def _parse_weights(entries: Sequence[str]) -> dict[str, str]:
     """Return the values of `--weight`, by the name of the environment."""
     weights: dict[str, str] = {}
     for word in entries:
@@ -184,7 +184,7 @@ def _weights(entries: Sequence[str]) -> dict[str, str]:
     return weights
 
 
-def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str]) -> LoadedSpecs:
+def _load_specs(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str]) -> LoadedSpecs:
     """Return the specs that can be loaded, with their weights, and the errors of the others."""
 
     def load(source: str) -> Spec:
@@ -204,7 +204,7 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
     return LoadedSpecs(served, problems)
 
 
-def _wrong(served: Sequence[NamedSpec], launches: Sequence[RunOptions], out: Path | None) -> list[Problem]:
+def _serving_problems(served: Sequence[NamedSpec], launches: Sequence[RunOptions], out: Path | None) -> list[Problem]:
     """Return the problems that prevent serving the specs, individually or together."""
     from hermes_rl.env.serve import require_exact
 
@@ -225,13 +225,13 @@ def _conflicts(served: Sequence[NamedSpec]) -> list[Problem]:
     """Return the conflicts that prevent serving the specs together."""
     problems = alike_names(served)
     for key in ("trainer", "api_url", "total_steps"):
-        values = _alike(served, lambda spec, key=key: getattr(spec.serve, key))  # type: ignore[misc]
+        values = _group_specs(served, lambda spec, key=key: getattr(spec.serve, key))  # type: ignore[misc]
         if len(values) > 1:
             text = ", ".join(f"{value} in {' and '.join(sources)}" for value, sources in values.items())
             text += f"; specs that are served together have one: --set serve.{key}=… says it for all"
             problems.append(Problem(f"serve.{key}", None, None, text))
     for key in ("data_path_to_save_groups", "data_dir_to_save_evals"):
-        for value, sources in _alike(served, lambda spec, key=key: spec.atropos.get(key)).items():  # type: ignore[misc]
+        for value, sources in _group_specs(served, lambda spec, key=key: spec.atropos.get(key)).items():  # type: ignore[misc]
             if value is not None and len(sources) > 1:
                 both = " and ".join(sources)
                 text = f"{value} is where {both} would both write: leave it out, each has its own folder"
@@ -239,7 +239,7 @@ def _conflicts(served: Sequence[NamedSpec]) -> list[Problem]:
     return problems
 
 
-def _alike(served: Sequence[NamedSpec], key_of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
+def _group_specs(served: Sequence[NamedSpec], key_of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
     """Return the specs grouped by the result of `key_of`."""
     names_by_value = defaultdict[Any, list[str]](list)
     for named_spec in served:

@@ -111,7 +111,7 @@ def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
         return load(policy_override)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(HELP)
-    return load(_ask(environ))
+    return load(_ask_for_server(environ))
 
 
 def policy_of(environ: Mapping[str, str]) -> str | None:
@@ -119,15 +119,15 @@ def policy_of(environ: Mapping[str, str]) -> str | None:
     if not (environ.get("OPENAI_BASE_URL") and environ.get("OPENAI_MODEL")):
         return None
     key = "OPENAI_API_KEY" if environ.get("OPENAI_API_KEY") else None
-    return _setting("openai", environ["OPENAI_BASE_URL"], environ["OPENAI_MODEL"], key)
+    return _server_setting("openai", environ["OPENAI_BASE_URL"], environ["OPENAI_MODEL"], key)
 
 
-def _setting(kind: str, base_url: str, model: str, key_env: str | None) -> str:
+def _server_setting(kind: str, base_url: str, model: str, key_env: str | None) -> str:
     policy = {"type": kind, "base_url": base_url, "model": model}
     return "servers.policy=" + json.dumps(policy | ({"api_key_env": key_env} if key_env else {}))
 
 
-def _ask(environ: Mapping[str, str]) -> str:
+def _ask_for_server(environ: Mapping[str, str]) -> str:
     echo("The spec names no policy. Which model is to act?", err=True)
     for position, choice in enumerate(_CHOICES, 1):
         echo(f"  {position}  {choice.name}", err=True)
@@ -144,4 +144,4 @@ def _ask(environ: Mapping[str, str]) -> str:
         )
     base_url = typer.prompt("Address", default=choice.base_url, err=True)
     model = typer.prompt("Model", err=True)
-    return _setting(choice.type, base_url, model, choice.key_env if has_key else None)
+    return _server_setting(choice.type, base_url, model, choice.key_env if has_key else None)

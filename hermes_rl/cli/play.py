@@ -80,12 +80,12 @@ def play_spec(request: PlayRequest) -> int:
     else:
         load = partial(request.options.load, request.spec, demo=request.demo)
         spec = with_policy(load, request.options.environ())
-    rollout = run_interruptible(_played(spec, request))
-    show(_ended(rollout))
+    rollout = run_interruptible(_run_rollout(spec, request))
+    show(_result_parts(rollout))
     return 0 if rollout.error is None else 1
 
 
-async def _played(spec: Spec, request: PlayRequest) -> Rollout:
+async def _run_rollout(spec: Spec, request: PlayRequest) -> Rollout:
     say = partial(echo, err=True)
     row, split = await chosen_row(spec, request.row, request.split, say)
     environ = request.options.environ()
@@ -119,7 +119,7 @@ class _OneRollout(RolloutRunner):
         assert rollout.result is not None and isinstance(self.policy, _Shown)
         self.policy.show_new(rollout.result.messages)
         if self._shell:
-            await _shell(runtime)
+            await _run_shell(runtime)
         await super()._grade(rollout, runtime)
 
 
@@ -138,7 +138,7 @@ class _Shown:
         for call in reply.message.get("tool_calls") or ():
             self._called[str(call.get("id"))] = call["function"]["name"]
         if not isinstance(self._policy, Person):
-            show(_message(reply.message, self._turn, self._called))
+            show(_message_parts(reply.message, self._turn, self._called))
         return reply
 
     async def close(self) -> None:
@@ -147,7 +147,7 @@ class _Shown:
     def show_new(self, messages: Sequence[Message]) -> None:
         """Show the messages that were not shown yet."""
         for message in messages[self._shown_count :]:
-            show(_message(message, self._turn, self._called))
+            show(_message_parts(message, self._turn, self._called))
         self._shown_count = max(self._shown_count, len(messages))
 
 
@@ -172,14 +172,14 @@ class Person:
     async def _message(self, tools: dict[str, Any]) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
         while True:
-            line = await run_in_thread(lambda: _line("> "))
+            line = await run_in_thread(lambda: _read_line("> "))
             if line is None:
                 raise asyncio.CancelledError  # it ends the rollout, as Ctrl-C does
             if line == "/tools":
-                show([part for tool in tools.values() for part in _tool(tool["function"])])
+                show([part for tool in tools.values() for part in _tool_parts(tool["function"])])
             elif line.startswith("/"):
                 name, _, arguments = line[1:].partition(" ")
-                if (wrong := _wrong(name, arguments, tools)) is None:
+                if (wrong := _call_error(name, arguments, tools)) is None:
                     function = {"name": name, "arguments": arguments or "{}"}
                     calls.append({"id": f"you-{next(self._calls)}", "type": "function", "function": function})
                 else:
@@ -192,7 +192,7 @@ class Person:
                 return {"role": "assistant", "content": line}
 
 
-def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _tool_parts(function: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield a tool for a person to read: its arguments, optional ones with ?."""
     schema = function.get("parameters") or {}
     required = schema.get("required") or ()
@@ -201,10 +201,10 @@ def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
         for name, schema_of in (schema.get("properties") or {}).items()
     )
     yield safe(f"/{function['name']}  {{{arguments}}}", GOOD)
-    yield indented(safe(_cut(function.get("description") or "")))
+    yield indented(safe(_shorten(function.get("description") or "")))
 
 
-def _line(prompt: str) -> str | None:
+def _read_line(prompt: str) -> str | None:
     """Return the line that a person types, or None at the end of the input."""
     try:
         return input(prompt).strip()
@@ -212,7 +212,7 @@ def _line(prompt: str) -> str | None:
         return None
 
 
-def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
+def _call_error(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
     """Return the error in a typed call, or None if it can be sent."""
     if name not in tools:
         return f"there is no tool {name!r}; there are: {', '.join(tools) or 'none'}"
@@ -223,7 +223,7 @@ def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
     return None if isinstance(read, dict) else 'the arguments are an object, as in {"path": "a.txt"}'
 
 
-async def _shell(runtime: ToolRuntime) -> None:
+async def _run_shell(runtime: ToolRuntime) -> None:
     """Let a person look around in the sandbox; each line is a separate command."""
     try:
         sandbox = await runtime.sandbox()
@@ -235,40 +235,40 @@ async def _shell(runtime: ToolRuntime) -> None:
         "Ctrl-D or exit ends",
         err=True,
     )
-    while (line := await run_in_thread(lambda: _line("sandbox$ "))) not in (None, "exit"):
+    while (line := await run_in_thread(lambda: _read_line("sandbox$ "))) not in (None, "exit"):
         done = await sandbox.run(line or ":", cwd=runtime.shell.cwd)
         show([safe(done.output.rstrip("\n"))] if done.stdout else [])
         if done.exit_code:
             show([safe(f"status {done.exit_code}{', out of time' if done.timed_out else ''}", DIM)])
 
 
-def _message(message: Message, turn: int, called: Mapping[str, str]) -> Iterator[RenderableType]:
+def _message_parts(message: Message, turn: int, called: Mapping[str, str]) -> Iterator[RenderableType]:
     """Yield a message for a person to read, as `show` does; `called` has the name of each call by its id."""
     role, content = str(message.get("role")), message.get("content")
-    text = _cut(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)) if content else ""
+    text = _shorten(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)) if content else ""
     if role == "tool" and message.get("tool_call_id") in called:
         yield from result_parts(called[message["tool_call_id"]], text)
         return
     yield heading(f"assistant, turn {turn}" if role == "assistant" else role)
     if thought := message.get("reasoning_content") or message.get("reasoning"):
-        yield from reasoning_parts(_cut(thought))
+        yield from reasoning_parts(_shorten(thought))
     if text:
         yield safe(text)
     for call in message.get("tool_calls") or ():
-        yield from call_parts(call["function"]["name"], _cut(arguments_text(call["function"]["arguments"])))
+        yield from call_parts(call["function"]["name"], _shorten(arguments_text(call["function"]["arguments"])))
 
 
-def _cut(text: object) -> str:
+def _shorten(text: object) -> str:
     full_text = str(text)
     return full_text if len(full_text) <= LONGEST else f"{start_of(full_text, LONGEST)} ({len(full_text)} characters)"
 
 
-def _ended(rollout: Rollout) -> Iterator[RenderableType]:
+def _result_parts(rollout: Rollout) -> Iterator[RenderableType]:
     yield heading("rewards")
     reward_table = table("reward", "value", "reason", right=("value",))
     for name, value in rollout.rewards.items():
         reward_table.add_row(
-            safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or ""))
+            safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_shorten(value.reason or ""))
         )
     yield reward_table
     yield heading("end")

@@ -52,7 +52,7 @@ def render_spec(request: RenderRequest) -> int:
         if policy_override is None:
             echo("the spec names no policy: this is what a chat server is sent, whatever its model (MODEL)", err=True)
         spec = load(policy_override or ANY_SERVER)
-    rendered = run_interruptible(_rendered(spec, request))
+    rendered = run_interruptible(_render_row(spec, request))
     if request.as_json:
         echo(json.dumps(rendered.record(), indent=2, ensure_ascii=False))
         return 0
@@ -67,7 +67,7 @@ def render_spec(request: RenderRequest) -> int:
     return 0
 
 
-async def _rendered(spec: Spec, request: RenderRequest) -> Rendered:
+async def _render_row(spec: Spec, request: RenderRequest) -> Rendered:
     row, split = await chosen_row(spec, request.row, request.split, partial(echo, err=True))
     async with CompiledSpec(spec, placeholders(spec, request.options.environ())) as compiled:
         if spec.user is not None and spec.user.speaks_first:

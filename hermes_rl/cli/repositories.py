@@ -54,10 +54,10 @@ def at_hand(source: str, *, trust: bool) -> str:
     elif address.commit is None:
         echo(f"{source}: {address.revision} is the commit {fetch.address.revision}", err=True)
     if not fetch.trusted:
-        for line in _contents(fetch, spec):
+        for line in _content_lines(fetch, spec):
             echo(line, err=True)
         if not trust:
-            _ask(str(fetch.address))
+            _ask_for_trust(str(fetch.address))
         fetch.trust()
     return str(fetch.address)
 
@@ -80,7 +80,7 @@ def agree_to_grade(path: Path, *, trust: bool) -> None:
         echo(f"  {escape_controls(name)}", err=True)
     echo("Rewards, states and datasets that its spec names run on this machine with your rights.", err=True)
     if not trust:
-        _ask(f"the code of {path}")
+        _ask_for_trust(f"the code of {path}")
     remember(digest, f"agreed to: {path.absolute()}")
 
 
@@ -89,7 +89,7 @@ def code_of(spec: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r"[\w./~-]+(?:\.py)?:[A-Za-z_]\w*", spec)))[:SHOWN]
 
 
-def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
+def _content_lines(fetch: Fetched, spec: Path) -> Iterator[str]:
     """Yield the lines that describe a repository's content; files that decide which code runs come first."""
     yield f"{fetch.address}"
     yield f"  content: sha256 {fetch.digest}"
@@ -108,7 +108,7 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     yield "Its code runs on this machine with your rights; its spec sends your API keys to the servers that it names."
 
 
-def _ask(subject: str) -> None:
+def _ask_for_trust(subject: str) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
             f"{subject} has not been confirmed on this machine, and there is no terminal to ask: add --trust "

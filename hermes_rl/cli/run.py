@@ -233,8 +233,8 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         f"judge unavailable: a fallback graded {pluralize(summary.fallbacks, 'group')}" if summary.fallbacks else "",
         f"{summary.uniform} uniform groups dropped" if summary.uniform else "",
         summary.retried,
-        f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
-        f"groups excluded by `on_stop`: {_counts(summary.dropped)}" if summary.dropped else "",
+        f"groups dropped: {_format_counts(summary.failed)}" if summary.failed else "",
+        f"groups excluded by `on_stop`: {_format_counts(summary.dropped)}" if summary.dropped else "",
         f"quarantined: {pluralize(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
         if summary.quarantined
         else "",
@@ -262,7 +262,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     if evaluation.ungraded:
         low, high = metrics["eval/mean_reward_lower"], metrics["eval/mean_reward_upper"]
         lines.append(
-            f"{evaluation.ungraded} rollouts could not be graded ({_counts(evaluation.causes)}): "
+            f"{evaluation.ungraded} rollouts could not be graded ({_format_counts(evaluation.causes)}): "
             f"mean in [{low:.4f}, {high:.4f}]"
         )
     if evaluation.stopped is not None:
@@ -344,7 +344,7 @@ def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{cause} {count}" for cause, count in counts.items())
 
 

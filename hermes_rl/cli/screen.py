@@ -70,7 +70,7 @@ def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
     if not terminal:
         text = "".join(f"{line.rstrip()}\n" for line in text.split("\n")[:-1])
     paged = pager and terminal and sys.stdin.isatty() and text.count("\n") >= console.height
-    if not (paged and _paged(text)):
+    if not (paged and _show_in_pager(text)):
         sys.stdout.write(text)
         sys.stdout.flush()
 
@@ -164,7 +164,7 @@ def cost_lines(usage: Mapping[str, Usage]) -> Iterator[str]:
             yield f"cost: excludes {calls} of the {role}, whose prices are unknown; set servers.{role}.prices"
 
 
-def _paged(text: str) -> bool:
+def _show_in_pager(text: str) -> bool:
     """Show a text in the pager that `PAGER` names, else in `less`; return False if there is none."""
     command = shlex.split(os.environ.get("PAGER", "less")) or ["cat"]
     environ = {"LESS": "FRX", **os.environ}  # as git does: keep colours, and quit if the output fits on the screen

@@ -72,26 +72,26 @@ def run_set(request: RunRequest) -> int:
     folder = request.out or Path("outputs") / spec_set.name
     if request.fresh:
         folder = find_free_path(folder)
-    runs = _loaded(spec_set, folder, request, environ)
+    runs = _load_runs(spec_set, folder, request, environ)
     if request.dry:
         for run in runs:
             show([heading(run.combination.label)])
-            say_plan(run.spec, _launch(run, request, environ, Progress(quiet=True)), request)
+            say_plan(run.spec, _run_options(run, request, environ, Progress(quiet=True)), request)
         return 0
     with RunDirectory(folder):  # a second process would run the same combinations
         try:
             with reduce_gc_pauses():
                 for position, run in enumerate(runs, 1):
-                    _play(run, f"run {position} of {len(runs)}: {run.combination.label}", request, environ)
+                    _run_one(run, f"run {position} of {len(runs)}: {run.combination.label}", request, environ)
         except KeyboardInterrupt:
-            _write(spec_set, folder, runs)
+            _write_table(spec_set, folder, runs)
             echo("interrupted; complete results are saved, and the same command resumes the set", err=True)
             return INTERRUPTED
-        result = _write(spec_set, folder, runs)
+        result = _write_table(spec_set, folder, runs)
     if request.as_json:
         echo(json.dumps(asdict(result), indent=2, ensure_ascii=False))
     else:
-        show(_parts(result))
+        show(_table_parts(result))
         echo(f"set directory: {folder}")
     failed = [run for run in runs if run.problem is not None]
     if failed:
@@ -101,18 +101,18 @@ def run_set(request: RunRequest) -> int:
     return 1 if failed else 0
 
 
-def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
+def _load_runs(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
     """Return the runs of all combinations with their specs; raise SpecError with all errors of the specs."""
     changes = request.options.overrides()
     runs: list[_Run] = []
     problems: list[Problem] = []
     for combination in spec_set.combinations:
         with noted(problems, f"{spec_set.file}: {combination.label}"):
-            spec = _spec(combination, changes, environ, demo=request.demo)
+            spec = _load_combination(combination, changes, environ, demo=request.demo)
             if missing := missing_of(combination, spec, environ):
                 raise SpecError(missing)
             run = _Run(combination, spec, folder / combination.folder)
-            require_runnable(spec, _launch(run, request, environ, Progress(StringIO())))
+            require_runnable(spec, _run_options(run, request, environ, Progress(StringIO())))
             RunDirectory.choose(spec, "evaluate", run.path)
             runs.append(run)
     if problems:
@@ -120,7 +120,7 @@ def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mappi
     return runs
 
 
-def _spec(combination: Combination, changes: Overrides, environ: Mapping[str, str], *, demo: bool) -> Spec:
+def _load_combination(combination: Combination, changes: Overrides, environ: Mapping[str, str], *, demo: bool) -> Spec:
     """Return the spec of a combination, with the policy of the environment if it names none."""
 
     def load(overrides: Overrides) -> Spec:
@@ -157,15 +157,15 @@ def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str])
     return problems
 
 
-def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress) -> RunOptions:
+def _run_options(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress) -> RunOptions:
     return RunOptions("evaluate", run.path, False, environ, progress, request.ray, write_report_or_say)
 
 
-def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
+def _run_one(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
     """Run the remaining rollouts of a run and set its `problem`; an error of one run does not affect the others."""
     label = run.combination.label
     progress = progress_of(f"{label} · evaluate", quiet=request.quiet)
-    launch = _launch(run, request, environ, progress)
+    launch = _run_options(run, request, environ, progress)
 
     async def evaluated() -> Evaluation | None:
         # A complete run needs no server, which may have stopped by now. The run itself repeats its notes.
@@ -194,7 +194,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
     progress.note(f"{label}: mean reward {evaluation.metrics['eval/mean_reward']:.4f}")
 
 
-def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
+def _write_table(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
     set_runs = [SetRun(*run.combination.names, run.path, run.problem) for run in runs]
     result = set_table(spec_set.name, set_runs, spec_set.by)
     RunDirectory(folder).write_json("set.json", asdict(result))
@@ -204,12 +204,12 @@ def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
 # ------------------------------------------------------------------------------------------------- The table
 
 
-def _parts(result: SetTable) -> Iterator[RenderableType]:
-    yield from _tables(result)
+def _table_parts(result: SetTable) -> Iterator[RenderableType]:
+    yield from _standing_tables(result)
     for column, parts in result.by.items():
         if parts:
             yield Text()
-            yield from _by(column, parts, result)
+            yield from _breakdown_parts(column, parts, result)
     for note in result.notes:
         yield safe(f"warning: {note}", "yellow")
     yield safe("below a mean: its 95 % interval, and pass@1", DIM)
@@ -218,19 +218,19 @@ def _parts(result: SetTable) -> Iterator[RenderableType]:
         yield safe("last column: mean difference to the first; * significant: its interval does not contain 0", DIM)
 
 
-def _tables(result: SetTable) -> Iterator[Table]:
+def _standing_tables(result: SetTable) -> Iterator[Table]:
     players, cells = result.players, [cell for player in result.players for cell in player.cells]
     lead = [
-        _Column("rank", map(_rank, players)),
+        _Column("rank", map(_format_rank, players)),
         _Column("model", (short(player.model) for player in players), align_left=True),
     ]
     if any(player.setting for player in players):
         lead.append(_Column("setting", (short(player.setting) for player in players), align_left=True))
     rest = [_Column("behind", (_format_gap(player.behind) for player in players))]
     if len(result.specs) > 1:
-        rest.insert(0, _Column("mean", (_figures(player.score, player.pass_at_1) for player in players)))
+        rest.insert(0, _Column("mean", (_format_figures(player.score, player.pass_at_1) for player in players)))
     for index, spec in enumerate(result.specs):
-        rest.append(_Column(spec, (_cell(player.cells[index]) for player in players)))
+        rest.append(_Column(spec, (_format_cell(player.cells[index]) for player in players)))
 
     def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
         """Add a column with one number for all runs of a player; a sum of which a part is unknown is marked."""
@@ -247,7 +247,7 @@ def _tables(result: SetTable) -> Iterator[Table]:
         add("cost", "{:,.2f} $", lambda cell: cell.cost, sum)
     if any(cell.ungraded for cell in cells):
         add("ungraded", "{}", lambda cell: cell.ungraded, sum)
-    yield from _fitting(lead, rest)
+    yield from _fit_tables(lead, rest)
 
 
 class _Column:
@@ -259,7 +259,7 @@ class _Column:
         return 2 + max(cell_len(line) for text in (self.name, *map(str, self.cells)) for line in text.split("\n"))
 
 
-def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
+def _fit_tables(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
     """Yield a table of the columns, or several that are at most as wide as the terminal; each starts with `lead`."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     waiting = list(rest)
@@ -275,20 +275,20 @@ def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table
         yield part
 
 
-def _rank(player: Standing) -> Text:
+def _format_rank(player: Standing) -> Text:
     if player.rank is None or player.ranks is None:
         return safe("-", DIM)
     first, last = player.ranks
     return safe(f"{player.rank}" if first == last == player.rank else f"{player.rank} ({first}–{last})", HEAD)
 
 
-def _cell(cell: Cell) -> Text:
+def _format_cell(cell: Cell) -> Text:
     if cell.problem is not None:
         return safe(NOT_PLAYED if cell.problem == NOT_PLAYED else "failed", BAD)
-    return _figures(cell.score, cell.pass_at_1)
+    return _format_figures(cell.score, cell.pass_at_1)
 
 
-def _figures(score: Estimate | None, passed: float | None) -> Text:
+def _format_figures(score: Estimate | None, passed: float | None) -> Text:
     """Return the mean, its interval and pass@1, one below the other."""
     if score is None:
         return safe("-", DIM)
@@ -307,7 +307,7 @@ def _format_gap(gap: Estimate | None) -> Text:
     return safe(f"{gap.value:+.3f}{marker}\n{gap.low:+.3f} to {gap.high:+.3f}")
 
 
-def _by(column: str, parts: Sequence[Breakdown], result: SetTable) -> Iterator[RenderableType]:
+def _breakdown_parts(column: str, parts: Sequence[Breakdown], result: SetTable) -> Iterator[RenderableType]:
     visible_parts = parts[:SHOWN]
     lead = (
         [_Column("spec", (short(part.spec) for part in visible_parts), align_left=True)]
@@ -316,8 +316,10 @@ def _by(column: str, parts: Sequence[Breakdown], result: SetTable) -> Iterator[R
     )
     lead.append(_Column(column, (short(part.value) for part in visible_parts), align_left=True))
     lead.append(_Column("rows", (safe(part.rows) for part in visible_parts)))
-    scores = [[_figures(part.scores[index], None) for part in visible_parts] for index in range(len(result.players))]
-    yield from _fitting(
+    scores = [
+        [_format_figures(part.scores[index], None) for part in visible_parts] for index in range(len(result.players))
+    ]
+    yield from _fit_tables(
         lead,
         [_Column(player.label, player_scores) for player, player_scores in zip(result.players, scores, strict=True)],
     )

@@ -127,17 +127,17 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
         echo(json.dumps(document, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.stop_reason is not None or request.tool is not None
-    parts: list[RenderableType] = [_head(summary)]
+    parts: list[RenderableType] = [_run_header(summary)]
     if not filtered:
-        parts += _overview(record, summary)
+        parts += _overview_parts(record, summary)
     parts += _list_rollouts(record, summary, rollouts, request, filtered)
     if not filtered:
-        parts += _findings(record)
+        parts += _finding_parts(record)
     show(parts, pager=request.pager)
     return 0
 
 
-def _head(summary: RunSummary) -> RenderableType:
+def _run_header(summary: RunSummary) -> RenderableType:
     name = f"{summary.name} {summary.mode}" + (" (demo)" if summary.demo else "")
     lines = [Text.assemble(safe(name, HEAD), safe(f"  {summary.model}  started {summary.started}"))]
     rollouts, rows = pluralize(summary.rollouts, "rollout"), pluralize(summary.rows, "row")
@@ -172,11 +172,11 @@ def _head(summary: RunSummary) -> RenderableType:
                 NOTE,
             )
         )
-        parts.append(indented(safe(f"{cause.id}: {_cut(cause.error or 'it gives no reason', 300)}")))
+        parts.append(indented(safe(f"{cause.id}: {_cut_middle(cause.error or 'it gives no reason', 300)}")))
     return Group(*parts, Text())
 
 
-def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
+def _overview_parts(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
     stop_reasons = table("stop reason", "rollouts", "", right=("rollouts",))
     spec = spec_of(record)
     agents = [spec.get("agent"), *(spec.get("agents") or {}).values()]
@@ -185,8 +185,8 @@ def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType
         stop_reasons.add_row(safe(stop_reason), str(count), safe(_meaning(stop_reason, program=program), DIM))
     parts = [stop_reasons]
     spreads = {"reward": summary.rewards, "per rollout": summary.counts, "seconds": summary.seconds}
-    parts += [_spreads(name, each) for name, each in spreads.items() if each]
-    parts += [_seats(summary)] if summary.seats else []
+    parts += [_spread_table(name, each) for name, each in spreads.items() if each]
+    parts += [_seat_table(summary)] if summary.seats else []
     rows = {"worst rows": summary.worst, "slowest rows": summary.slowest} if summary.rows > 1 else {}
     parts += [_row_table(name, record, each) for name, each in rows.items() if each]
     for part in parts:
@@ -194,7 +194,7 @@ def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType
         yield Text()
 
 
-def _findings(record: RunRecord) -> Iterator[RenderableType]:
+def _finding_parts(record: RunRecord) -> Iterator[RenderableType]:
     """Yield the problems of the run, the most costly first."""
     findings = findings_of(record)
     if findings:
@@ -205,7 +205,7 @@ def _findings(record: RunRecord) -> Iterator[RenderableType]:
         yield findings_table
 
 
-def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
+def _spread_table(name: str, spreads: Mapping[str, Spread]) -> Table:
     spread_table = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
     for key, spread in spreads.items():
         if name == "reward" or spread.most > (0.001 if name == "seconds" else 0):
@@ -215,7 +215,7 @@ def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
     return spread_table
 
 
-def _seats(summary: RunSummary) -> Table:
+def _seat_table(summary: RunSummary) -> Table:
     """Return the table of each seat's mean score and activity."""
     names = [name.removeprefix("reward/").replace("_", " ") for name in next(iter(summary.seats.values()))]
     seats = table("seat", *names, right=names)
@@ -270,7 +270,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
     for rollout in rollouts[: limit or None]:
         rows.add_row(
             str(record.line_number(rollout.id)),
-            Text(_format_number(rollout.score), _style(rollout, success)),
+            Text(_format_number(rollout.score), _score_style(rollout, success)),
             safe(
                 rollout.stop_reason,
                 ""
@@ -290,7 +290,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
 _NUMBERS = ("#", "score", "turns", "calls", "tokens", "s")
 
 
-def _style(rollout: RolloutSummary, success: float) -> str:
+def _score_style(rollout: RolloutSummary, success: float) -> str:
     return BAD if rollout.failed(success) else GOOD if rollout.score is not None else ""
 
 
@@ -342,12 +342,12 @@ class _Rollout:
         yield Text.assemble(
             safe(rollout.id, HEAD),
             f"  #{self.record.line_number(rollout.id)} of {len(self.record.rollouts)}  ",
-            safe(score, _style(rollout, self.success)),
+            safe(score, _score_style(rollout, self.success)),
             safe(f"  {rollout.stop_reason}  {pluralize(rollout.turns, 'turn')}  {rollout.model or ''}"),
         )
         reasons = list(failure_reasons(self.line, self.weights, self.success))
         for index, reason in enumerate(reasons):
-            yield Text.assemble(("why: " if index == 0 else "     "), safe(_cut(reason, 500), BAD))
+            yield Text.assemble(("why: " if index == 0 else "     "), safe(_cut_middle(reason, 500), BAD))
         seats = [
             f"{seat.seat} #{self.record.line_number(seat.id)} {_format_number(seat.score)}"
             for seat in self.record.seats(rollout)
@@ -475,10 +475,10 @@ class _Rollout:
         return indented(safe(self._short(text), style))
 
     def _short(self, text: str) -> str:
-        return text if self.request.full else _cut(text, LONGEST)
+        return text if self.request.full else _cut_middle(text, LONGEST)
 
 
-def _cut(text: str, max_length: int) -> str:
+def _cut_middle(text: str, max_length: int) -> str:
     """Return a text, cut in the middle if it is too long, since its end often has the important part."""
     if len(text) <= max_length:
         return text
@@ -545,7 +545,7 @@ def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]
         )
         end, sampled = 0, 0
         for span in sequence.spans:
-            yield from _context(tokens, sequence.ids[end : span.start], full)
+            yield from _context_parts(tokens, sequence.ids[end : span.start], full)
             before, after = tokens.version(span.turn)
             weights = "" if before is None else f", weights {before}" + (f" to {after}" if after != before else "")
             yield safe(f"turn {span.turn + 1}: {span.stop - span.start} tokens{weights}", HEAD)
@@ -558,11 +558,11 @@ def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]
                 token_table.add_row(str(index), str(token), logprob, safe(text, GOOD))
             yield token_table
             end = span.stop
-        yield from _context(tokens, sequence.ids[end:], full)
+        yield from _context_parts(tokens, sequence.ids[end:], full)
 
 
-def _context(tokens: RecordedTokens, ids: Sequence[int], full: bool) -> Iterator[RenderableType]:
+def _context_parts(tokens: RecordedTokens, ids: Sequence[int], full: bool) -> Iterator[RenderableType]:
     if len(ids):
         text = tokens.text(ids)
         yield safe(f"{len(ids)} tokens of context, not trained", DIM)
-        yield indented(safe(text if full else _cut(text, 400), DIM))
+        yield indented(safe(text if full else _cut_middle(text, 400), DIM))

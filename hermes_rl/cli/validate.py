@@ -79,7 +79,7 @@ def validate_specs(
     if deep:
         for verdict in verdicts:
             if not verdict.problems:
-                _play(verdict, overrides, environ, rows)
+                _run_answers(verdict, overrides, environ, rows)
     if strict:
         for verdict in verdicts:
             verdict.problems, verdict.warnings = [*verdict.problems, *verdict.warnings], []
@@ -87,7 +87,7 @@ def validate_specs(
         echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
     else:
         for verdict in verdicts:
-            _print(verdict)
+            _print_verdict(verdict)
     return 2 if any(verdict.problems for verdict in verdicts) else 0
 
 
@@ -128,19 +128,19 @@ def validate_one(
     problems += [*unknown_renderers(draft.spec), *foreign_teachers(draft.spec, at_hand=True)]
     variables = os.environ if environ is None else environ
     unsendable, unset = unset_variables(draft.spec, variables)
-    problems += [*_unisolated(draft.spec), *refusals(draft.spec), *unsendable]
+    problems += [*_isolation_problems(draft.spec), *refusals(draft.spec), *unsendable]
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # with errors, parts are omitted, about which warnings would be misleading
         try:
             verdict.tokens = estimate_sequences(draft.spec) if not problems else None
         except UserError as error:
             verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
-        verdict.programs = [_program(draft.spec, path) for path in draft.spec.programs]
-        verdict.warnings = in_order([*warnings, *unset, *_lacking(draft.spec, variables)])
+        verdict.programs = [_describe_program(draft.spec, path) for path in draft.spec.programs]
+        verdict.warnings = in_order([*warnings, *unset, *_missing_requirements(draft.spec, variables)])
     return verdict
 
 
-def _unisolated(spec: Spec) -> list[Problem]:
+def _isolation_problems(spec: Spec) -> list[Problem]:
     """Return the parts of a spec that would run without the isolation that they need."""
     if not spec.in_sandboxes and spec.sandbox.backend == "bubblewrap":
         return []  # most specs need no import of the sandbox modules
@@ -151,7 +151,7 @@ def _unisolated(spec: Spec) -> list[Problem]:
     return [spec.problem(path, problem, part="key" if len(path) < 3 else "value") for path, problem in findings]
 
 
-def _program(spec: Spec, path: tuple[str, ...]) -> str:
+def _describe_program(spec: Spec, path: tuple[str, ...]) -> str:
     program, seat = spec.programs[path], f" {path[1]}" if path[0] == "agents" else ""
     name = program.name or program.python or program.command[0]
     file = spec.problem((*path, "command"), "").file
@@ -195,7 +195,7 @@ def _known_tools(spec: Spec) -> tuple[Collection[str], Collection[str]]:
     return known_toolsets(), DISTRIBUTIONS
 
 
-def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
+def _missing_requirements(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
     """Return the missing requirements of the spec's toolsets on this machine."""
     if spec.toolsets.replay or not _names_toolsets(spec):
         return []
@@ -205,7 +205,7 @@ def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
     return toolset_problems(spec, HermesToolsets(environ))
 
 
-def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], rows: RowCount | None) -> None:
+def _run_answers(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], rows: RowCount | None) -> None:
     """Run right and wrong answers of a spec, and add the findings to the verdict; see `hermes_rl.runs.reward_check`."""
     import asyncio
 
@@ -232,7 +232,7 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], ro
         (verdict.problems if finding.severity == "error" else verdict.warnings).append(problem)
 
 
-def _print(verdict: Verdict) -> None:
+def _print_verdict(verdict: Verdict) -> None:
     for kind, score in (verdict.scores or {}).items():
         echo(f"  {kind:<12} {'not scored' if score is None else f'{score:.3f}'}")
     for problem in verdict.problems:

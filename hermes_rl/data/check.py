@@ -72,16 +72,16 @@ def _checked_rows(
 ) -> list[Row]:
     if (warning := taken_for_local(spec)) is not None:
         findings.warning(("dataset", "path"), warning)
-    source, path = _local(spec, findings, run=count is not None)
+    source, path = _local_source(spec, findings, run=count is not None)
     if source is None:
         return []
     rows: list[Row] = []
-    for split in _splits(spec, source):
+    for split in _split_names(spec, source):
         try:
             if is_fetched(source):
                 findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
                 continue
-            opened = _opened(spec, source, split, findings, notify)
+            opened = _open_source(spec, source, split, findings, notify)
             row_count = count or ("all" if opened.finite else SAMPLES)
             read = derive(spec, opened.read(), notify)
             bounded = read if count is not None else _in_time(read, path, findings)
@@ -89,11 +89,11 @@ def _checked_rows(
         except SpecError as error:
             findings.extend(list(error.problems), [])
         except UserError as error:
-            findings.problem(_blame(path, source, error), str(error))
+            findings.problem(_key_at_fault(path, source, error), str(error))
         else:
             if not rows:
                 findings.problem(path, "no row is left: the source is empty, or the filter takes them all", part="key")
-            elif opened.finite and source is spec.dataset and _undivided(spec, rows):
+            elif opened.finite and source is spec.dataset and _has_one_side(spec, rows):
                 message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
                 findings.problem(("dataset", "eval", "fraction"), message)
     return rows
@@ -119,7 +119,9 @@ def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterato
             return
 
 
-def _opened(spec: Spec, source: Source, split: str, findings: Findings, notify: Callable[[str], None] | None) -> Opened:
+def _open_source(
+    spec: Spec, source: Source, split: str, findings: Findings, notify: Callable[[str], None] | None
+) -> Opened:
     if source.harbor is None:
         return open_source(source, split, spec.seed, notify)
     tasks = tasks_of(spec)
@@ -132,13 +134,13 @@ GENERATOR_UNCHECKED = "the rows of a generator were not checked"
 """Warning of a check without `--rows`."""
 
 
-def _undivided(spec: Spec, rows: list[Row]) -> bool:
+def _has_one_side(spec: Spec, rows: list[Row]) -> bool:
     """Return True if all rows stay on one side of `eval: {fraction}`, because their contents are equal."""
     rule = spec.dataset.eval
     return rule is not None and rule.fraction is not None and len({row.digest for row in rows}) == 1
 
 
-def _local(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None, NodePath]:
+def _local_source(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None, NodePath]:
     """Return the source whose rows can be read locally, or None, and its path in the spec; `run` allows a generator."""
     dataset = spec.dataset
     if dataset.generator is not None and not run:
@@ -152,7 +154,7 @@ def _local(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None,
     return fallback, ("dataset", "fallback")
 
 
-def _splits(spec: Spec, source: Source) -> Iterator[str]:
+def _split_names(spec: Spec, source: Source) -> Iterator[str]:
     yield source.split
     rule = spec.dataset.eval
     has_splits = source is spec.dataset or isinstance(source.data_files, Mapping)
@@ -160,7 +162,7 @@ def _splits(spec: Spec, source: Source) -> Iterator[str]:
         yield rule.split
 
 
-def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
+def _key_at_fault(path: NodePath, source: Source, error: UserError) -> NodePath:
     """Return the key that causes an error of the data."""
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")

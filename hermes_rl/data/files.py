@@ -59,12 +59,12 @@ def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
         UserError: a file is missing or cannot be read; the message names file and line.
     """
     read = _read_json if kind == "json" else _read_csv
-    rows = [row for pattern in patterns for path in _matching(pattern) for row in read(path)]
+    rows = [row for pattern in patterns for path in _matching_files(pattern) for row in read(path)]
     names = dict.fromkeys(name for row in rows for name in row)
     return [row if len(row) == len(names) else {name: row.get(name) for name in names} for row in rows]
 
 
-def _matching(pattern: str) -> list[Path]:
+def _matching_files(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.is_file():
         return [path]
@@ -102,7 +102,7 @@ def require_bounded(pattern: str) -> None:
                     waiting.append((entry.path, level + 1))
 
 
-def _unpacked(path: Path) -> bytes:
+def _read_unpacked(path: Path) -> bytes:
     """Return the bytes of a file, unpacked if its suffix requires it.
 
     Raises:
@@ -124,9 +124,9 @@ def _unpacked(path: Path) -> bytes:
 _OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
-        return _unpacked(path).decode("utf-8-sig")
+        return _read_unpacked(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 at byte {error.start}") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -134,13 +134,13 @@ def _text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> list[Record]:
-    text = _text(path)
+    text = _read_text(path)
     if text.lstrip().startswith("["):
-        return _rows(path, _loads(path, text, 1), lambda number: f"{path}: row {number}")
+        return _check_rows(path, _parse_json(path, text, 1), lambda number: f"{path}: row {number}")
     lines = [(position, line) for position, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if len(lines) > 1 and not _is_json(lines[0][1]):
-        return _rows(path, [_loads(path, text, 1)], lambda number: str(path))
-    return [_row(_loads(path, line, position), f"{path}:{position}") for position, line in lines]
+        return _check_rows(path, [_parse_json(path, text, 1)], lambda number: str(path))
+    return [_check_row(_parse_json(path, line, position), f"{path}:{position}") for position, line in lines]
 
 
 def _is_json(line: str) -> bool:
@@ -152,7 +152,7 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def _loads(path: Path, text: str, line: int) -> Any:
+def _parse_json(path: Path, text: str, line: int) -> Any:
     try:
         return read_json(text)
     except ValueError as error:
@@ -160,32 +160,34 @@ def _loads(path: Path, text: str, line: int) -> Any:
         raise UserError(f"{path}:{error_line}: is not JSON: {getattr(error, 'msg', error)}") from None
 
 
-def _rows(path: Path, values: Any, locate: Callable[[int], str]) -> list[Record]:
+def _check_rows(path: Path, values: Any, locate: Callable[[int], str]) -> list[Record]:
     if not isinstance(values, list):
         raise UserError(f"{path}: expected a list of objects")
-    return [_row(value, locate(row_number)) for row_number, value in enumerate(values, start=1)]
+    return [_check_row(value, locate(row_number)) for row_number, value in enumerate(values, start=1)]
 
 
-def _row(value: Any, location: str) -> Record:
+def _check_row(value: Any, location: str) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{location}: expected an object with the columns of a row")
     return value
 
 
 def _read_csv(path: Path) -> list[Record]:
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     try:
         header, *rows = [row for row in reader if row and not (len(row) == 1 and row[0].isspace())] or [[]]
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: is not CSV: {error}") from None
-    names = _distinct(header)
+    names = _column_names(header)
     if any(len(row) > len(names) for row in rows):
         raise UserError(f"{path}: a line has more fields than there are columns")
-    columns = [_typed([row[index] if index < len(row) else None for row in rows]) for index in range(len(names))]
+    columns = [
+        _convert_column([row[index] if index < len(row) else None for row in rows]) for index in range(len(names))
+    ]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _distinct(header: list[str]) -> list[str]:
+def _column_names(header: list[str]) -> list[str]:
     """Return the names of columns as pandas does: `Unnamed: N` for an empty name, and a suffix for a duplicate."""
     names: list[str] = []
     for index, name in enumerate(header):
@@ -198,7 +200,7 @@ def _distinct(header: list[str]) -> list[str]:
     return names
 
 
-def _typed(values: list[str | None]) -> list[Any]:
+def _convert_column(values: list[str | None]) -> list[Any]:
     """Return a column converted to the type of all of its values: int, float, bool or str.
 
     The conversion follows pandas, with which `datasets` reads CSV: whole numbers with a missing value become floats,

@@ -492,7 +492,7 @@ class _Task:
             "min_reward": self._min_reward(part),
             "verifier": {
                 "files": [
-                    {"to": to, "content": self._content(path), "mode": _mode(path)} for to, path in tests.items()
+                    {"to": to, "content": self._content(path), "mode": _file_mode(path)} for to, path in tests.items()
                 ],
                 "env": env,
                 "timeout": timeout,
@@ -659,9 +659,9 @@ class _Task:
             self._refuse(ignored, 1, "it is ignored, so it excludes no files; remove it, and the files that it names")
         if (self.folder / "tests/Dockerfile").is_file():
             self.notes.append("tests/Dockerfile is not built: tests run in the agent's sandbox")
-        others = _names(self.folder) - FILES - {trajectory.name}
+        others = _visible_names(self.folder) - FILES - {trajectory.name}
         for part in (part for part in parts if part.key):
-            others |= {f"steps/{part.folder.name}/{name}" for name in _names(part.folder) - STEP_FILES}
+            others |= {f"steps/{part.folder.name}/{name}" for name in _visible_names(part.folder) - STEP_FILES}
         if others:
             self.notes.append(f"of no effect, as no part of the format: {', '.join(sorted(others))}")
         for part in parts:
@@ -702,7 +702,7 @@ class _Task:
             commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(sandbox_path))}")
             data = self._content(path)
             try:  # only shell built-ins write the files, whatever programs the image has
-                commands.append(f"printf %s {shlex.quote(_text(data))} > {target}")
+                commands.append(f"printf %s {shlex.quote(_command_text(data))} > {target}")
             except ValueError:
                 commands.append(f"echo {base64.b64encode(data).decode()} | base64 -d > {target}")
         variables = [f"export {name}={shlex.quote(value)}" for name, value in self._variables("solution.env").items()]
@@ -734,7 +734,7 @@ class _Task:
 
     def _file(self, to: str, path: Path) -> dict[str, str]:
         """Return a file in the form for a sandbox."""
-        return {"to": to, "base64": base64.b64encode(self._content(path)).decode(), "mode": f"0o{_mode(path):03o}"}
+        return {"to": to, "base64": base64.b64encode(self._content(path)).decode(), "mode": f"0o{_file_mode(path):03o}"}
 
     def _laid_whole(self, to: str, path: Path, top: Path) -> list[dict[str, str]]:
         """Return a file, or the files in a directory, in the form for a sandbox; none that is outside `top`."""
@@ -775,7 +775,7 @@ class _Task:
     def _instructions(self, dockerfile: Path) -> list[_Line]:
         """Return the instructions of a Dockerfile, or an empty list if there is none."""
         try:
-            return list(_lines(read_file(dockerfile, self.folder).decode("utf-8", "replace")))
+            return list(_dockerfile_lines(read_file(dockerfile, self.folder).decode("utf-8", "replace")))
         except FileNotFoundError:
             return []
         except (OSError, RefusedFileError) as error:
@@ -880,7 +880,7 @@ class _Task:
 
     def _has(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
         """Record that the default sandbox has the installed packages; return the reason if it does not."""
-        if lacking := [name for name in by_apt if name not in _installed(PACKAGES)]:
+        if lacking := [name for name in by_apt if name not in _installed_packages(PACKAGES)]:
             return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"
         if any(name not in self.packages for name in by_pip):
             setting = shlex.quote(
@@ -929,7 +929,7 @@ def _packages_of(command: str) -> tuple[list[str], list[str]] | None:
 
 
 @cache
-def _installed(status: Path) -> frozenset[str]:
+def _installed_packages(status: Path) -> frozenset[str]:
     """Return the names of this machine's packages, or an empty set if it is not Debian or similar."""
     try:
         entries = status.read_text("utf-8", "replace").split("\n\n")
@@ -939,7 +939,7 @@ def _installed(status: Path) -> frozenset[str]:
     return frozenset(entry.removeprefix("Package: ").partition("\n")[0] for entry in present)
 
 
-def _lines(text: str) -> Iterator[_Line]:
+def _dockerfile_lines(text: str) -> Iterator[_Line]:
     """Yield the instructions of a Dockerfile's text."""
     pending, start_line = "", 0
     for line_number, written in enumerate(text.splitlines(), 1):
@@ -967,7 +967,7 @@ def _reaches_beyond(network: bool | Sequence[str], other: bool | Sequence[str]) 
     )
 
 
-def _names(folder: Path) -> set[str]:
+def _visible_names(folder: Path) -> set[str]:
     """Return the names in a directory that are not hidden."""
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
@@ -979,7 +979,7 @@ def _lies_in(path: Path, mode: int, top: Path) -> bool:
     )
 
 
-def _text(data: bytes) -> str:
+def _command_text(data: bytes) -> str:
     """Return bytes as text; raises ValueError if a command cannot contain them."""
     text = data.decode("utf-8")
     if "\0" in text:
@@ -987,5 +987,5 @@ def _text(data: bytes) -> str:
     return text
 
 
-def _mode(path: Path) -> int:
+def _file_mode(path: Path) -> int:
     return path.stat().st_mode & 0o777

@@ -42,11 +42,11 @@ def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
             source.path, split=split, streaming=source.streaming, **settings
         )
     except Exception as error:  # any error of the libraries is classified here, and always raised again
-        raise _sorted(error, source, split) from error
+        raise _user_error(error, source, split) from error
     return loaded
 
 
-def _sorted(error: Exception, source: Source, split: str) -> UserError:
+def _user_error(error: Exception, source: Source, split: str) -> UserError:
     trouble = hub_trouble(error)
     if trouble is not None:
         return HubOutOfReachError(

@@ -161,11 +161,11 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False)
     rule = spec.dataset.eval
     if (split == "eval") != (rule is not None and rule.only) and (rule is None or rule.only):
         return Rows.from_sequence((), fingerprint=combined(()))
-    source, opened = _source(spec, notify)
+    source, opened = _choose_source(spec, notify)
     return _SplitFilter(spec, split, source, opened, notify).rows(lazily=lazily)
 
 
-def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
+def _choose_source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
     """Return the dataset itself or its fallback, with the split for training rows."""
     dataset = spec.dataset
     if dataset.harbor is not None:

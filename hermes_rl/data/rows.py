@@ -38,7 +38,7 @@ def digest(columns: Mapping[str, Any]) -> str:
         UserError: a value has a type without a stable form.
     """
     try:
-        text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        text = json.dumps(_canonical_value(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or too deep nesting
         raise UserError(f"a row holds a value that cannot be stored: {error}") from None
     return hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -62,15 +62,15 @@ def combined(parts: Iterable[str]) -> str:
     return total.hexdigest()
 
 
-def _canonical(value: Any) -> Any:
+def _canonical_value(value: Any) -> Any:
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, (dict, Mapping)):
-        return {str(key): _canonical(item) for key, item in value.items()}
+        return {str(key): _canonical_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_canonical(item) for item in value]
+        return [_canonical_value(item) for item in value]
     return _canonical_other(value)
 
 
@@ -83,7 +83,7 @@ def _canonical_other(value: Any) -> Any:
         shape = getattr(value, "shape", value.size)
         return {"array": [str(shape), hashlib.sha256(value.tobytes()).hexdigest()]}
     if isinstance(value, set | frozenset):
-        return {"set": sorted(json.dumps(_canonical(item), sort_keys=True) for item in value)}
+        return {"set": sorted(json.dumps(_canonical_value(item), sort_keys=True) for item in value)}
     raise UserError(
         f"a row holds a {type(value).__name__}, which cannot be stored; give text, numbers, lists or mappings"
     )
@@ -102,22 +102,22 @@ def readable_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
         # Nearly all rows are short and consist of JSON values. Values that JSON lacks, such as NaN, become null.
         if len(text) <= LONGEST and b"null" not in text:
             return dict(columns)
-    return {str(name): _readable(value) for name, value in columns.items()}
+    return {str(name): _readable_value(value) for name, value in columns.items()}
 
 
-def _readable(value: Any) -> Any:
+def _readable_value(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}… ({len(value)} characters)"
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     # Test the concrete types first: rows may have thousands of values, and tests of abstract classes are slow.
     if isinstance(value, (dict, Mapping)):
-        return {str(key): _readable(item) for key, item in value.items()}
+        return {str(key): _readable_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_readable(item) for item in value]
+        return [_readable_value(item) for item in value]
     if isinstance(value, bytes | bytearray):
         return f"({len(value)} bytes)"
-    return _readable(str(value)) if isinstance(value, _SHOWN) else f"({type(value).__name__})"
+    return _readable_value(str(value)) if isinstance(value, _SHOWN) else f"({type(value).__name__})"
 
 
 _SHOWN = (float, date, time, timedelta, Decimal, UUID, set, frozenset)

@@ -74,7 +74,7 @@ def open_source(source: Source, split: str, seed: int, notify: Callable[[str], N
         from hermes_rl.data.files import require_bounded
 
         _require_readable(str(source.path))
-        for pattern in [*_patterns(source), *([f"{source.path}/**"] if Path(str(source.path)).is_dir() else ())]:
+        for pattern in [*_file_patterns(source), *([f"{source.path}/**"] if Path(str(source.path)).is_dir() else ())]:
             if not _URL.match(pattern):
                 require_bounded(pattern)
     from hermes_rl.data.hub import load_hub
@@ -106,10 +106,10 @@ def _require_readable(path: str) -> None:
 
 def is_fetched(source: Source) -> bool:
     """Return True if reading rows needs the network: a dataset on the hub, or files at an address."""
-    return is_on_hub(source) or any(_URL.match(name) for name in _patterns(source))
+    return is_on_hub(source) or any(_URL.match(name) for name in _file_patterns(source))
 
 
-def _patterns(source: Source) -> list[str]:
+def _file_patterns(source: Source) -> list[str]:
     """Return all names and patterns of `data_files`."""
     files: Any = to_plain(source.data_files)
     entries = files.values() if isinstance(files, dict) else [files]
@@ -143,7 +143,7 @@ def _open_generator(reference: str, split: str, seed: int) -> Opened:
 
     def read() -> Iterator[Raw]:
         try:
-            yield from _checked(function(seed=seed, split=split), reference)
+            yield from _check_rows(function(seed=seed, split=split), reference)
         except UserError:
             raise
         except Exception as error:  # the spec's user code: any exception is the spec's error
@@ -155,7 +155,7 @@ def _open_generator(reference: str, split: str, seed: int) -> Opened:
     return Opened(read, finite=False)
 
 
-def _checked(rows: Iterable[Any], reference: str) -> Iterator[Raw]:
+def _check_rows(rows: Iterable[Any], reference: str) -> Iterator[Raw]:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
             raise UserError(f"{reference}: row {index} is a {type(row).__name__}; yield dicts with string keys")

@@ -232,7 +232,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             raise UserError(
                 "slurm and testing are not supported: name the servers, or use a scripted policy to run offline"
             )
-        configs = _configs(server_configs)
+        configs = _server_configs(server_configs)
         self._evaluated: dict[str, Any] = {}
         """Metrics of the last evaluation."""
         config = config.model_copy()  # do not change the caller's configuration
@@ -247,7 +247,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         self.config = config
         self._encoder = Encoder.load(config.tokenizer_name)
         self._initialise_base(config, configs)
-        self._reasoning_settings = _reasoning(config)
+        self._reasoning_settings = _reasoning_options(config)
         self.server = self._make_server(configs)
         self._core: Environment = self._make_core()
         self._group_numbers = itertools.count()
@@ -512,7 +512,7 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
     return metrics
 
 
-def _configs(servers: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
+def _server_configs(servers: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
     """Return the servers as a list; anything else atroposlib reads as its local ports 9004 to 9007 with the key "x"."""
     if isinstance(servers, APIServerConfig):
         return [servers]
@@ -522,7 +522,7 @@ def _configs(servers: ServerBaseline | Sequence[APIServerConfig] | APIServerConf
     return list(servers)
 
 
-def _reasoning(config: HermesAgentEnvConfig) -> ReasoningOptions | None:
+def _reasoning_options(config: HermesAgentEnvConfig) -> ReasoningOptions | None:
     if config.reasoning_effort is None and config.max_reasoning_tokens is None and not config.thinking_mode:
         return None
     return ReasoningOptions(effort=config.reasoning_effort, max_tokens=config.max_reasoning_tokens)

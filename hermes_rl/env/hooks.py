@@ -96,14 +96,14 @@ def convert_author_errors(method: Callable[..., Any]) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, HermesRLError) or method.__module__.partition(".")[0] in LIBRARIES:
             raise
-        raise UserError(f"{_name(method)} raised {place_of(error, method)}") from error
+        raise UserError(f"{_method_name(method)} raised {place_of(error, method)}") from error
 
 
 def author_error(method: Callable[..., Any], problem: str) -> UserError:
     """Return a `UserError` with the method's name, `problem` is wrong, and the location of the method."""
     code = inspect.unwrap(method).__code__
-    return UserError(f"{_name(method)} {problem} ({code.co_filename}:{code.co_firstlineno})")
+    return UserError(f"{_method_name(method)} {problem} ({code.co_filename}:{code.co_firstlineno})")
 
 
-def _name(method: Callable[..., Any]) -> str:
+def _method_name(method: Callable[..., Any]) -> str:
     return method.__qualname__.rpartition("<locals>.")[2]

@@ -48,7 +48,7 @@ class Watchman:
             for base in cls.__mro__
             if base.__module__.partition(".")[0] not in LIBRARIES
             for name, member in vars(base).items()
-            if (code := _code(member)) is not None
+            if (code := _code_of(member)) is not None
         }
         self._holdings: dict[str, _Holding] = {}
         self._ended = threading.Event()
@@ -102,7 +102,7 @@ class Watchman:
         )
 
 
-def _code(member: object) -> CodeType | None:
+def _code_of(member: object) -> CodeType | None:
     """Return the code of a method or property, decorated or not, or None for any other member."""
     if isinstance(member, staticmethod | classmethod):
         member = member.__func__

@@ -67,12 +67,12 @@ async def serve_together(served: Sequence[tuple[Spec, RunOptions]], note: Callab
             await require_trajectory_api(url)
     ray = served[0][1].ray
     if not isinstance(ray, str):
-        return await _served(served)
+        return await _serve_all(served)
     async with connected([WorkerSetup(spec, one.mode, one.environ) for spec, one in served], ray, note) as connection:
-        return await _served([(spec, replace(launch, ray=connection)) for spec, launch in served])
+        return await _serve_all([(spec, replace(launch, ray=connection)) for spec, launch in served])
 
 
-async def _served(served: Sequence[tuple[Spec, RunOptions]]) -> list[Served]:
+async def _serve_all(served: Sequence[tuple[Spec, RunOptions]]) -> list[Served]:
     together, go, sibling_runs = SharedTrainer(len(served)), asyncio.Event(), list[Run]()
     logger = logging.getLogger("hermes_rl")
     level = logger.level
@@ -85,17 +85,17 @@ async def _served(served: Sequence[tuple[Spec, RunOptions]]) -> list[Served]:
     try:
         for environment in environments:
             await environment.opened.wait()
-        _raise(environments)
+        _raise_problems(environments)
         go.set()
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        _raise(environments)
+        _raise_problems(environments)
         return [task.result() for task in tasks]
     finally:
         await end_tasks(tasks)
         logger.setLevel(level)
 
 
-def _raise(environments: Sequence[_Environment]) -> None:
+def _raise_problems(environments: Sequence[_Environment]) -> None:
     """Raise the problems of the environments, if any, with the environments' names."""
     problems = {
         environment.name: environment.problem for environment in environments if environment.problem is not None

@@ -46,7 +46,7 @@ def run(cls: Any, arguments: list[str]) -> None:
     """Parse the arguments, create the environment, and run a mode; raise `UserError` for wrong arguments."""
     usage = f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
     if {"--help", "-h"} & set(arguments):
-        sys.stdout.write(f"{usage}\n\n{_help(cls)}")
+        sys.stdout.write(f"{usage}\n\n{_help_text(cls)}")
         return
     if not arguments or arguments[0] not in MODES:
         raise UserError(usage)
@@ -62,11 +62,11 @@ def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
     """
     with convert_author_errors(cls.config_init):
         config, servers = cls.config_init()
-    settings = _settings(flags)
-    return _changed(config, settings["env"], "--env"), _servers(servers, settings["openai"])
+    settings = _read_settings(flags)
+    return _copy_with(config, settings["env"], "--env"), _merge_servers(servers, settings["openai"])
 
 
-def _help(cls: Any) -> str:
+def _help_text(cls: Any) -> str:
     """Return the help text: every field of the configuration and of a server, with its description."""
     lines = [
         f"--{space}.{name}\n    {field.description or 'See atroposlib.'}\n"
@@ -76,11 +76,11 @@ def _help(cls: Any) -> str:
     return "".join(lines)
 
 
-def _settings(flags: list[str]) -> dict[str, dict[str, Any]]:
+def _read_settings(flags: list[str]) -> dict[str, dict[str, Any]]:
     """Return the values of the flags and of the --config file as {env: …, openai: …}."""
     values: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     later: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
-    for name, text in _pairs(flags):
+    for name, text in _flag_pairs(flags):
         if name == "config":
             values = _read_config(Path(text))
             continue
@@ -89,11 +89,11 @@ def _settings(flags: list[str]) -> dict[str, dict[str, Any]]:
             raise UserError(f"unknown flag --{name}; known are --env.FIELD, --openai.FIELD and --config")
         if field in later[space]:
             raise UserError(f"--{name} is given twice")
-        later[space][field] = _value(name, text)
+        later[space][field] = _parse_value(name, text)
     return {space: {**values.get(space, {}), **later[space]} for space in later}
 
 
-def _pairs(flags: list[str]) -> Iterator[tuple[str, str]]:
+def _flag_pairs(flags: list[str]) -> Iterator[tuple[str, str]]:
     rest = list(flags)
     while rest:
         flag = rest.pop(0)
@@ -107,7 +107,7 @@ def _pairs(flags: list[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _value(name: str, text: str) -> Any:
+def _parse_value(name: str, text: str) -> Any:
     if name == "openai.api_key":
         return text
     try:
@@ -127,7 +127,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
+def _copy_with(config: Any, changes: dict[str, Any], flag: str) -> Any:
     """Return a copy of a pydantic object with other values, fully validated.
 
     Unset fields stay unset, so that values derived from other fields, such as the tool parser, are still detected.
@@ -143,12 +143,12 @@ def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
         raise UserError(f"{flag}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _servers(values: Any, changes: Any) -> Any:
+def _merge_servers(values: Any, changes: Any) -> Any:
     """Return the servers with the values of `openai` applied to each; a list in the --config file replaces them."""
     if isinstance(changes, list):
-        return [_changed(APIServerConfig(), entry, "openai") for entry in changes]
+        return [_copy_with(APIServerConfig(), entry, "openai") for entry in changes]
     if not changes:
         return values
     servers = values if isinstance(values, list) else [values]
     full = [s if isinstance(s, APIServerConfig) else APIServerConfig(**s.model_dump()) for s in servers]
-    return [_changed(server, changes, "--openai") for server in full]
+    return [_copy_with(server, changes, "--openai") for server in full]

@@ -26,7 +26,7 @@ def load_reward(name: str) -> Callable[..., list[float]]:
     try:
         entry: Any = registry.get(name)
     except ImportError as error:
-        reward_names = sorted(path.stem.removesuffix("_reward") for path in _folder().glob("*_reward.py"))
+        reward_names = sorted(path.stem.removesuffix("_reward") for path in _reward_folder().glob("*_reward.py"))
         if name.removesuffix("_reward") not in reward_names:
             hint = did_you_mean(name, set(reward_names))
             raise UserError(f"atroposlib has no reward {name!r}{hint} (it has {', '.join(reward_names)})") from None
@@ -45,7 +45,7 @@ def load_reward(name: str) -> Callable[..., list[float]]:
     return reward
 
 
-def _folder() -> Path:
+def _reward_folder() -> Path:
     from atroposlib.envs import reward_fns
 
     return Path(str(reward_fns.__file__)).parent

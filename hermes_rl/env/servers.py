@@ -71,7 +71,9 @@ def completion_of(replies: list[ChatReply]) -> ChatCompletion:
         {"message": {"content": None, **reply.message}, "finish_reason": reply.finish_reason or "stop"}
         for reply in replies
     ]
-    return ChatCompletion.model_validate({**_answer("chat.completion", replies[0].model, choices), "usage": usage})
+    return ChatCompletion.model_validate(
+        {**_completion_fields("chat.completion", replies[0].model, choices), "usage": usage}
+    )
 
 
 def text_completion_of(replies: list[ChatReply]) -> Completion:
@@ -83,10 +85,10 @@ def text_completion_of(replies: list[ChatReply]) -> Completion:
         }
         for reply in replies
     ]
-    return Completion.model_validate(_answer("text_completion", replies[0].model, choices))
+    return Completion.model_validate(_completion_fields("text_completion", replies[0].model, choices))
 
 
-def _answer(kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _completion_fields(kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fields that both kinds of completion have in common."""
     return {
         "id": f"{'chatcmpl' if kind == 'chat.completion' else 'cmpl'}-{id(choices):x}",
@@ -97,7 +99,7 @@ def _answer(kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, A
     }
 
 
-def _count(kwargs: dict[str, Any]) -> int:
+def _completion_count(kwargs: dict[str, Any]) -> int:
     return int(kwargs.get("n") or 1)
 
 
@@ -217,7 +219,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
             The token ids of the prompt, then for each choice its token ids, log-probabilities and finish reason.
         """
         request = self._bare(kwargs)
-        transcripts = [Transcript() for _ in range(_count(kwargs))]
+        transcripts = [Transcript() for _ in range(_completion_count(kwargs))]
         replies = await self._several(request, kwargs, transcripts)
         sequences = [transcript.sequences()[0] for transcript in transcripts]
         start = sequences[0].spans[0].start
@@ -307,7 +309,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         calls = []
         try:
             async with asyncio.TaskGroup() as group:
-                for index in range(_count(kwargs)):
+                for index in range(_completion_count(kwargs)):
                     seed = drawn_seed(request.seed, "choice", index) if index else request.seed
                     transcript = transcripts[index] if transcripts is not None else request.transcript
                     calls.append(group.create_task(self.role.chat(replace(request, seed=seed, transcript=transcript))))
@@ -367,7 +369,7 @@ class ManagedServer:
 
     def _for(self, kwargs: dict[str, Any]) -> list[Transcript]:
         """Return one transcript per choice: a single choice continues the last one, several choices start new ones."""
-        count = _count(kwargs)
+        count = _completion_count(kwargs)
         if count == 1 and self._transcripts:
             return self._transcripts[-1:]
         transcripts = [Transcript() for _ in range(count)]

@@ -154,7 +154,7 @@ class SpecEnv(HermesAgentBaseEnv):
         source = RowSource(await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning))
         if self._mode != "evaluate":
             await self._compiled.open(await source.require_first("train"))
-        self._training_rows = _repeated(source)
+        self._training_rows = _repeat_rows(source)
         if self.spec.dataset.eval is not None:
             self._evaluation_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
 
@@ -265,7 +265,7 @@ class SpecEnv(HermesAgentBaseEnv):
         launch.progress.note(f"run directory: {directory.path}")
 
 
-async def _repeated(source: RowSource) -> AsyncIterator[Row]:
+async def _repeat_rows(source: RowSource) -> AsyncIterator[Row]:
     some = True
     while some:
         some = False

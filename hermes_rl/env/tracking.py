@@ -88,7 +88,7 @@ class Tracking:
         own wandb run, whereas BaseEnv logs to the run that started first in the process.
         """
         metrics = {**self._pending_metrics, **self._training_counts.take(), **(wandb_metrics or {})}
-        metrics |= _lengths(self.completion_lengths, self.max_token_len)
+        metrics |= _length_metrics(self.completion_lengths, self.max_token_len)
         metrics = self.perf_stats(await self.create_rollout_table(metrics))  # type: ignore[attr-defined]
         self._pending_metrics, self.rollouts_for_wandb, self.completion_lengths = {}, [], []
         if self._wandb_run is not None:
@@ -99,7 +99,7 @@ class Tracking:
         return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
-def _lengths(lengths: list[int], longest: int) -> dict[str, float]:
+def _length_metrics(lengths: list[int], longest: int) -> dict[str, float]:
     """Return BaseEnv's metrics of trained tokens per sequence.
 
     As in BaseEnv, `…_p95` is the fraction of sequences longer than 95 % of `longest`.

@@ -55,14 +55,14 @@ def require_lines_that_work(cls: type, base: type, backend: str) -> None:
     """
     problems = [
         f"{path.name}:{line}: {problem}"
-        for path in dict.fromkeys(_sources(cls, base))
-        for line, problem in _problems(ast.parse(path.read_text(encoding="utf-8")), backend)
+        for path in dict.fromkeys(_source_files(cls, base))
+        for line, problem in _find_problems(ast.parse(path.read_text(encoding="utf-8")), backend)
     ]
     if problems:
         raise UserError(f"{cls.__name__} has lines that cannot work here:\n  " + "\n  ".join(problems))
 
 
-def _sources(cls: type, base: type) -> Iterator[Path]:
+def _source_files(cls: type, base: type) -> Iterator[Path]:
     for ancestor in cls.__mro__:
         if not issubclass(ancestor, base) or ancestor.__module__.partition(".")[0] == "hermes_rl":
             continue
@@ -74,15 +74,15 @@ def _sources(cls: type, base: type) -> Iterator[Path]:
             yield Path(path)
 
 
-def _problems(tree: ast.Module, backend: str) -> Iterator[tuple[int, str]]:
+def _find_problems(tree: ast.Module, backend: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from _import(node)
+            yield from _import_problems(node)
         elif isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
-            yield from _variables(node, backend)
+            yield from _variable_problems(node, backend)
 
 
-def _import(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
+def _import_problems(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
     for name in (alias.name for alias in node.names):
         if node.module == "hermes_rl" and name != "*" and not hasattr(hermes_rl, name):
             yield node.lineno, f"hermes_rl has no {name}" + (f": {_INSTEAD[name]}" if name in _INSTEAD else "")
@@ -109,16 +109,16 @@ def _handed_on(module: str, name: str) -> bool:
     return name in members and any(reexport_checks)
 
 
-def _variables(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -> Iterator[tuple[int, str]]:
+def _variable_problems(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -> Iterator[tuple[int, str]]:
     """Yield assignments to `os.environ` that are meant for an agent's commands, whose sandbox does not inherit them."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    called_names = {name for call in calls if (name := _called(call)) is not None}
+    called_names = {name for call in calls if (name := _called_name(call)) is not None}
     if "HermesAgentLoop" not in called_names or any(_gives_variables(call) for call in calls):
         return
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign):
             continue
-        for name in (_variable(target) for target in node.targets):
+        for name in (_variable_name(target) for target in node.targets):
             if name is not None and not name.startswith(_OF_THE_RUNNER):
                 programs = (
                     "" if backend == "none" else "; `terminal_backend: none` if they need programs of this machine"
@@ -130,13 +130,13 @@ def _variables(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -
                 )
 
 
-def _called(call: ast.Call) -> str | None:
+def _called_name(call: ast.Call) -> str | None:
     function: Any = call.func
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", None)
 
 
 def _gives_variables(call: ast.Call) -> bool:
-    if _called(call) != "register_task_env_overrides":
+    if _called_name(call) != "register_task_env_overrides":
         return False
     return any(
         isinstance(key, ast.Constant) and key.value == "env"
@@ -146,7 +146,7 @@ def _gives_variables(call: ast.Call) -> bool:
     )
 
 
-def _variable(target: ast.expr) -> str | None:
+def _variable_name(target: ast.expr) -> str | None:
     """Return the name in ``os.environ["NAME"]``."""
     if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
         return None

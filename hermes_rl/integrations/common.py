@@ -38,7 +38,7 @@ def shared_environment(spec: str) -> tuple[hermes_rl.Env, Any]:
     with _OPENING:
         if not _PROCESS:
             _PROCESS.append(os.getpid())
-            atexit.register(_close)
+            atexit.register(_close_all)
         if [os.getpid()] != _PROCESS:
             raise UserError(
                 "this process was forked from a process that runs rollouts, and a fork does not copy threads: "
@@ -50,7 +50,7 @@ def shared_environment(spec: str) -> tuple[hermes_rl.Env, Any]:
         return _OPENED[spec]
 
 
-def _close() -> None:
+def _close_all() -> None:
     if [os.getpid()] == _PROCESS:  # a forked process has only copies of its parent's resources
         _CLOSING.close()
 

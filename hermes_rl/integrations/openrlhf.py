@@ -86,7 +86,7 @@ def executor(
             settings = pull.sampling(sampling, None if processed_logprobs or split == "eval" else PROCESSED)
             made_of = llm_engine, max_length, sampling_params.max_tokens
             if made_of not in self._policies:
-                self._policies[made_of] = _policy(hf_tokenizer, renderer, sampling_params, *made_of)
+                self._policies[made_of] = _engine_policy(hf_tokenizer, renderer, sampling_params, *made_of)
             rollout = require_score(
                 await pull.play(BatchPlace(key, None, 0, 1), split, settings, self._policies[made_of])
             )
@@ -100,7 +100,7 @@ def executor(
                 "reward": rollout.score,
                 "scores": rollout.score,
                 "observation_tokens": example.prompt_ids + example.response_ids,
-                "action_ranges": _ranges(before + example.mask),
+                "action_ranges": _one_ranges(before + example.mask),
                 "rollout_log_probs": [*map(float, before), *logprobs_of(example, "OpenRLHF")],
                 "truncated": rollout.stop_reason in CUT,
                 "extra_logs": values_of(rollout),
@@ -109,7 +109,7 @@ def executor(
     return AgentExecutor
 
 
-def _policy(
+def _engine_policy(
     tokenizer: Any, renderer: Any, params: Any, engine: Any, longest: int, max_tokens: int | None
 ) -> hermes_rl.Policy:
     """Return a policy that samples with the vLLM engine of this process."""
@@ -123,7 +123,7 @@ def _policy(
     return hermes_rl.Policy.sampling(sample, tokenizer, renderer=renderer, context=longest)
 
 
-def _ranges(mask: list[int]) -> list[tuple[int, int]]:
+def _one_ranges(mask: list[int]) -> list[tuple[int, int]]:
     """Return the start and the exclusive end of each run of ones."""
     starts = [
         index for index, (is_trained, last) in enumerate(zip(mask, [0, *mask], strict=False)) if is_trained and not last

@@ -165,7 +165,7 @@ class HermesGenerator:
         if not self._step_wise:
             out["is_last_step"] = None
         empty = dict.fromkeys(("rollout_expert_indices", "pixel_values", "image_grid_thw"))
-        return {**out, **empty, "rollout_metrics": _metrics(played)}
+        return {**out, **empty, "rollout_metrics": _batch_metrics(played)}
 
 
 def _stand_ins(played: Sequence[BatchResult], groups: Sequence[str]) -> list[float]:
@@ -194,7 +194,7 @@ def _stand_ins(played: Sequence[BatchResult], groups: Sequence[str]) -> list[flo
     return filled_scores
 
 
-def _metrics(played: Sequence[BatchResult]) -> dict[str, float]:
+def _batch_metrics(played: Sequence[BatchResult]) -> dict[str, float]:
     """Return the metrics that SkyRL logs.
 
     SkyRL may request a batch group by group. It then sums these metrics, and averages those named `…_mean`.

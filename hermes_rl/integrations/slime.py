@@ -33,12 +33,12 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     Raises:
         UserError: settings conflict, or slime cannot represent the rollout.
     """
-    pull = _pull(args)
+    pull = _open_adapter(args)
     require_no_comparing(await pull.open(), "slime")
     row_metadata = {**(sample.metadata or {}), "split": "eval" if evaluation else "train"}
     split, key = row_named(row_metadata, "a sample has no `key` in its metadata", "slime")
     position = BatchPlace(key, f"{key}@{sample.group_index}", 0, 1)
-    rollout = await pull.play(position, split, _sampling(args, pull, sampling_params))
+    rollout = await pull.play(position, split, _sampling_settings(args, pull, sampling_params))
     # slime requires the same shape for all rollouts. Only our reward hook can count the sequences of a list.
     several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
     sample.metadata = {**sample.metadata, "stop_reason": str(rollout.stop_reason), "error": rollout.error}
@@ -49,16 +49,16 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         return [sample] if several else sample
     examples = await asyncio.to_thread(pull.examples, rollout)
     if several:
-        return [_sample(sample, rollout, example) for example in examples]
+        return [_fill_sample(sample, rollout, example) for example in examples]
     if len(examples) > 1 and not evaluation:
         raise UserError(
             f"rollout {rollout.id} has {len(examples)} sequences, and slime's own baseline takes each for a rollout: "
             f"set --custom-reward-post-process-path {REWARDS}"
         )
-    return _sample(sample, rollout, examples[-1])
+    return _fill_sample(sample, rollout, examples[-1])
 
 
-def _sample(sample: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) -> Any:
+def _fill_sample(sample: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) -> Any:
     filled = copy.copy(sample)
     filled.tokens, filled.response_length = example.prompt_ids + example.response_ids, len(example.response_ids)
     filled.loss_mask, filled.rollout_log_probs = example.mask, example.logprobs
@@ -74,7 +74,7 @@ def whole(args: Any, samples: Sequence[Any], **_: Any) -> bool:
 
     This is the hook for slime's `--dynamic-sampling-filter-path`.
     """
-    return not any(sample.remove_sample for sample in _flat(samples))
+    return not any(sample.remove_sample for sample in _flatten(samples))
 
 
 def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -84,7 +84,7 @@ def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]
     with several sequences counts once in its group and a rollout without a score does not count. The raw reward of
     the latter is only logged; it is the mean of its group, or of the batch if the group has no score.
     """
-    every = _flat(samples)
+    every = _flatten(samples)
     groups: dict[Any, dict[Any, float]] = {}
     for sample in every:
         if not sample.remove_sample:
@@ -105,11 +105,11 @@ def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]
     ]
 
 
-def _flat(samples: Sequence[Any]) -> list[Any]:
-    return [sample for member in samples for sample in (_flat(member) if isinstance(member, list) else [member])]
+def _flatten(samples: Sequence[Any]) -> list[Any]:
+    return [sample for member in samples for sample in (_flatten(member) if isinstance(member, list) else [member])]
 
 
-def _sampling(args: Any, pull: TrainerAdapter, parameters: dict[str, Any]) -> dict[str, Any]:
+def _sampling_settings(args: Any, pull: TrainerAdapter, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's settings with slime's temperature and lengths.
 
     Raises:
@@ -128,7 +128,7 @@ def _sampling(args: Any, pull: TrainerAdapter, parameters: dict[str, Any]) -> di
     return settings
 
 
-def _pull(args: Any) -> TrainerAdapter:
+def _open_adapter(args: Any) -> TrainerAdapter:
     names = ("spec", "renderer", "sampling", "retries", "allow_inexact", "workers")
     spec, renderer, sampling, retries, inexact, workers = (getattr(args, f"hermes_{name}", None) for name in names)
     if spec is None:

@@ -195,15 +195,15 @@ class HermesRollouts(BackgroundEnv):
         self._calls = ModelCalls()
         playing = self.sync.submit(pull.play_all(positions, split, sampling))
         self._calls.answer_until(playing, lambda calls: self._generate(trainer, calls) if self._generate else [])
-        columns = columns_of(playing.result(), _tokenizer(trainer).eos_token_id, pull)
+        columns = columns_of(playing.result(), _tokenizer_of(trainer).eos_token_id, pull)
         return {**columns, "other_policy": [self._policy is not None] * len(prompts)}
 
     def _policy_of(self, trainer: Any) -> hermes_rl.Policy:
         """Return the policy that uses the trainer's sampler."""
-        tokenizer, args = _tokenizer(trainer), trainer.args
+        tokenizer, args = _tokenizer_of(trainer), trainer.args
         if trainer.use_vllm and trainer.vllm_mode == "server":
             url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-            return _vllm(url, None, tokenizer.name_or_path, self._renderer)
+            return _vllm_policy(url, None, tokenizer.name_or_path, self._renderer)
         if trainer.use_vllm:
             _require_one_vllm(args)
             self._generate, context = generate_with_vllm, args.vllm_max_model_length
@@ -344,7 +344,7 @@ def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> 
     import torch
     from trl.models.utils import unwrap_model_for_generation
 
-    end = _tokenizer(trainer).pad_token_id
+    end = _tokenizer_of(trainer).pad_token_id
     width = max(len(ids) for ids, _ in calls)
     device = trainer.accelerator.device
     prompts = torch.tensor([[end] * (width - len(ids)) + ids for ids, _ in calls], device=device)
@@ -421,11 +421,11 @@ def generate_with_vllm(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sa
     return [sampled_by_vllm(answer) for answer in answers]
 
 
-def _tokenizer(trainer: Any) -> Any:
+def _tokenizer_of(trainer: Any) -> Any:
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
-def _vllm(url: str, model: Any, tokenizer: str, renderer: Any) -> hermes_rl.Policy:
+def _vllm_policy(url: str, model: Any, tokenizer: str, renderer: Any) -> hermes_rl.Policy:
     return hermes_rl.Policy.server("vllm", f"{url.rstrip('/')}/v1", model, tokenizer=tokenizer, renderer=renderer)
 
 
@@ -525,7 +525,7 @@ class HermesWorker(BackgroundEnv):
         if policy is None and model is None:
             raise UserError("name the `model` that the trainer's vLLM server serves, or give a `policy`")
         name = model if adapter is None else lambda: f"{adapter}-v{self._version}"
-        self._policy = policy or _vllm(args.vllm_server_base_url, name, tokenizer or str(model), renderer)
+        self._policy = policy or _vllm_policy(args.vllm_server_base_url, name, tokenizer or str(model), renderer)
         self._pull = TrainerAdapter(
             "TRL", self.env, self._policy, sampling=sampling, config_location=WHERE, allow_inexact=allow_inexact
         )

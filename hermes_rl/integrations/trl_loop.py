@@ -62,7 +62,7 @@ class HermesEnvironments(BackgroundEnv):
         tools = [self.sync.tools(row) for row in self.rows("train").values()]
         if any(tool != tools[0] for tool in tools):
             raise UserError("the tools differ between rows, and TRL's own loop has one set: use HermesRollouts")
-        methods = {tool["function"]["name"]: _method(tool["function"]) for tool in tools[0]}
+        methods = {tool["function"]["name"]: _tool_method(tool["function"]) for tool in tools[0]}
         return type("HermesEnvironment", (_Stepped,), {"_opened": self, **methods})
 
     @property
@@ -115,7 +115,7 @@ class _Stepped:
             self._session.close()
 
 
-def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
+def _tool_method(tool: Mapping[str, Any]) -> Callable[..., str]:
     """Return a tool as a method whose signature and docstring let TRL rebuild the tool's schema."""
     properties = tool["parameters"].get("properties", {})
     required = tool["parameters"].get("required", ())

@@ -62,7 +62,7 @@ class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
         if self.system_prompt is not None:
             raise UserError("the prompts are the spec's: leave `system_prompt` out, and change the spec's `prompt`")
         for key, messages in tasks_of(spec, split, self.config.rows, TRAINER):
-            prompt = [_message(message) for message in messages]
+            prompt = [_typed_message(message) for message in messages]
             yield HermesTask(HermesTaskData(id=key, spec=spec, split=split, prompt=prompt), self.config.task)
 
 
@@ -123,7 +123,7 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
             raise vf.HarnessError(f"verifiers ended the rollout ({trace.stop_condition}) before it was scored")
 
 
-def _message(message: dict[str, Any]) -> Any:
+def _typed_message(message: dict[str, Any]) -> Any:
     kinds = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
     return kinds[message["role"]].model_validate(message)
 

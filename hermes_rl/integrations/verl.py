@@ -54,7 +54,7 @@ class VerlAgentLoop:
         tools: Any = None,
     ) -> None:
         self._config = trainer_config.config.actor_rollout_ref.rollout
-        _require(self._config)
+        _require_exact_settings(self._config)
         self._made_of = spec, server_manager, tokenizer, renderer
         agent_settings = own_settings(sampling, "verl", "the configuration of verl")
         self._settings: dict[str, Any] = {
@@ -218,7 +218,7 @@ class _Worker(TrainerAdapter):
         return await self.run_group(position, split, sampling)
 
 
-def _require(config: Any) -> None:
+def _require_exact_settings(config: Any) -> None:
     """Raise `UserError` for rollout settings of verl with which log-probabilities do not match the sampled tokens."""
     if not config.calculate_log_probs:
         raise UserError("set actor_rollout_ref.rollout.calculate_log_probs=true: log-probabilities are what is sampled")

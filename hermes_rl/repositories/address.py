@@ -76,13 +76,13 @@ def address_of(text: str) -> Address | None:
         repository, _, revision = rest.partition("@")
         if _SHORT.fullmatch(repository) is None or _means_a_file(repository):
             return None
-        return _checked(text, Address(repository, "git", f"https://github.com/{repository}.git"), revision, inside)
+        return _check_parts(text, Address(repository, "git", f"https://github.com/{repository}.git"), revision, inside)
     if scheme == "hf":
         repository, _, revision = remainder.partition("@")
         match = _HUB.fullmatch(repository)
         if match is None or match[2].partition("/")[0] in _KINDS:
             raise UserError(f"{escape_controls(text)} is not a repository of a hub: write hf://OWNER/NAME@REV")
-        return _checked(text, Address(f"hf://{repository}", _KINDS[match[1]], match[2]), revision, inside)
+        return _check_parts(text, Address(f"hf://{repository}", _KINDS[match[1]], match[2]), revision, inside)
     if not scheme.startswith("git+"):
         return None
     if (scheme := scheme.removeprefix("git+")) not in SCHEMES:
@@ -112,7 +112,7 @@ def _of_git(text: str, scheme: str, remainder: str, inside: str) -> Address:
             f"git+{scheme}://…@{escape_controls(host.rpartition('@')[2])}/…: an address with a password or token would "
             "be in every record of a run; leave it out, and let git's credential helper know it"
         )
-    return _checked(text, Address(f"git+{url}", "git", url), revision, inside)
+    return _check_parts(text, Address(f"git+{url}", "git", url), revision, inside)
 
 
 def _means_a_file(reference: str) -> bool:
@@ -121,7 +121,7 @@ def _means_a_file(reference: str) -> bool:
     return name.endswith((".yaml", ".yml", ".json")) or Path(owner).is_dir()
 
 
-def _checked(text: str, address: Address, revision: str, inside: str) -> Address:
+def _check_parts(text: str, address: Address, revision: str, inside: str) -> Address:
     if "@" in text.partition("#")[0].removeprefix(address.repository) and not revision:
         raise UserError(f"{escape_controls(text)}: a branch, a tag or a commit is missing after `@`")
     if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):

@@ -65,7 +65,7 @@ def fetched(address: Address) -> Fetched:
     An address with a fetched commit needs no network. Raises `UserError` if it is not available, or is not an
     environment.
     """
-    repository = _environments() / _folder_name(address)
+    repository = _environments_folder() / _folder_name(address)
     if address.commit is not None:
         revision = Named(address.commit, address.commit)
     else:
@@ -78,8 +78,8 @@ def fetched(address: Address) -> Fetched:
     try:
         repository.mkdir(parents=True, exist_ok=True)
         # One process fetches at a time, so that none replaces a directory that another one has just received.
-        with _locked(repository), tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
-            return _load_cached(repository, address.at_commit(revision.commit)) or _fetch(
+        with _lock_folder(repository), tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
+            return _load_cached(repository, address.at_commit(revision.commit)) or _fetch_commit(
                 repository, address, revision, Path(work)
             )
     except Unfit as error:
@@ -89,7 +89,7 @@ def fetched(address: Address) -> Fetched:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # some network file systems have no locks
@@ -99,7 +99,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _fetch(repository: Path, address: Address, revision: Named, work: Path) -> Fetched:
+def _fetch_commit(repository: Path, address: Address, revision: Named, work: Path) -> Fetched:
     files = work / "files"
     files.mkdir()
     if address.kind == "git":
@@ -145,20 +145,20 @@ def _folder_name(address: Address) -> str:
     return f"{safe}-{hashlib.sha256(f'{address.kind} {address.url}'.encode()).hexdigest()[:12]}"
 
 
-def _environments() -> Path:
+def _environments_folder() -> Path:
     return cache_home() / "environments"
 
 
 def is_trusted(digest: str) -> bool:
     """Return True if the user has accepted to run the content with this digest."""
-    return _trust(digest).is_file()
+    return _trust_file(digest).is_file()
 
 
 def trust(digest: str, description: str) -> None:
     """Record that the user has accepted to run the content with this digest; `description` describes it for people."""
-    _trust(digest).parent.mkdir(parents=True, exist_ok=True)
-    _trust(digest).write_text(f"{description}\n", encoding="utf-8")
+    _trust_file(digest).parent.mkdir(parents=True, exist_ok=True)
+    _trust_file(digest).write_text(f"{description}\n", encoding="utf-8")
 
 
-def _trust(digest: str) -> Path:
-    return _environments() / "trusted" / digest
+def _trust_file(digest: str) -> Path:
+    return _environments_folder() / "trusted" / digest

@@ -67,13 +67,13 @@ def write_files(entries: Iterable[RepositoryFile], folder: Path) -> None:
     for path, target in links:
         path.symlink_to(target)
     for path, target in links:
-        if Path(target).is_absolute() or not _real(path).is_relative_to(top):
+        if Path(target).is_absolute() or not _real_path(path).is_relative_to(top):
             raise Unfit(
                 f"{escape_controls(path.relative_to(folder).as_posix())} is a link that leads out of the repository"
             )
 
 
-def _real(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))  # `resolve` raises for circular links
 
 

@@ -49,7 +49,9 @@ def git_commit(address: Address) -> Named:
     patterns = ["HEAD"] if revision is None else [f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}",
                                                   f"refs/heads/{revision}"]  # fmt: skip
     lines = (
-        _git(address, ["ls-remote", "--quiet", "--", address.url, *patterns]).decode("utf-8", "replace").splitlines()
+        _run_git(address, ["ls-remote", "--quiet", "--", address.url, *patterns])
+        .decode("utf-8", "replace")
+        .splitlines()
     )
     commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
     for name in patterns:
@@ -67,17 +69,17 @@ def git_files(address: Address, revision: Named, folder: Path) -> tuple[str, Ite
 
     Raises `UserError` if it is not available, or is too large.
     """
-    _git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
+    _run_git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
     directory_options = ["-C", str(folder)]
-    _git(
+    _run_git(
         address, [*directory_options, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, revision.refspec]
     )
-    commit = _git(address, [*directory_options, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]).decode().strip()
-    listing = _git(address, [*directory_options, "ls-tree", "-r", "-z", "-l", "--full-tree", commit])
-    return commit, _entries(address, directory_options, listing)
+    commit = _run_git(address, [*directory_options, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]).decode().strip()
+    listing = _run_git(address, [*directory_options, "ls-tree", "-r", "-z", "-l", "--full-tree", commit])
+    return commit, _read_entries(address, directory_options, listing)
 
 
-def _entries(address: Address, directory_options: Sequence[str], listing: bytes) -> Iterator[RepositoryFile]:
+def _read_entries(address: Address, directory_options: Sequence[str], listing: bytes) -> Iterator[RepositoryFile]:
     entries: list[tuple[str, str, str, int]] = []
     for line in listing.decode("utf-8", "surrogateescape").split("\0")[:-1]:
         about, _, path = line.partition("\t")
@@ -88,7 +90,7 @@ def _entries(address: Address, directory_options: Sequence[str], listing: bytes)
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
         stdin.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
         stdin.seek(0)
-        _git(address, [*directory_options, "cat-file", "--batch"], stdin.fileno(), stdout.fileno())
+        _run_git(address, [*directory_options, "cat-file", "--batch"], stdin.fileno(), stdout.fileno())
         stdout.seek(0)
         for name, mode, _, size in entries:
             stdout.readline()
@@ -99,7 +101,7 @@ def _entries(address: Address, directory_options: Sequence[str], listing: bytes)
             yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
 
 
-def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, into: int | None = None) -> bytes:
+def _run_git(address: Address, arguments: Sequence[str], stdin: int | None = None, into: int | None = None) -> bytes:
     """Run git, bounded in time and in the size of the file that it writes; return its output.
 
     Raises `UserError` if git is not installed, or fails.

@@ -23,16 +23,18 @@ def hub_commit(address: Address) -> str:
     Raises `UserError` if the hub cannot be reached, or has no such repository or revision.
     """
     try:
-        info = _api().repo_info(address.url, repo_type=_type(address), revision=address.revision, timeout=ANSWER)
+        info = _hub_api().repo_info(
+            address.url, repo_type=_repo_type(address), revision=address.revision, timeout=ANSWER
+        )
     except Exception as error:  # any error of the libraries is reported, and always raised again
-        raise _refused(address, error) from error
+        raise _fetch_error(address, error) from error
     return str(info.sha)
 
 
 def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
     """Yield the files of a commit, names and sizes first. Raises `UserError` if they are not available."""
     try:
-        api, kind = _api(), _type(address)
+        api, kind = _hub_api(), _repo_type(address)
         tree = api.list_repo_tree(address.url, recursive=True, repo_type=kind, revision=commit)
         files = [RepositoryFile(entry.path, entry.size) for entry in tree if hasattr(entry, "size")]
         yield from files
@@ -43,7 +45,7 @@ def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
     except UserError:
         raise
     except Exception as error:  # as above
-        raise _refused(address, error) from error
+        raise _fetch_error(address, error) from error
 
 
 def bound_answers() -> None:
@@ -55,18 +57,18 @@ def bound_answers() -> None:
     set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=ANSWER))
 
 
-def _api() -> Any:
+def _hub_api() -> Any:
     from huggingface_hub import HfApi
 
     bound_answers()
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="hermes-rl")
 
 
-def _type(address: Address) -> str:
+def _repo_type(address: Address) -> str:
     return address.kind.removesuffix("s")
 
 
-def _refused(address: Address, error: Exception) -> UserError:
+def _fetch_error(address: Address, error: Exception) -> UserError:
     reason = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
     return UserError(
         f"{address} cannot be fetched from the hub: {type(error).__name__}: {escape_controls(reason)[:300]}"

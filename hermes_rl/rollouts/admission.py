@@ -295,16 +295,16 @@ def processor_seconds() -> float:
 def usable_cores() -> int:
     """Return the number of cores that this process may use, within the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
-    quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
+    quota = core_quota(_read_text(CONTROL_GROUP / "cpu.max"))
     return cores if quota is None else max(1, min(cores, round(quota)))
 
 
 def whole_machine() -> list[Used]:
     """Return the CPU use of all programs on this process's cores, and of its control group if it has a quota."""
     cores = os.sched_getaffinity(0)
-    cores_used = [Used(seconds, len(cores)) for seconds in busy_seconds(_text(Path("/proc/stat")), cores)]
-    quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
-    usage = re.search(r"^usage_usec (\d+)$", _text(CONTROL_GROUP / "cpu.stat"), re.MULTILINE)
+    cores_used = [Used(seconds, len(cores)) for seconds in busy_seconds(_read_text(Path("/proc/stat")), cores)]
+    quota = core_quota(_read_text(CONTROL_GROUP / "cpu.max"))
+    usage = re.search(r"^usage_usec (\d+)$", _read_text(CONTROL_GROUP / "cpu.stat"), re.MULTILINE)
     return cores_used if quota is None or usage is None else [*cores_used, Used(int(usage[1]) / 1e6, quota)]
 
 
@@ -329,7 +329,7 @@ def core_quota(text: str) -> float | None:
         return None  # "max", or the file does not exist
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a system file; empty if it does not exist."""
     try:
         return path.read_text(encoding="ascii")
@@ -339,10 +339,10 @@ def _text(path: Path) -> str:
 
 def free_memory() -> float:
     """Return the smallest fraction of free memory: of the host, of a surrounding control group, or of the sandboxes."""
-    return min(_machine(), free_share(CONTROL_GROUP))
+    return min(_available_memory(), free_share(CONTROL_GROUP))
 
 
-def _machine() -> float:
+def _available_memory() -> float:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         sizes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}

@@ -20,18 +20,18 @@ Normalise = Literal["std", "mean", "rloo", "none"]
 
 def grpo(scores: Sequence[float]) -> list[float]:
     """Return (score - mean) / population standard deviation: GRPO (Shao et al. 2024); at most √(n - 1)."""
-    return _centred(scores, _spread(scores))
+    return _center(scores, _deviation(scores))
 
 
 def dr_grpo(scores: Sequence[float]) -> list[float]:
     """Return score - mean: Dr. GRPO (Liu et al. 2025)."""
-    return _centred(scores, 1.0)
+    return _center(scores, 1.0)
 
 
 def rloo(scores: Sequence[float]) -> list[float]:
     """Return the score minus the mean of the others' scores: RLOO (Ahmadian et al. 2024); 0 for a single score."""
     others = len(scores) - 1
-    return _centred(scores, others / len(scores)) if others > 0 else [0.0] * len(scores)
+    return _center(scores, others / len(scores)) if others > 0 else [0.0] * len(scores)
 
 
 def score(scores: Sequence[float]) -> list[float]:
@@ -67,8 +67,8 @@ def of_turns(scores: Sequence[float], credit: Sequence[Sequence[float]]) -> list
         scores: one score per rollout.
         credit: one value per turn of each rollout; zeros for a rollout without credit.
     """
-    differences = [_centred(turn_values, 1.0) for turn_values in credit]
-    within = max(_spread([turn for turn_values in differences for turn in turn_values]), _spread(scores))
+    differences = [_center(turn_values, 1.0) for turn_values in credit]
+    within = max(_deviation([turn for turn_values in differences for turn in turn_values]), _deviation(scores))
     return [
         [between + (turn / within if within else 0.0) for turn in turn_values]
         for between, turn_values in zip(grpo(scores), differences, strict=True)
@@ -83,12 +83,12 @@ def of_tokens(spans: Iterable[SampledSpan], per_turn: Sequence[float], length: i
     return values
 
 
-def _spread(values: Sequence[float]) -> float:
+def _deviation(values: Sequence[float]) -> float:
     """Return the population standard deviation; exactly 0 if all values are equal."""
     return pstdev(values) if values and min(values) < max(values) else 0.0
 
 
-def _centred(values: Sequence[float], unit: float) -> list[float]:
+def _center(values: Sequence[float], unit: float) -> list[float]:
     """Return the values minus their mean, in a unit; exactly 0 if all are equal."""
     if not values or min(values) == max(values):
         return [0.0] * len(values)

@@ -192,7 +192,7 @@ class CompiledSpec:
         self.seed = spec.seed
         variables = os.environ if environ is None else environ
         admit(spec.user_code.env, variables or os.environ)  # without keys of servers, code still sees what it names
-        self.roles = _roles(spec, variables)
+        self.roles = _make_clients(spec, variables)
         self.tooling = Tooling(spec, variables)
         self._user_tooling = Tooling(spec, variables, spec.user.tools if spec.user else (), NO_TOOLSETS)
         self._state_class = load_object(spec.state.python) if spec.state is not None else None
@@ -486,7 +486,7 @@ class CompiledSpec:
         item = dict(rollout.key.row.columns)
         if not rollout.others:
             sandboxes = await self._collect_artifacts(rollout, runtime)
-            result = _played(rollout).for_rewards()
+            result = _result_of(rollout).for_rewards()
             await grade(self.grader, item, result, sandboxes, runtime.state, rollout.rewards)
             return
         shared: RewardSandboxes | None = None
@@ -497,7 +497,7 @@ class CompiledSpec:
                 machines = await self._collect_artifacts(seat, runtime.apart[name], [name])
             else:
                 machines = shared = shared or await self._collect_artifacts(seat, runtime, sharing)
-            graded.append(GradedSeat(name, _played(seat).for_rewards(), machines, seat.rewards))
+            graded.append(GradedSeat(name, _result_of(seat).for_rewards(), machines, seat.rewards))
         await self.grader.grade_seats(item, graded, runtime.state)
 
     async def _collect_artifacts(
@@ -541,7 +541,9 @@ class CompiledSpec:
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].key.row.columns)
         by_seat = [list(members) for members in zip(*(rollout.seats for rollout in rollouts), strict=True)]
-        results = {members[0].seat.name: [_played(member).for_rewards() for member in members] for members in by_seat}
+        results = {
+            members[0].seat.name: [_result_of(member).for_rewards() for member in members] for members in by_seat
+        }
         for members in by_seat:
             name = members[0].seat.name
             paying = {reward.name for reward in self.grader.rewards if reward.pays(name)}
@@ -739,8 +741,8 @@ class CompiledSpec:
 
         The run may start a new conversation or continue one.
         """
-        prior = _answers(self.prompt(key.row, seat.name))
-        script, answered = self.script(key, prior, seat), _answers(messages) - prior
+        prior = _reply_count(self.prompt(key.row, seat.name))
+        script, answered = self.script(key, prior, seat), _reply_count(messages) - prior
         begins = [0, *(index for index, turn in enumerate(script.turns, 1) if not turn.tools)]
         remaining = script.turns[begins[answered] :] if answered < len(begins) else ()
         # An empty script would count as missing.
@@ -749,7 +751,7 @@ class CompiledSpec:
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         for seat in self.seated(key) if self.seats else ():
             if (role := self.roles[seat.role]).scripted:
-                prior = _answers(self.prompt(key.row, seat.name))
+                prior = _reply_count(self.prompt(key.row, seat.name))
                 role.register(seat_id(name, seat.name), self.script(key, prior, seat))
         user = self._simulated
         user_scripted = user is not None and self.roles[user.server].scripted
@@ -780,11 +782,11 @@ class CompiledSpec:
         return user if user is not None and user.simulated else None
 
 
-def _answers(messages: Sequence[Message]) -> int:
+def _reply_count(messages: Sequence[Message]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
 
-def _played(rollout: Rollout) -> AgentResult:
+def _result_of(rollout: Rollout) -> AgentResult:
     """Return the result of a graded rollout, which always has one."""
     assert rollout.result is not None
     return rollout.result
@@ -808,7 +810,7 @@ def _schedule_function(spec: Spec) -> AgentFunction | None:
     return function
 
 
-def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
+def _make_clients(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
     key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
     return {
         role: create_client(

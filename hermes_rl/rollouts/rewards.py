@@ -28,9 +28,9 @@ def grader_of(spec: Spec, roles: Mapping[str, ModelClient], trial: Trial) -> Gra
     return Grader(
         rewards=tuple(
             GradedReward(
-                _function(spec, name, reward),
+                _reward_function(spec, name, reward),
                 Weighting(name, reward.weight, reward.gate),
-                _arguments(spec, reward),
+                _reward_arguments(spec, reward),
                 fresh=reward.sandbox == "fresh",
                 seats=None if reward.seats is None else tuple(reward.seats),
                 shares=reward.seats if isinstance(reward.seats, Mapping) else None,
@@ -48,7 +48,7 @@ def grader_of(spec: Spec, roles: Mapping[str, ModelClient], trial: Trial) -> Gra
     )
 
 
-def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
+def _reward_function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     reward_function = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
     takes_state, movable = "state" in reward_function.parameters, reward_function.code is not None
     if (problem := unisolated(spec, name, reward, takes_state=takes_state, movable=movable)) is not None:
@@ -59,7 +59,7 @@ def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     return replace(reward_function, code=code, timeout=reward.timeout, pool=pool)
 
 
-def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
+def _reward_arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
     """Return the arguments of a reward.
 
     The `reference` of `tests_pass` may be the spec's own solution, and `state_matches` runs it with the spec's tools of

@@ -83,11 +83,11 @@ def attach_provenance(group: Group) -> TokenProvenance:
         oldest=min(generation.weights.before or 0 for generation in ledger) if has_versions else None,
         newest=max(generation.weights.after or 0 for generation in ledger) if has_versions else None,
         sampling=tuple(sampling),
-        problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _problems(rollout)),
+        problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _exactness_problems(rollout)),
     )
 
 
-def _problems(rollout: Rollout) -> Iterator[str]:
+def _exactness_problems(rollout: Rollout) -> Iterator[str]:
     result = rollout.result
     if result is not None and not result.turns_used:
         return  # nothing was sampled, and nothing is trained
@@ -98,7 +98,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         yield "a chat server does not report which tokens it sampled"
         return
     if result.program is None:  # a program's account of the policy's replies is its own, and context
-        yield from _provenance(rollout)
+        yield from _message_problems(rollout)
     turns = [(sequence, span) for sequence in rollout.sequences for span in sequence.spans]
     ledger = rollout.ledger
     excluded = result.program.untrained if result.program is not None else ()
@@ -109,10 +109,10 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         )
         return
     for sequence, span in turns:
-        yield from _turn(sequence, span, ledger[span.turn])
+        yield from _turn_problems(sequence, span, ledger[span.turn])
 
 
-def _provenance(rollout: Rollout) -> Iterator[str]:
+def _message_problems(rollout: Rollout) -> Iterator[str]:
     """Yield a problem unless the assistant messages after the prompt are the servers' replies, in order."""
     assert rollout.result is not None
     result = rollout.result
@@ -124,20 +124,20 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
             yield f"the assistant message {index} is not what was sampled"
 
 
-def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
+def _turn_problems(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
     if sequence.sampled is None:
         yield f"turn {span.turn} has no log-probabilities"
         return
     if span.stop - span.start != sampled.count:
         yield f"turn {span.turn} has {span.stop - span.start} tokens, {sampled.count} were sampled"
         return
-    if sampled_digest(sequence.ids[span.start : span.stop], _logprobs(sequence, span)) != sampled.digest:
+    if sampled_digest(sequence.ids[span.start : span.stop], _span_logprobs(sequence, span)) != sampled.digest:
         yield f"the tokens or log-probabilities of turn {span.turn} differ from the sampled ones"
     if span.start != sampled.prompt or zlib.crc32(sequence.ids[: span.start]) != sampled.prompt_check:
         yield f"the context of turn {span.turn} is not the one that it was sampled in"
 
 
-def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
+def _span_logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
     assert sequence.sampled is not None
     before = sum(other.stop - other.start for other in sequence.spans if other.start < span.start)
     return sequence.sampled[before : before + span.stop - span.start]
@@ -192,12 +192,12 @@ def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked
         response_ids=tokens[first:],
         mask=mask[first:],
         logprobs=None if logprobs is None else logprobs[first:],
-        weights=_weights(sequence, ledger),
+        weights=_weight_range(sequence, ledger),
         spans=tuple(SampledSpan(span.turn, span.start - first, span.stop - first) for span in sequence.spans),
     )
 
 
-def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[int | None, int | None]:
+def _weight_range(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[int | None, int | None]:
     """Return the oldest and newest weights of the turns in this sequence; None if unknown for any turn."""
     turns = [ledger[span.turn].weights for span in sequence.spans if span.turn < len(ledger)]
     before = [weights.before for weights in turns if weights.before is not None]

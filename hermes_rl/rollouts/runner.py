@@ -95,7 +95,7 @@ class NullRolloutLog:
         """Do nothing: no record outlives the process."""
 
 
-def _ignore(_: object) -> None:
+def _do_nothing(_: object) -> None:
     """Do nothing, as the default callback."""
 
 
@@ -129,7 +129,7 @@ class RolloutRunner:
         options: LoopOptions | None = None,
         store: RolloutLog | None = None,
         encoder: TokenEncoder | None = None,
-        on_played: Callable[[Rollout], None] = _ignore,
+        on_played: Callable[[Rollout], None] = _do_nothing,
         refusals: int = 1,
         same_refusals: int = 1,
         retries: int = RETRIES,

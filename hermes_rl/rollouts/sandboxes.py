@@ -78,7 +78,8 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArti
     try:
         rollout_directory.mkdir(parents=True)
         return {
-            name: _keep(rollout_directory / safe_name(name), each, folder.parent) for name, each in artifacts.items()
+            name: _keep_artifact(rollout_directory / safe_name(name), each, folder.parent)
+            for name, each in artifacts.items()
         }
     except OSError as error:
         raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
@@ -99,7 +100,7 @@ def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -
     return {name: _load_artifact(run, name, record[name]) for name in names}
 
 
-def _keep(path: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
+def _keep_artifact(path: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
     if artifact.problem is not None:
         return {"problem": artifact.problem}
     archived = [file.path for file in artifact.files] != [""]
@@ -141,7 +142,7 @@ def _load_artifact(run: Path, name: str, record: Mapping[str, Any]) -> TakenArti
             ):
                 if sum(entry.size for entry in archive) > LARGEST_DIRECTORY:
                     raise UserError(f"the artifact {artifact_path} has more than {LARGEST_DIRECTORY >> 20} MiB")
-                files = tuple(_archived(archive, entry) for entry in archive)
+                files = tuple(_archived_file(archive, entry) for entry in archive)
         else:  # a file; in earlier versions, possibly a plain directory
             paths = sorted(path for path in (artifact_path, *artifact_path.rglob("*")) if path.is_file())
             files = tuple(_read_artifact(path, artifact_path, run) for path in paths)
@@ -154,7 +155,7 @@ def _load_artifact(run: Path, name: str, record: Mapping[str, Any]) -> TakenArti
     return artifact
 
 
-def _archived(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
+def _archived_file(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
     content = archive.extractfile(entry)
     return ArtifactFile(entry.name, content.read() if content is not None else b"", _laid_mode(entry.mode))
 
@@ -186,14 +187,14 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         require_in_home(section.workdir, [file.to for file in section.files])
     return SandboxConfig(
         backend=section.backend,
-        image=_image(section.image, section.backend, spec),
+        image=_backend_image(section.image, section.backend, spec),
         workdir=section.workdir,
         env=dict(section.env),
         packages=tuple(section.python),
         npm=tuple(section.npm),
         files=laid_files(section.files, spec.folder),
         setup=(*section.setup, *([_scrub_git()] if section.scrub_git else ())),
-        services=tuple(_service(name, service, spec) for name, service in section.services.items()),
+        services=tuple(_sandbox_service(name, service, spec) for name, service in section.services.items()),
         known_hosts=section.ssh.known_hosts,
         accept_unknown_host=section.ssh.accept_unknown_host,
         network=section.network,
@@ -211,10 +212,10 @@ def _scrub_git() -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
-def _service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
+def _sandbox_service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
     return SandboxService(
         name,
-        str(_image(service.image, "docker", spec)),
+        str(_backend_image(service.image, "docker", spec)),
         command=tuple(service.command),
         env=dict(service.env),
         files=laid_files(service.files, spec.folder, f"sandbox.services.{name}.files"),
@@ -234,7 +235,7 @@ def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any
     return {**values, **{name: located_files(values[name], folder, f"args.{name}") for name in file_arguments}}
 
 
-def _image(image: str | None, backend: str, spec: Spec) -> str | None:
+def _backend_image(image: str | None, backend: str, spec: Spec) -> str | None:
     """Return an image in the form that the backend takes.
 
     For bubblewrap this is a path, which a template may have made relative; for Docker a name, or for `./folder` the
@@ -299,7 +300,7 @@ class RewardSandboxes:
     def __init__(self, runtime: ToolRuntime, rewards: Sequence[GradedReward], only_kept: Collection[str] = ()) -> None:
         self.runtime = runtime
         self._only_kept = only_kept
-        self._waiting = [reward.name for reward in rewards if _looks(reward) and not reward.fresh]
+        self._waiting = [reward.name for reward in rewards if _uses_sandbox(reward) and not reward.fresh]
 
     async def take(self, requests: Sequence[ArtifactRequest], timeout: float) -> Mapping[str, TakenArtifact]:
         """Take the artifacts from the rollout's sandbox. Raises `SandboxFailure` if infrastructure failed."""
@@ -311,9 +312,9 @@ class RewardSandboxes:
     @asynccontextmanager
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
         if not self._waiting:
-            await _released(self.runtime.release())
-        if not reward.fresh or not _looks(reward):
-            if _looks(reward):
+            await _release(self.runtime.release())
+        if not reward.fresh or not _uses_sandbox(reward):
+            if _uses_sandbox(reward):
                 await self.runtime.settle()  # another reward's commands may have left processes of the agent
             yield ToolContext(self.runtime.task_id)
             if reward.name in self._waiting:
@@ -324,7 +325,7 @@ class RewardSandboxes:
         runtime = ToolRuntime(
             rollout_runtime.config, task_id=name, toolkit=rollout_runtime.toolkit, state=rollout_runtime.state
         )
-        async with _fresh(runtime, rollout_runtime.artifacts, self._only_kept) as context:
+        async with _fresh_sandbox(runtime, rollout_runtime.artifacts, self._only_kept) as context:
             runtime.time_left = rollout_runtime.time_left
             yield context
 
@@ -335,7 +336,7 @@ async def copied(source_runtime: ToolRuntime, reward: GradedReward) -> AsyncIter
 
     Therefore the agent never sees files written or processes started by the reward.
     """
-    if not _looks(reward):
+    if not _uses_sandbox(reward):
         yield None
         return
     await source_runtime.settle()
@@ -346,13 +347,13 @@ async def copied(source_runtime: ToolRuntime, reward: GradedReward) -> AsyncIter
     async with _sandbox_slots.get_semaphore():
         try:
             runtime.time_left = source_runtime.time_left
-            await _copy(source_runtime, runtime)
+            await _copy_sandbox(source_runtime, runtime)
             yield ToolContext(name)
         finally:
-            await _released(runtime.close())
+            await _release(runtime.close())
 
 
-async def _copy(source_runtime: ToolRuntime, runtime: ToolRuntime) -> None:
+async def _copy_sandbox(source_runtime: ToolRuntime, runtime: ToolRuntime) -> None:
     """Copy another runtime's sandbox; if the agent's files cannot be copied, set the `fault`."""
     sandbox = create_sandbox(replace(source_runtime.config, files=(), setup=()))  # the copy contains their effects
     try:
@@ -380,7 +381,7 @@ def _fault_of(runtime: ToolRuntime, problem: str) -> Iterator[None]:
 
 def require_copies(config: SandboxConfig, rewards: Iterable[GradedReward]) -> None:
     """Raise `UserError` if rewards for steps need copies of a sandbox that cannot be copied."""
-    name = next((reward.name for reward in rewards if _looks(reward)), None)
+    name = next((reward.name for reward in rewards if _uses_sandbox(reward)), None)
     problem = no_copies(config.backend, config.keep_processes, bool(config.services))
     if name is not None and problem is not None:
         raise UserError(f"rewards.{name}.per_step: {problem}")
@@ -410,18 +411,18 @@ class ArtifactSandboxes:
 
     @asynccontextmanager
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
-        if not _looks(reward):
+        if not _uses_sandbox(reward):
             yield None
             return
         artifacts = await asyncio.to_thread(self._artifacts)
         name = free_task_id(f"{self._name}/{reward.name}")
         runtime = ToolRuntime(self._config, task_id=name, toolkit=self._toolkit)
-        async with _fresh(runtime, artifacts, self._only_kept) as context:
+        async with _fresh_sandbox(runtime, artifacts, self._only_kept) as context:
             yield context
 
 
 @asynccontextmanager
-async def _fresh(
+async def _fresh_sandbox(
     runtime: ToolRuntime, artifacts: Mapping[str, TakenArtifact], only_kept: Collection[str]
 ) -> AsyncIterator[ToolContext]:
     """Copy artifacts into the new sandbox of a runtime and keep it open while a reward uses it.
@@ -436,10 +437,10 @@ async def _fresh(
                 await runtime.laid.lay(await runtime.sandbox(), fresh)
             yield ToolContext(runtime.task_id)
         finally:
-            await _released(runtime.close())
+            await _release(runtime.close())
 
 
-async def _released(releasing: Awaitable[None]) -> None:
+async def _release(releasing: Awaitable[None]) -> None:
     """Release a sandbox. A failure is logged and changes no reward, because an agent could provoke it."""
     try:
         await releasing
@@ -447,7 +448,7 @@ async def _released(releasing: Awaitable[None]) -> None:
         log.error("a sandbox was not released: %s", failure.detail)
 
 
-def _looks(reward: GradedReward) -> bool:
+def _uses_sandbox(reward: GradedReward) -> bool:
     return reward.function.uses_context
 
 
@@ -521,7 +522,7 @@ class Tooling:
             for reference in functions_of(entry.python, entry.names, entry.decorated_with)
         )
         self._servers = tuple(
-            _McpTools(_settings(tool.mcp, spec, environ, index), self._outside)
+            _McpTools(_mcp_settings(tool.mcp, spec, environ, index), self._outside)
             for index, tool in enumerate(self._entries)
             if tool.mcp is not None
         )
@@ -702,7 +703,7 @@ def toolset_problems(spec: Spec, hermes: HermesToolsets) -> list[Problem]:
     return [spec.problem(key, problem) for key, problem in problems if problem is not None]
 
 
-def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], index: int) -> McpSettings:
+def _mcp_settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], index: int) -> McpSettings:
     return McpSettings(
         name=mcp.name,
         command=tuple(mcp.command or ()),

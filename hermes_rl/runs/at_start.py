@@ -18,7 +18,7 @@ from hermes_rl.spec.section import is_template
 
 def refusals(spec: Spec) -> list[Problem]:
     """Return the problems for which a run of the spec would refuse to start."""
-    return [*_shares(spec), *_rewards(spec), *_replay(spec)]
+    return [*_check_workers(spec), *_check_rewards(spec), *_check_replay(spec)]
 
 
 def unset_variables(spec: Spec, environ: Mapping[str, str]) -> tuple[list[Problem], list[Problem]]:
@@ -50,7 +50,7 @@ def unset_variables(spec: Spec, environ: Mapping[str, str]) -> tuple[list[Proble
     return wrong, unset
 
 
-def _shares(spec: Spec) -> Iterator[Problem]:
+def _check_workers(spec: Spec) -> Iterator[Problem]:
     modes: tuple[Mode, ...] = get_args(Mode)
     for mode in modes:
         if spec.section(mode).workers > 1:
@@ -62,7 +62,7 @@ def _shares(spec: Spec) -> Iterator[Problem]:
                 yield spec.problem((mode, "workers"), str(error))
 
 
-def _rewards(spec: Spec) -> Iterator[Problem]:
+def _check_rewards(spec: Spec) -> Iterator[Problem]:
     for name, reward in spec.rewards.items():
         file = reward.args.get("calibrate") if reward.fn == "llm_judge" else None
         try:
@@ -80,7 +80,7 @@ def _rewards(spec: Spec) -> Iterator[Problem]:
             )
 
 
-def _replay(spec: Spec) -> Iterator[Problem]:
+def _check_replay(spec: Spec) -> Iterator[Problem]:
     if spec.toolsets.replay is None:
         return
     from hermes_rl.rollouts.sandboxes import named_toolsets

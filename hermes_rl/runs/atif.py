@@ -50,7 +50,7 @@ def write_trajectories(
 
 def trajectory(line: Line) -> dict[str, Any]:
     """Return the trajectory of a rollout from its record in `rollouts.jsonl`."""
-    steps = [{"step_id": step_id, **step} for step_id, step in enumerate(_steps(line), 1)]
+    steps = [{"step_id": step_id, **step} for step_id, step in enumerate(_atif_steps(line), 1)]
     usage, policy = line.get("usage") or {}, line.get("policy") or {}
     metrics = {
         "total_prompt_tokens": usage.get("prompt_tokens"),
@@ -76,7 +76,7 @@ def trajectory(line: Line) -> dict[str, Any]:
     }
 
 
-def _steps(line: Line) -> Iterator[dict[str, Any]]:
+def _atif_steps(line: Line) -> Iterator[dict[str, Any]]:
     """Yield the steps: one per message, with the tool results in the message that called the tools."""
     messages: Sequence[Mapping[str, Any]] = line["messages"]
     prompt, index = line.get("prompt_length") or 0, 0
@@ -96,18 +96,18 @@ def _steps(line: Line) -> Iterator[dict[str, Any]]:
         yield _drop_none(
             {
                 "source": source,
-                "message": _content(message.get("content")),
+                "message": _atif_content(message.get("content")),
                 "observation": _build_observation(answers, ()),
             }
         )
 
 
 def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    calls = [_atif_call(call) for call in message.get("tool_calls") or ()]
     return _drop_none(
         {
             "source": "agent",
-            "message": _content(message.get("content")),
+            "message": _atif_content(message.get("content")),
             "reasoning_content": reasoning_of(message),
             "tool_calls": calls or None,
             "observation": _build_observation(answers, {call["tool_call_id"] for call in calls}),
@@ -115,7 +115,7 @@ def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]
     )
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call; arguments that are not a JSON object are added unchanged as text."""
     written = call["function"]["arguments"]
     entry = {"tool_call_id": call.get("id") or "", "function_name": call["function"]["name"]}
@@ -136,7 +136,7 @@ def _build_observation(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict
         _drop_none(
             {
                 "source_call_id": answer.get("tool_call_id") if answer.get("tool_call_id") in calls else None,
-                "content": _content(answer.get("content")),
+                "content": _atif_content(answer.get("content")),
             }
         )
         for answer in answers
@@ -144,14 +144,14 @@ def _build_observation(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict
     return {"results": results}
 
 
-def _content(content: Any) -> str | list[dict[str, Any]]:
+def _atif_content(content: Any) -> str | list[dict[str, Any]]:
     parts = content if isinstance(content, list) else []
     if not any(part.get("type") == "image_url" for part in parts if isinstance(part, dict)):
         return text_of(content)
-    return [_part(part) for part in parts if part.get("type") in ("text", "image_url")]
+    return [_atif_part(part) for part in parts if part.get("type") in ("text", "image_url")]
 
 
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+def _atif_part(part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] == "text":
         return {"type": "text", "text": part["text"]}
     url = part["image_url"]["url"]

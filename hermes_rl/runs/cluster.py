@@ -160,9 +160,9 @@ async def connected(
                 if address != LOCAL:
                     head = await in_it(_closed_head, ray, address)
                     of_all = frozenset[Path]().union(*(opening.spec.folders for opening in openings))
-                    keys = set[bytes]().union(*map(_keys, openings))
+                    keys = set[bytes]().union(*map(_secret_keys, openings))
                     folders = await asyncio.to_thread(stage, of_all, Path(folder), keys, note)
-                await in_it(_connect, ray, head, folder if folders else None)  # the head has the files then
+                await in_it(_connect_ray, ray, head, folder if folders else None)  # the head has the files then
             _restore_sigterm_handler()
             yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
         finally:
@@ -193,7 +193,7 @@ async def open_cluster(
         yield cluster
 
 
-def _keys(opening: WorkerSetup) -> set[bytes]:
+def _secret_keys(opening: WorkerSetup) -> set[bytes]:
     """Return the keys among the variables that workers get."""
     keys = {value for name in key_names(opening.spec) if (value := opening.variables.get(name))}
     return {key.encode() for key in keys.union(secrets_of(opening.variables))}
@@ -316,10 +316,10 @@ def _require_reachable(address: str) -> None:
         ) from None
 
 
-def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
+def _connect_ray(ray: ModuleType, address: str, folder: str | None) -> None:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     # Ray has no switch for its messages to stdout when a node dies; stdout is for the results of the command line.
-    vars(ray)["_private"].worker.print_to_stdstream = _log
+    vars(ray)["_private"].worker.print_to_stdstream = _log_ray_text
     more: dict[str, Any] = {"runtime_env": {"working_dir": folder}} if folder is not None else {}
     if address == LOCAL:
         more |= {"include_dashboard": False, "object_store_memory": STORE}
@@ -329,7 +329,7 @@ def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
         raise _cannot_connect(ray, address, error) from error
 
 
-def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+def _log_ray_text(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
     """Log the text that Ray would print."""
     log.info("Ray: %s", "\n".join(data["lines"]))
 
@@ -516,7 +516,7 @@ class ActorHandle(WorkerHandle):
         except self._errors.RayError as error:
             self.ended = _describe_loss(error)
             if not self.ready and not self.closed:
-                self.error = _unfit(error)
+                self.error = _actor_error(error)
                 await self._find_node()
         finally:
             self.kill()
@@ -623,7 +623,7 @@ def _describe_loss(error: Exception) -> str:
     return telling.rpartition("because ")[2].partition(". ")[0].rstrip(".")[:300]
 
 
-def _unfit(error: Exception) -> UserError | RunError | None:
+def _actor_error(error: Exception) -> UserError | RunError | None:
     """Return the error that keeps every actor from starting, or None if another actor may succeed."""
     text = str(error)
     if "No module named" in text:

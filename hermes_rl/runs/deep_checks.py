@@ -115,34 +115,34 @@ def judge(
     else:
         played["near miss"] = [rollout for rollout in played["near miss"] if probe.other(rollout.key.row) is not None]
     played = {kind: rollouts for kind, rollouts in played.items() if rollouts}
-    asking = _asking(probe)
-    doubt = _doubt(probe, groups[0].row, asking)
+    asking = _rewards_that_ask(probe)
+    doubt = _doubt_about(probe, groups[0].row, asking)
     elsewhere = (
         f"but `--deep` uses the default sandbox instead of {replaced}, in which it may score well"
         if replaced is not None
         else None
     )
     failures(findings, played, asking, elsewhere)
-    unheard = _unheard(findings, played, elsewhere)
+    unheard = _report_silent(findings, played, elsewhere)
     judged = {kind: [each for each in rollouts if id(each) not in unheard] for kind, rollouts in played.items()}
     judged = {kind: rollouts for kind, rollouts in judged.items() if rollouts}
-    scores = {kind: _mean(rollouts) for kind, rollouts in played.items()}
+    scores = {kind: _mean_score(rollouts) for kind, rollouts in played.items()}
     if has_gold:
-        _gold(findings, probe, played["gold"], unheard, doubt or elsewhere)
-        _leaks(findings, probe, judged, doubt)
-        _differences(findings, probe, judged, doubt)
-    _compare(findings, {kind: _mean(rollouts) for kind, rollouts in judged.items()}, doubt or elsewhere)
+        _report_gold(findings, probe, played["gold"], unheard, doubt or elsewhere)
+        _report_leaks(findings, probe, judged, doubt)
+        _report_differences(findings, probe, judged, doubt)
+    _compare_answers(findings, {kind: _mean_score(rollouts) for kind, rollouts in judged.items()}, doubt or elsewhere)
     _same_prompts(findings, probe, groups)
-    _slow(findings, (rollout for rollouts in played.values() for rollout in rollouts))
+    _report_slow(findings, (rollout for rollouts in played.values() for rollout in rollouts))
     return scores
 
 
-def _mean(rollouts: Iterable[Rollout]) -> float | None:
+def _mean_score(rollouts: Iterable[Rollout]) -> float | None:
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
     return fmean(scores) if scores else None
 
 
-def _asking(probe: Probe) -> dict[str, str]:
+def _rewards_that_ask(probe: Probe) -> dict[str, str]:
     """Return the rewards that ask a server, each with its role; shipped rewards ask in a form that scripts can
     answer.
     """
@@ -157,7 +157,7 @@ def _asking(probe: Probe) -> dict[str, str]:
     }
 
 
-def _doubt(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | None:
+def _doubt_about(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | None:
     """Return why a script that replaces a model may have caused a low score, or None if the rewards alone decide."""
     for name, role in asking.items():
         return (
@@ -194,14 +194,14 @@ def failures(
         findings.add("reward_fails", message, doubt=scripted or elsewhere)
 
 
-def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt: str | None) -> set[int]:
+def _report_silent(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt: str | None) -> set[int]:
     """Report the rollouts whose scores show nothing, and return their identities."""
     every = [(kind, rollout) for kind, rollouts in played.items() for rollout in rollouts]
     late = [(kind, rollout, cause) for kind, rollout in every if (cause := _out_of_time(rollout)) is not None]
-    skipped = [(kind, rollout) for kind, rollout in every if _tells(rollout, "all_skipped")]
+    skipped = [(kind, rollout) for kind, rollout in every if _metric_sources(rollout, "all_skipped")]
     for cause in dict.fromkeys(cause for _, _, cause in late):
         kinds = list(dict.fromkeys(kind for kind, _, late_cause in late if late_cause == cause))
-        rows = findings.rows(_rows(rollout for _, rollout, late_cause in late if late_cause == cause))
+        rows = findings.rows(_rows_of(rollout for _, rollout, late_cause in late if late_cause == cause))
         count = sum(late_cause == cause for _, _, late_cause in late)
         findings.add(
             "timeouts",
@@ -210,8 +210,10 @@ def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt:
             doubt=doubt,
         )
     if skipped:
-        names = ", ".join(dict.fromkeys(name for _, rollout in skipped for name in _tells(rollout, "all_skipped")))
-        rows = findings.rows(_rows(rollout for _, rollout in skipped))
+        names = ", ".join(
+            dict.fromkeys(name for _, rollout in skipped for name in _metric_sources(rollout, "all_skipped"))
+        )
+        rows = findings.rows(_rows_of(rollout for _, rollout in skipped))
         findings.add(
             "tests_skipped", f"reward {names}: all tests were skipped ({rows}), so nothing was tested", doubt=doubt
         )
@@ -225,12 +227,12 @@ def _out_of_time(rollout: Rollout) -> str | None:
     return next((f"reward {name}: {reason}" for name, reason in reasons if reason and reason.startswith(NO_END)), None)
 
 
-def _tells(rollout: Rollout, metric: str) -> list[str]:
+def _metric_sources(rollout: Rollout, metric: str) -> list[str]:
     """Return the names of the rewards that give this metric."""
     return [name for name, value in rollout.rewards.items() if value.metrics.get(metric)]
 
 
-def _rows(rollouts: Iterable[Rollout]) -> list[Row]:
+def _rows_of(rollouts: Iterable[Rollout]) -> list[Row]:
     return [rollout.key.row for rollout in rollouts]
 
 
@@ -244,9 +246,11 @@ def fails(probe: Probe, rollout: Rollout) -> bool:
     return not probe.has_group_rewards and rollout.score < probe.spec.evaluate.success_threshold
 
 
-def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
+def _report_gold(
+    findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None
+) -> None:
     """Report the rows whose solution does not succeed, each with the result of every reward."""
-    lacking = [row for row in _rows(gold) if not gold_turns(probe.spec, row)]
+    lacking = [row for row in _rows_of(gold) if not gold_turns(probe.spec, row)]
     if lacking:
         text = (
             f"{pluralize(len(lacking), 'row')} of {len(gold)} have no solution, so it was not shown that a right answer"
@@ -264,7 +268,7 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
             doubt=doubt,
         )
     if len(failed) > NAMED:
-        rest = findings.rows(_rows(failed[NAMED:]))
+        rest = findings.rows(_rows_of(failed[NAMED:]))
         findings.add("gold_fails" if everywhere else "gold_fails_on_some_rows", f"so does that of {rest}", doubt=doubt)
 
 
@@ -285,7 +289,7 @@ def _explain_failure(row: str, rollout: Rollout) -> str:
     return "; ".join(parts)
 
 
-def _leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollout]], doubt: str | None) -> None:
+def _report_leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollout]], doubt: str | None) -> None:
     offered = False
     for rollout in judged.get("gold", ()):
         row = rollout.key.row
@@ -295,7 +299,7 @@ def _leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollo
             return
         offered = offered or _is_offered(answer, prompt)
     last, gold = judged.get("last words"), judged.get("gold")
-    if not last or not gold or not _alike(_mean(last), _mean(gold)):
+    if not last or not gold or not _is_near_gold(_mean_score(last), _mean_score(gold)):
         return
     if doubt is None and offered:
         doubt = "which is right where the answer is one of several, or a part of a longer text"
@@ -311,7 +315,7 @@ def _is_offered(answer: str, prompt: str) -> bool:
     return len(prompt) > SHORT_PROMPT or re.search(f"{option}|{among}", prompt) is not None
 
 
-def _compare(findings: DeepFindings, scores: Mapping[str, float | None], doubt: str | None) -> None:
+def _compare_answers(findings: DeepFindings, scores: Mapping[str, float | None], doubt: str | None) -> None:
     known_scores = {kind: score for kind, score in scores.items() if score is not None}
     gold = known_scores.get("gold")
     equal = len(known_scores) > 1 and len({round(score, 9) for score in known_scores.values()}) == 1
@@ -324,7 +328,7 @@ def _compare(findings: DeepFindings, scores: Mapping[str, float | None], doubt: 
     wrong = [
         text.format(score=known_scores[kind], gold=gold)
         for kind, text in WRONG.items()
-        if _alike(known_scores.get(kind), gold)
+        if _is_near_gold(known_scores.get(kind), gold)
     ]
     better = [kind for kind, score in known_scores.items() if score > gold + 1e-9 and kind in WRONG and not wrong]
     for text in (
@@ -334,11 +338,13 @@ def _compare(findings: DeepFindings, scores: Mapping[str, float | None], doubt: 
         findings.add("wrong_answer_scores", text, doubt=doubt)
 
 
-def _alike(score: float | None, gold: float | None) -> bool:
+def _is_near_gold(score: float | None, gold: float | None) -> bool:
     return score is not None and gold is not None and score >= gold - NEAR * max(abs(gold), 1e-9)
 
 
-def _differences(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollout]], doubt: str | None) -> None:
+def _report_differences(
+    findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollout]], doubt: str | None
+) -> None:
     """Report rewards that gave another value to the same answer, or to the same end state."""
     for name, difference in sorted(probe.regraded.items()):
         reward = f"reward {name} is" if name else "the rewards are"
@@ -373,7 +379,7 @@ def _same_prompts(findings: DeepFindings, probe: Probe, groups: Sequence[Group])
         findings.add("same_prompt", f"{message}: does the template lack the question?")
 
 
-def _slow(findings: DeepFindings, rollouts: Iterable[Rollout]) -> None:
+def _report_slow(findings: DeepFindings, rollouts: Iterable[Rollout]) -> None:
     took: dict[str, float] = {}
     for rollout in rollouts:
         for name, value in rollout.rewards.items():
@@ -393,10 +399,10 @@ def judge_blind(
     failures(
         findings,
         {f"the answer {name!r}": [group.rollouts[index] for group in groups] for index, name in enumerate(answers)},
-        _asking(probe),
+        _rewards_that_ask(probe),
     )
     for reward in probe.judging:
-        _pays(findings, reward, answers, groups)
+        _report_paid(findings, reward, answers, groups)
     scored = {reward.name for reward in probe.judging}
     if any(reward.weighting.counts and reward.name not in scored for reward in probe.grader.rewards):
         return {}  # what models judge is a part of the score
@@ -408,13 +414,13 @@ def judge_blind(
         scores = [rollout.score for rollout in rollouts if rollout.score is not None]
         if not scores:
             continue
-        passing[name] = _rows(each for each in rollouts if each.score is not None and each.score >= success)
+        passing[name] = _rows_of(each for each in rollouts if each.score is not None and each.score >= success)
         summary[name] = {"rows": len(scores), "mean": fmean(scores), "passing": len(passing[name]) / len(scores)}
-    _passes(findings, probe, passing, summary)
+    _report_blind_passes(findings, probe, passing, summary)
     return summary
 
 
-def _passes(
+def _report_blind_passes(
     findings: DeepFindings, probe: Probe, passing: Mapping[str, list[Row]], summary: Mapping[str, Mapping[str, float]]
 ) -> None:
     """Report the blind answer that passes on most rows, if these are half of them, and the score of an empty answer."""
@@ -441,12 +447,12 @@ def _passes(
         findings.add("blind_answers_pay", text)
 
 
-def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups: Sequence[Group]) -> None:
+def _report_paid(findings: DeepFindings, reward: GradedReward, answers: Answers, groups: Sequence[Group]) -> None:
     """Report a reward that pays for an answer that solves nothing, with the best one: an answer that is worth more than
     an empty one, by more than `NEAR` of the range."""
     sign = -1 if reward.weighting.weight < 0 else 1
     min_gain = NEAR * (reward.bounds[1] - reward.bounds[0])
-    played = [_values(group, answers, reward.name) for group in groups]
+    played = [_values_by_answer(group, answers, reward.name) for group in groups]
     paid = {
         name: [
             (group.row, values[name], values[""])
@@ -478,7 +484,7 @@ def _is_worth_more(rollout: Rollout, other: Rollout) -> bool:
     return rollout.score is None or other.score is None or rollout.score > other.score
 
 
-def _values(group: Group, answers: Answers, reward: str) -> dict[str, float]:
+def _values_by_answer(group: Group, answers: Answers, reward: str) -> dict[str, float]:
     """Return the value that a reward gave to each answer, by the name of the answer; only answers that it has
     judged.
     """

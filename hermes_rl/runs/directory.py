@@ -39,7 +39,7 @@ FORMAT = 2
 """Format version of the files of a run directory; `run.json` contains it under `format`."""
 
 
-def _opened(name: str, flags: int) -> int:
+def _open_safely(name: str, flags: int) -> int:
     """Open a file for writing, and neither follow a link nor wait for the reader of a pipe."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
@@ -116,7 +116,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "a", opener=_opened)
+            self._lock = open(self.path / ".lock", "a", opener=_open_safely)
         except OSError as error:
             raise refusal(self.path, error) from error
         try:

@@ -100,7 +100,7 @@ def _write_sft(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) ->
     """Write one kind of rows: a trainer checks only the first row for tokens, and assumes the same for the others."""
     has_tokens, scores = True, set()
     for group in recorded.groups():
-        rollouts = _chosen(group, choice)
+        rollouts = _choose_trained(group, choice)
         has_tokens = has_tokens and all(rollout.sequences for rollout in rollouts)
         scores |= {rollout.score for rollout in rollouts if rollout.score is not None}
     mixed = ""
@@ -109,12 +109,12 @@ def _write_sft(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) ->
             f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and "
             "`process.keep_best` (--min-score and --keep-best) exclude rollouts that a model should not learn from"
         )
-    return [_write(path, "sft", recorded, lambda group: sft_rows(group, tokens=has_tokens, choice=choice)) + mixed]
+    return [_write_rows(path, "sft", recorded, lambda group: sft_rows(group, tokens=has_tokens, choice=choice)) + mixed]
 
 
 def _write_openai(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     refused: Counter[str] = Counter()
-    note = _write(path, "openai", recorded, lambda group: openai_rows(group, choice, refused))
+    note = _write_rows(path, "openai", recorded, lambda group: openai_rows(group, choice, refused))
     if refused:
         reasons = ", ".join(f"{reason} ({rollout_count})" for reason, rollout_count in refused.most_common())
         note += f"; {pluralize(refused.total(), 'rollout')} excluded, which OpenAI would refuse: {reasons}"
@@ -123,7 +123,7 @@ def _write_openai(path: Path, recorded: RecordedRollouts, choice: RolloutChoice)
 
 def _write_kto(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     labels: Counter[bool] = Counter()
-    note = _write(path, "kto", recorded, lambda group: kto_rows(group, choice.success, labels))
+    note = _write_rows(path, "kto", recorded, lambda group: kto_rows(group, choice.success, labels))
     if len(labels) == 1:
         every = ", ".join(str(label).lower() for label in labels)
         note += f"; every label is {every}: a score from {choice.success:g} on (evaluate.success_threshold) is true"
@@ -133,8 +133,8 @@ def _write_kto(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) ->
 def _write_dpo(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     texts = path.with_name(PAIRS_AS_TEXT)
     notes = [
-        _write(path, "dpo", recorded, dpo_rows),
-        _write(texts, "dpo", recorded, lambda group: dpo_text_rows(group, recorded.tokenizer)),
+        _write_rows(path, "dpo", recorded, dpo_rows),
+        _write_rows(texts, "dpo", recorded, lambda group: dpo_text_rows(group, recorded.tokenizer)),
     ]
     if texts.stat().st_size == 0:
         texts.unlink()
@@ -143,16 +143,16 @@ def _write_dpo(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) ->
 
 
 def _write_sharegpt(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
-    return [_write(path, "sharegpt", recorded, lambda group: sharegpt_rows(group, choice))]
+    return [_write_rows(path, "sharegpt", recorded, lambda group: sharegpt_rows(group, choice))]
 
 
 def _write_jsonl(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     rewards = recorded.rewards
-    return [_write(path, "jsonl", recorded, lambda group: table_rows(_only(group, choice), rewards))]
+    return [_write_rows(path, "jsonl", recorded, lambda group: table_rows(_chosen_group(group, choice), rewards))]
 
 
 def _write_parquet(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
-    count = write_table(path, (_only(group, choice) for group in recorded.groups()), recorded.rewards)
+    count = write_table(path, (_chosen_group(group, choice) for group in recorded.groups()), recorded.rewards)
     return [f"{count} rows for parquet in {path}"]
 
 
@@ -173,7 +173,9 @@ _WRITERS: Mapping[str, Callable[[Path, RecordedRollouts, RolloutChoice], list[st
 }
 
 
-def _write(path: Path, kind: str, recorded: RecordedRollouts, make: Callable[[Group], Iterable[dict[str, Any]]]) -> str:
+def _write_rows(
+    path: Path, kind: str, recorded: RecordedRollouts, make: Callable[[Group], Iterable[dict[str, Any]]]
+) -> str:
     """Write the rows that are made of each group into a file; return a message about it."""
     count = 0
     with replaced(path) as unfinished, unfinished.open("wb") as file:
@@ -184,18 +186,18 @@ def _write(path: Path, kind: str, recorded: RecordedRollouts, make: Callable[[Gr
     return f"{count} rows for {kind} in {path}"
 
 
-def _only(group: Group, choice: RolloutChoice) -> Group:
+def _chosen_group(group: Group, choice: RolloutChoice) -> Group:
     """Return the group with the rollouts of the choice, masked ones included."""
     chosen = choice.of([rollout.score for rollout in group.rollouts])
     return replace(group, rollouts=[group.rollouts[index] for index in chosen])
 
 
-def _chosen(group: Group, choice: RolloutChoice) -> list[Rollout]:
+def _choose_trained(group: Group, choice: RolloutChoice) -> list[Rollout]:
     """Return the rollouts of the choice that are trained on."""
-    return _only(replace(group, rollouts=_trained(group)), choice).rollouts
+    return _chosen_group(replace(group, rollouts=_trained_rollouts(group)), choice).rollouts
 
 
-def _trained(group: Group) -> list[Rollout]:
+def _trained_rollouts(group: Group) -> list[Rollout]:
     """Return the rollouts that are trained on: none in which the policy never replied, such as an idle seat."""
     return [rollout for rollout in group.rollouts if not rollout.masked and _has_replied(rollout)]
 
@@ -211,8 +213,8 @@ def _has_replied(rollout: Rollout) -> bool:
 
 def sft_rows(group: Group, *, tokens: bool, choice: RolloutChoice = RolloutChoice()) -> Iterator[dict[str, Any]]:
     """Yield a row per sequence of each rollout that is chosen; without `tokens` a row of messages per rollout."""
-    for rollout in _chosen(group, choice):
-        row = {"messages": _messages(rollout), "tools": _tools(rollout), **_fields(group, rollout)}
+    for rollout in _choose_trained(group, choice):
+        row = {"messages": _rollout_messages(rollout), "tools": _tools(rollout), **_row_fields(group, rollout)}
         for sequence in rollout.sequences or () if tokens else ():
             attended = [1] * len(sequence)
             yield {**row, "input_ids": sequence.tokens, "attention_mask": attended, "labels": sequence.masks}
@@ -230,14 +232,14 @@ def openai_rows(group: Group, choice: RolloutChoice, refused: Counter[str]) -> I
     rollout that the rules exclude is counted in `refused`, by the reason, since one of them makes OpenAI refuse the
     file.
     """
-    for rollout in _chosen(group, choice):
+    for rollout in _choose_trained(group, choice):
         result = rollout.result
         assert result is not None
         messages = [_for_openai(message, is_prewritten) for message, is_prewritten in _with_origin(rollout)]
         while messages and messages[-1]["role"] != "assistant":
             messages.pop()
         tools = list(result.tool_schemas)
-        if reason := _refusal(messages, tools):
+        if reason := _broken_rule(messages, tools):
             refused[reason] += 1
         else:
             yield {"messages": messages, **({"tools": tools} if tools else {})}
@@ -260,7 +262,7 @@ def _for_openai(message: Mapping[str, Any], is_prewritten: bool) -> dict[str, An
     if role != "assistant":
         return {"role": "system" if role == "developer" else role, "content": text}
     calls = [
-        {"id": call.get("id") or "", "type": "function", "function": _call(call["function"])}
+        {"id": call.get("id") or "", "type": "function", "function": _call_object(call["function"])}
         for call in message.get("tool_calls") or ()
     ]
     return {
@@ -271,11 +273,11 @@ def _for_openai(message: Mapping[str, Any], is_prewritten: bool) -> dict[str, An
     }
 
 
-def _call(function: Mapping[str, Any]) -> dict[str, Any]:
+def _call_object(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "arguments": function["arguments"] or "{}"}
 
 
-def _refusal(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+def _broken_rule(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the rule that a conversation does not follow; empty if it follows all."""
     if not any(message["role"] == "assistant" and message.get("weight") != 0 for message in messages):
         return "no assistant message"
@@ -316,18 +318,18 @@ def sharegpt_rows(group: Group, choice: RolloutChoice = RolloutChoice()) -> Iter
     Successive tool results are one entry, since readers expect speakers to alternate. Messages that the policy did not
     write have the weight 0. An image is the text `<image>`, with its address in `images`.
     """
-    for rollout in _chosen(group, choice):
+    for rollout in _choose_trained(group, choice):
         entries: list[dict[str, Any]] = []
         images: list[str] = []
         origins = [is_prewritten for _, is_prewritten in _with_origin(rollout)]
-        for message, is_prewritten in zip(_messages(rollout), origins, strict=True):
+        for message, is_prewritten in zip(_rollout_messages(rollout), origins, strict=True):
             speaker = SPEAKERS.get(message["role"], message["role"])
             value = _hermes_text(message, images)
             if speaker == "tool" and entries and entries[-1]["from"] == "tool":
                 entries[-1]["value"] += f"\n{value}"
             else:
                 entries.append({"from": speaker, "value": value, **({"weight": 0} if is_prewritten else {})})
-        row = {"conversations": entries, "tools": _tools(rollout), **_fields(group, rollout)}
+        row = {"conversations": entries, "tools": _tools(rollout), **_row_fields(group, rollout)}
         yield {**row, "images": images} if images else row
 
 
@@ -356,14 +358,14 @@ def kto_rows(group: Group, success: float, labels: Counter[bool]) -> Iterator[di
 
     The labels are counted in `labels`.
     """
-    for rollout in _trained(group):
+    for rollout in _trained_rollouts(group):
         if rollout.score is None or rollout.result is None:
             continue
-        messages, prompt = _messages(rollout), rollout.result.prompt_length
+        messages, prompt = _rollout_messages(rollout), rollout.result.prompt_length
         label = rollout.score >= success
         labels[label] += 1
         row = {"prompt": messages[:prompt], "completion": messages[prompt:], "label": label, "tools": _tools(rollout)}
-        yield {**row, **_fields(group, rollout)}
+        yield {**row, **_row_fields(group, rollout)}
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
@@ -371,15 +373,15 @@ def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
 
     Tokens and labels of both sides are None unless each of the two rollouts is one sequence.
     """
-    for best, worst in _pair(group):
+    for best, worst in _best_and_worst(group):
         assert best.result is not None
         prompt = best.result.prompt_length
         sequences = {"chosen": best.sequence, "rejected": worst.sequence}
         has_tokens = None not in sequences.values()
         yield {
-            "prompt": _messages(best)[:prompt],
-            "chosen": _messages(best)[prompt:],
-            "rejected": _messages(worst)[prompt:],
+            "prompt": _rollout_messages(best)[:prompt],
+            "chosen": _rollout_messages(best)[prompt:],
+            "rejected": _rollout_messages(worst)[prompt:],
             "tools": _tools(best),
             **_pair_fields(best, worst),
             **{f"{side}_input_ids": seq.tokens if has_tokens and seq else None for side, seq in sequences.items()},
@@ -392,20 +394,20 @@ def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[st
 
     Yields nothing if tokens are not known, or if a rollout is several sequences.
     """
-    for best, worst in _pair(group):
-        chosen, rejected = _parts(best), _parts(worst)
+    for best, worst in _best_and_worst(group):
+        chosen, rejected = _prompt_and_rest(best), _prompt_and_rest(worst)
         if tokenizer is None or chosen is None or rejected is None or chosen[0] != rejected[0]:
             continue
         texts = map(tokenizer.decode, (*chosen, rejected[1]))
         yield {**dict(zip(("prompt", "chosen", "rejected"), texts, strict=True)), **_pair_fields(best, worst)}
 
 
-def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
+def _best_and_worst(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
     """Yield the best and the worst rollout; nothing if they are equal."""
-    scored = [rollout for rollout in _trained(group) if rollout.score is not None]
+    scored = [rollout for rollout in _trained_rollouts(group) if rollout.score is not None]
     if scored:
-        best, worst = max(scored, key=_score), min(scored, key=_score)
-        if _score(best) > _score(worst):
+        best, worst = max(scored, key=_score_of), min(scored, key=_score_of)
+        if _score_of(best) > _score_of(worst):
             yield best, worst
 
 
@@ -414,7 +416,7 @@ def _pair_fields(best: Rollout, worst: Rollout) -> dict[str, Any]:
     return {**scores, "group": best.key.group, **of_row(best.key.row)}
 
 
-def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
+def _prompt_and_rest(rollout: Rollout) -> tuple[array[int], array[int]] | None:
     """Return the ids of the prompt and of all tokens after it, if they are one sequence."""
     line = rollout.sequence
     if line is None or not line.spans:
@@ -426,15 +428,15 @@ def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
 # ------------------------------------------------------------------------------------------------ Shared by all
 
 
-def _fields(group: Group, rollout: Rollout) -> dict[str, Any]:
+def _row_fields(group: Group, rollout: Rollout) -> dict[str, Any]:
     return {"score": rollout.score, "group": group.id, "rollout": rollout.id, **of_row(rollout.key.row)}
 
 
-def _messages(rollout: Rollout) -> list[dict[str, Any]]:
-    return [_message(for_template(message)) for message in history_named(messages_of(rollout))]
+def _rollout_messages(rollout: Rollout) -> list[dict[str, Any]]:
+    return [_template_message(for_template(message)) for message in history_named(messages_of(rollout))]
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message as templates accept it; a call that could not be parsed becomes its original text."""
     calls: list[dict[str, Any]] = []
     content = message["content"] or ""
@@ -457,7 +459,7 @@ def _tools(rollout: Rollout) -> str | None:
     return json.dumps(list(rollout.result.tool_schemas), ensure_ascii=False) if rollout.result.tool_schemas else None
 
 
-def _score(rollout: Rollout) -> float:
+def _score_of(rollout: Rollout) -> float:
     assert rollout.score is not None
     return rollout.score
 

@@ -65,7 +65,7 @@ class GroupIndex(Mapping[str, GroupEntry]):
         try:
             self._settled.execute(
                 "INSERT INTO settled (id, entry) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET entry = excluded.entry",
-                (_key(group), _packed(entry)),
+                (_group_key(group), _pack_entry(entry)),
             )
         except sqlite3.Error as error:
             raise RunError(
@@ -76,10 +76,10 @@ class GroupIndex(Mapping[str, GroupEntry]):
     def __getitem__(self, group: str) -> GroupEntry:
         if group in self.open:
             return self.open[group]
-        entry = self._settled.execute("SELECT entry FROM settled WHERE id = ?", (_key(group),)).fetchone()
+        entry = self._settled.execute("SELECT entry FROM settled WHERE id = ?", (_group_key(group),)).fetchone()
         if entry is None:
             raise KeyError(group)
-        return _unpacked(entry[0])
+        return _unpack_entry(entry[0])
 
     def __iter__(self) -> Iterator[str]:
         """Yield the ids: settled groups first, in the order in which they were settled, then the others."""
@@ -95,11 +95,11 @@ class GroupIndex(Mapping[str, GroupEntry]):
         self._settled.close()
 
 
-def _key(group: str) -> bytes:
+def _group_key(group: str) -> bytes:
     return group.encode("utf-8", "surrogatepass")
 
 
-def _packed(entry: GroupEntry) -> bytes:
+def _pack_entry(entry: GroupEntry) -> bytes:
     members = [
         [
             (index, one.start, one.attempt, str(one.state), one.score, one.part, one.others)
@@ -110,7 +110,7 @@ def _packed(entry: GroupEntry) -> bytes:
     return marshal.dumps((entry.row_key, entry.epoch, entry.digest, *members))
 
 
-def _unpacked(data: bytes) -> GroupEntry:
+def _unpack_entry(data: bytes) -> GroupEntry:
     row_key, epoch, digest, *members = marshal.loads(data)
     ended, waiting = (
         {

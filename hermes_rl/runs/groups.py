@@ -56,7 +56,7 @@ def group_lines(
     if group.provenance is not None:
         keys["provenance"] = group.provenance.record()
     messages = [messages_of(rollout) for rollout in group.rollouts]
-    image_lists = [_images(rollout) for rollout in group.rollouts]
+    image_lists = [_prompt_images(rollout) for rollout in group.rollouts]
     images = image_lists if any(image_lists) else None
     return [
         {
@@ -79,7 +79,7 @@ def messages_of(rollout: Rollout) -> list[dict[str, Any]]:
     return [{**message, "content": message.get("content")} for message in messages]
 
 
-def _images(rollout: Rollout) -> list[str]:
+def _prompt_images(rollout: Rollout) -> list[str]:
     """Return the images of the prompt in order, each an address or a data URL."""
     prompt = rollout.messages[: rollout.result.prompt_length] if rollout.result is not None else []
     parts = [part for message in prompt if isinstance(message["content"], list) for part in message["content"]]
@@ -90,24 +90,28 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
     """Return the token fields of each layer; one layer without tokens if the tokens of any rollout are unknown."""
     member_sequences = [rollout.sequences for rollout in group.rollouts if not _has_exhausted_retries(rollout)]
     if None in member_sequences or not any(member_sequences):
-        overrides = _overrides(
+        overrides = _entry_overrides(
             [(rollout, rollout.masked or _has_exhausted_retries(rollout)) for rollout in group.rollouts]
         )
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
     turns = group.turn_advantages()
     sequences = [[] if _has_exhausted_retries(rollout) else rollout.sequences or [] for rollout in group.rollouts]
-    return [_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))]
+    return [
+        _batch_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))
+    ]
 
 
-def _layer(
+def _batch_layer(
     rollouts: Sequence[Rollout], turns: list[list[float]] | None, sequences: list[list[TokenSequence]], layer_index: int
 ) -> dict[str, Any]:
     layer_sequences = [
         member_data[layer_index] if layer_index < len(member_data) else None for member_data in sequences
     ]
     first = next(sequence for member_data in sequences for sequence in member_data)
-    lines = [_line(rollout, sequence, first) for rollout, sequence in zip(rollouts, layer_sequences, strict=True)]
+    lines = [
+        _entry_fields(rollout, sequence, first) for rollout, sequence in zip(rollouts, layer_sequences, strict=True)
+    ]
     logprobs = [line["logprobs"] for line in lines]
     advantages = None
     if turns is not None:
@@ -121,10 +125,10 @@ def _layer(
         "masks": [line["masks"] for line in lines],
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
         "advantages": advantages,  # None: the trainer normalises the scores within the group
-        "overrides": _overrides(
+        "overrides": _entry_overrides(
             [(rollout, member_data is None) for rollout, member_data in zip(rollouts, layer_sequences, strict=True)]
         ),
-        **_taught(rollouts, layer_index),
+        **_teacher_values(rollouts, layer_index),
     }
 
 
@@ -132,7 +136,7 @@ _UNTAUGHT: Mapping[str, None] = dict.fromkeys(OF_TEACHER)
 _OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
 
 
-def _taught(rollouts: Sequence[Rollout], layer_index: int) -> Mapping[str, list[Any] | None]:
+def _teacher_values(rollouts: Sequence[Rollout], layer_index: int) -> Mapping[str, list[Any] | None]:
     """Return the teacher's values for each entry, one list per token; a part that was not requested is None."""
     if any(rollout.teacher is None and not _has_exhausted_retries(rollout) for rollout in rollouts):
         return _UNTAUGHT
@@ -146,7 +150,7 @@ def _taught(rollouts: Sequence[Rollout], layer_index: int) -> Mapping[str, list[
     }
 
 
-def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
+def _entry_overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
     """Return the trainer's overrides for each entry (rollout, is_filler), or None if there are none."""
     each = [{**rollout.overrides, **(FILLER_OVERRIDE if untaught else {})} for rollout, untaught in entries]
     return each if any(each) else None
@@ -156,7 +160,7 @@ def _has_exhausted_retries(rollout: Rollout) -> bool:
     return rollout.state is RolloutState.RETRIES_EXHAUSTED
 
 
-def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence) -> dict[str, Any]:
+def _entry_fields(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence) -> dict[str, Any]:
     """Return tokens, masks and log-probabilities of one entry; `first` is a sequence of the group, for a filler's
     token.
     """
@@ -180,7 +184,7 @@ async def encoded(value: Any) -> bytes:
 
     Raises `ValueError` for values that JSON does not have (NaN).
     """
-    return await run_exclusively(_json, value)
+    return await run_exclusively(_json_bytes, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
@@ -192,12 +196,12 @@ async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
     return await asyncio.to_thread(gzip.compress, body, 1), {**headers, "Content-Encoding": "gzip"}
 
 
-def _json(value: Any) -> bytes:
+def _json_bytes(value: Any) -> bytes:
     """Return the JSON of a value; yield to other threads between two items of an object, or of a list of lists."""
     if isinstance(value, Mapping):
-        return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json(item) for key, item in value.items())
+        return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json_bytes(item) for key, item in value.items())
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
-        return b"[%b]" % b",".join(map(_json, value))
+        return b"[%b]" % b",".join(map(_json_bytes, value))
     data = write_message(value, _to_builtin)
     if b"null" in data and not isinstance(value, str):
         json.dumps(value, default=_to_builtin, allow_nan=False)  # NaN must fail here: it is not a missing number
@@ -233,7 +237,7 @@ class GroupsFile:
                     f"{self.journal.path} contains groups of another run ({line.get('run')}; this one is {self.run}): "
                     "move it, or choose another path"
                 )
-            size = _members(line)
+            size = _member_count(line)
             if size not in (None, group_size):
                 raise UserError(
                     f"{self.journal.path} contains groups of {size}, but process.group_size is {group_size}: set it to "
@@ -300,7 +304,7 @@ class GroupsFile:
         self.journal.close()
 
 
-def _members(line: Mapping[str, Any]) -> int | None:
+def _member_count(line: Mapping[str, Any]) -> int | None:
     """Return how many members the group of a record has, or None if it compares the seats of one member."""
     if not isinstance(line["scores"], list):
         return 0

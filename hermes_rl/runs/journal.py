@@ -33,7 +33,7 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = path.open("ab", buffering=0)
         try:
-            _lock(self._file, path)
+            _lock_file(self._file, path)
         except BaseException:  # the caller has no journal to close
             self._file.close()
             raise
@@ -68,7 +68,7 @@ class Journal:
             # A partial record would corrupt the next one if disk space becomes available meanwhile.
             with suppress(OSError):
                 self._file.truncate(start)
-            raise _unwritable(self.path, error) from error
+            raise _write_error(self.path, error) from error
         return start
 
     def _mend(self) -> None:
@@ -145,7 +145,7 @@ class Journal:
                 new.writelines(write_message(line) + b"\n" for line in lines)
             # The new file is locked before it replaces the old one, so that no other process gets the lock in between.
             following: IO[bytes] = partial.open("ab", buffering=0)
-            _lock(following, partial)
+            _lock_file(following, partial)
         self._file.close()
         self._file, self._mended = following, True
 
@@ -183,16 +183,16 @@ def cannot_write(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _write_error(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
+def _write_error(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{path} cannot be written: {error.strerror}. Complete results are saved; the same command resumes the run"
     )
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def _lock_file(file: IO[bytes], path: Path) -> None:
     in_use = False
     try:
         # Some network file systems have no locks; a run there is as safe as its user's care.

@@ -122,15 +122,15 @@ def metrics_of(
         "eval/rollouts": float(len(rollouts)),
         "eval/ungraded": float(len(rollouts) - len(graded)),
     }
-    metrics |= _passes(clusters, rollouts_per_row, success)
-    metrics |= _rewards(graded)
+    metrics |= _pass_metrics(clusters, rollouts_per_row, success)
+    metrics |= _reward_metrics(graded)
     stop_reasons = Counter(str(rollout.stop_reason) for rollout in played)
     metrics |= {
         f"eval/stop_reason/{stop_reason}": count / len(played) for stop_reason, count in sorted(stop_reasons.items())
     }
     if len(rollouts) < len(played):
         metrics["eval/dropped"] = float(len(played) - len(rollouts))
-    metrics |= _usage(graded)
+    metrics |= _usage_metrics(graded)
     return {name: value for name, value in metrics.items() if value is not None}
 
 
@@ -216,7 +216,7 @@ def scores_of(row: Row) -> list[float]:
     return [rollout.score for rollout in row if rollout.score is not None]
 
 
-def _passes(clusters: Sequence[Sequence[float]], size: int, success: float) -> dict[str, float]:
+def _pass_metrics(clusters: Sequence[Sequence[float]], size: int, success: float) -> dict[str, float]:
     wins = [(len(scores), sum(score >= success for score in scores)) for scores in clusters]
     metrics = {}
     for k in ks(size):
@@ -229,7 +229,7 @@ def _passes(clusters: Sequence[Sequence[float]], size: int, success: float) -> d
     return metrics
 
 
-def _rewards(graded: Row) -> dict[str, float]:
+def _reward_metrics(graded: Row) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in graded:
         for name, reward in rollout.rewards.items():
@@ -245,7 +245,7 @@ def _rewards(graded: Row) -> dict[str, float]:
     }
 
 
-def _usage(graded: Row) -> dict[str, float]:
+def _usage_metrics(graded: Row) -> dict[str, float]:
     if not graded:
         return {}
     calls = sum(rollout.calls for rollout in graded)

@@ -36,12 +36,12 @@ def stage(
     size = count = 0
     for index, top in enumerate(tops):
         (into / str(index)).mkdir()
-        if next(_files(top / OUTPUTS), None) is not None:
+        if next(_files_to_copy(top / OUTPUTS), None) is not None:
             note(
                 f"{top / OUTPUTS} stays on this machine, as runs are written there; what the spec reads of it belongs "
                 "into another folder"
             )
-        for file in _files(top):
+        for file in _files_to_copy(top):
             target = into / str(index) / file.relative_to(top)
             size, count = size + file.stat().st_size, count + 1
             if size > MOST_BYTES or count > MOST_FILES:
@@ -61,7 +61,7 @@ def stage(
     return tuple(tops)
 
 
-def _files(top: Path) -> Iterator[Path]:
+def _files_to_copy(top: Path) -> Iterator[Path]:
     """Yield the files below a directory to copy; links are followed, and their targets are copied instead."""
     for name, folders, files in os.walk(top, followlinks=True):
         directory = Path(name)

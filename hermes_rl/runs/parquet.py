@@ -87,11 +87,11 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
         "rollout": rollout.id,
         **of_row(rollout.key.row),
         "index": rollout.key.index,
-        "score": _double(rollout.score),
+        "score": _as_double(rollout.score),
         "stop_reason": str(rollout.stop_reason),
         "masked": rollout.masked,
-        **{f"reward/{name}": _double(value) for name, value in values.items()},
-        "messages": [_message(message) for message in result.messages],
+        **{f"reward/{name}": _as_double(value) for name, value in values.items()},
+        "messages": [_message_record(message) for message in result.messages],
         "tools": json.dumps(list(result.tool_schemas), ensure_ascii=False) if result.tool_schemas else None,
         "turns": result.turns_used,
         "prompt_tokens": result.usage.prompt_tokens,
@@ -99,12 +99,12 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _double(value: float | None) -> float | None:
+def _as_double(value: float | None) -> float | None:
     """Return a number in the column's form, which accepts no integer that a double cannot represent exactly."""
     return None if value is None else float(value)
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _message_record(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     message_row = {
         "role": message["role"],

@@ -87,7 +87,7 @@ async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, R
         if kind != "atropos":
             choice = RolloutChoice(section.min_score, section.keep_best, spec.evaluate.success_threshold)
             for message in await asyncio.to_thread(
-                write_format, kind, opened.directory.path / FILES[kind], _recorded(opened, work.file), choice
+                write_format, kind, opened.directory.path / FILES[kind], _recorded_rollouts(opened, work.file), choice
             ):
                 launch.progress.note(message)
         for reason, count in most_frequent(opened.encoder.missing_tokens()):
@@ -97,7 +97,7 @@ async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, R
         return summary, opened.directory
 
 
-def _recorded(opened: SpecRun, file: GroupsFile) -> RecordedRollouts:
+def _recorded_rollouts(opened: SpecRun, file: GroupsFile) -> RecordedRollouts:
     store, environment = opened.store, opened.compiled
 
     def groups() -> Iterator[Group]:

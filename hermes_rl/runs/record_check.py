@@ -24,16 +24,16 @@ def current_record(line: Any) -> Any:
     """Return a record, or a part of it, with the names of this version; `RECORD` maps the names of earlier versions."""
     if not isinstance(line, dict) or not line.keys() & RECORD.keys():
         return line
-    line = _renamed(line, RECORD)
+    line = _rename_keys(line, RECORD)
     for field, names in (("state", STATES), ("stop_reason", STOP_REASONS), ("first_stop_reason", STOP_REASONS)):
         if isinstance(line.get(field), str):
             line[field] = names.get(line[field], line[field])
     for field, names in (("program", FIELDS), ("provenance", FIELDS), ("rewards", REWARDS)):
         if field in line:
-            line[field] = _renamed(line[field], names)
+            line[field] = _rename_keys(line[field], names)
     calls = line["program"].get("calls") if isinstance(line.get("program"), dict) else None
     if isinstance(calls, list):
-        line["program"]["calls"] = [_renamed(call, FIELDS) for call in calls]
+        line["program"]["calls"] = [_rename_keys(call, FIELDS) for call in calls]
     if isinstance(line.get("others"), list):
         line["others"] = [*map(current_record, line["others"])]
     return line
@@ -41,19 +41,19 @@ def current_record(line: Any) -> Any:
 
 def current_description(run_info: Any) -> Any:
     """Return the value of a `run.json` with the names of this version."""
-    run_info = _renamed(run_info, DESCRIPTION)
+    run_info = _rename_keys(run_info, DESCRIPTION)
     if isinstance(run_info, dict) and isinstance(run_info.get("grading"), dict):
         run_info["grading"] = grading = dict(run_info["grading"])
         for field in grading.keys() & {"rewards", "any_size"}:
-            grading[field] = _renamed(grading[field], REWARDS)
+            grading[field] = _rename_keys(grading[field], REWARDS)
         scoring = grading.get("scoring")
         if isinstance(scoring, dict) and isinstance(scoring.get("endings"), dict):
             grading["scoring"] = scoring = dict(scoring)
-            scoring["on_stop"] = _renamed(scoring.pop("endings"), STOP_REASONS)
+            scoring["on_stop"] = _rename_keys(scoring.pop("endings"), STOP_REASONS)
     return run_info
 
 
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+def _rename_keys(value: Any, names: Mapping[str, str]) -> Any:
     """Return a mapping with the new names of its keys; another value, which the checks refuse, unchanged."""
     return {names.get(name, name): part for name, part in value.items()} if isinstance(value, dict) else value
 
@@ -67,24 +67,24 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
     for name in keys:
         if name not in line:
             return f"has no {name!r}"
-    return _wrong(line, _FORM)
+    return _form_problem(line, _FORM)
 
 
 def problem_of_description(run_info: object) -> str | None:
     """Return as a predicate what differs in the value of a `run.json` from a run's form; else None."""
     if not isinstance(run_info, dict):
         return "is not a JSON object"
-    return "is nested too deeply" if too_deep(run_info) else _wrong(run_info, _DESCRIPTION)
+    return "is nested too deeply" if too_deep(run_info) else _form_problem(run_info, _DESCRIPTION)
 
 
 def problem_of_spec(spec: object) -> str | None:
     """Return as a predicate how the spec of a run differs from the form that readers of runs expect; else None."""
     if not isinstance(spec, dict):
         return "is not a mapping"
-    return _wrong(spec, _SPEC)
+    return _form_problem(spec, _SPEC)
 
 
-def _wrong(value: Mapping[str, Any], form: Mapping[str, Check]) -> str | None:
+def _form_problem(value: Mapping[str, Any], form: Mapping[str, Check]) -> str | None:
     wrong = next((name for name, part in value.items() if name in form and not form[name](part)), None)
     return None if wrong is None else f"has {wrong!r} in a form that no run writes"
 

@@ -46,7 +46,7 @@ async def regrade(
     `overrides` change the run's spec. Raises `UserError` if there is no run, the change affects how rollouts run, or a
     reward needs data that was not recorded; `RunError` if a judge could not be called; nothing was changed.
     """
-    directory, run_info = _open(path)
+    directory, run_info = _open_directory(path)
     mode: Mode = run_info["mode"]
     spec = load_spec(path / "spec.yaml", overrides=overrides, environ=environ, mode=mode, resolved=True)
     changed = changed_parts(run_info, spec, mode)
@@ -65,12 +65,12 @@ async def regrade(
                 directory.rewrite(spec, {**run_info, **new})
                 if mode == "process":
                     return await _write_groups(records, compiled)
-                evaluation = await asyncio.to_thread(_concluded, records, spec, rows)
+                evaluation = await asyncio.to_thread(_conclude, records, spec, rows)
                 directory.add({"uncounted": evaluation.uncounted})
                 return Regraded(directory, evaluation=evaluation, without_score=evaluation.ungraded)
 
 
-def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
+def _open_directory(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
     directory = RunDirectory(path)
     directory.require_format()
     run_info = directory.read_run_info()
@@ -88,7 +88,7 @@ def compiled_to_grade(spec: Spec, environ: Mapping[str, str] | None) -> Compiled
     return CompiledSpec(spec, environ) if asks_policy else compiled
 
 
-def _concluded(records: Records, spec: Spec, rows: Rows) -> Evaluation:
+def _conclude(records: Records, spec: Spec, rows: Rows) -> Evaluation:
     plan = EvaluatePlan.from_spec(spec)
     groups = {row.key: plan.values(row) for row in rows if records.store.played(row.key)}
     evaluation = conclude(spec.name, plan, records.store, groups)

@@ -61,10 +61,10 @@ class Grading:
         """Return the grading that the spec requests, of groups of this size."""
         code, rewards, any_size = code_hashes(spec), {}, {}
         for reward in grader.rewards:
-            material = _material(spec, reward, code.get(f"rewards.{reward.name}"))
+            material = _reward_inputs(spec, reward, code.get(f"rewards.{reward.name}"))
             if reward.group_level and reward.function.group_for is not None:
-                any_size[reward.name] = _hash(material)
-            rewards[reward.name] = _hash(material | ({"compared": size} if reward.group_level else {}))
+                any_size[reward.name] = _hash_inputs(material)
+            rewards[reward.name] = _hash_inputs(material | ({"compared": size} if reward.group_level else {}))
         return cls(
             rewards=rewards,
             any_size=any_size,
@@ -125,7 +125,7 @@ class Grading:
             ) from error
 
 
-def _material(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, Any]:
+def _reward_inputs(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, Any]:
     """Return the inputs of a reward's value; a file is represented by its content, so that a spec may move."""
     written, takes = spec.rewards[reward.name], reward.function.parameters
     # Another judge is another reward. A reward that takes `roles` may call any of them; with another policy, the run is
@@ -144,7 +144,7 @@ def _material(spec: Spec, reward: GradedReward, code: str | None) -> dict[str, A
     }
 
 
-def _hash(value: Any) -> str:
+def _hash_inputs(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -295,7 +295,7 @@ class Rejudging:
         def read() -> tuple[dict[str, set[str]], set[str]]:
             keys = set()
             lines = {}
-            for line in _lines(store):
+            for line in _lines_to_grade(store):
                 lines[line["id"]] = self._select_rewards(line, changed)
                 keys.add(line["row_key"])
             return lines, keys
@@ -369,7 +369,7 @@ class Rejudging:
             else:
                 self._remember(journal, line["id"], values)
 
-        await _all(one(line) for line in _lines(store) if line["id"] in rewards_by_rollout)
+        await _run_all(one(line) for line in _lines_to_grade(store) if line["id"] in rewards_by_rollout)
 
     def _sandboxes(self, line: Line, rows: Mapping[str, Row]) -> ArtifactSandboxes:
         artifact_specs = list(self.compiled.spec.artifacts)
@@ -397,7 +397,7 @@ class Rejudging:
                 self._remember(journal, line["id"], member_values)
 
         complete_groups = (group for group in store.groups if store.complete(group))
-        await _all(
+        await _run_all(
             one(members)
             for members in store.lines(complete_groups)
             if all(line["score"] is not None for line in members)
@@ -422,7 +422,7 @@ class Rejudging:
         return True
 
 
-def _lines(store: RolloutStore) -> Iterator[Line]:
+def _lines_to_grade(store: RolloutStore) -> Iterator[Line]:
     """Yield every rollout; of several attempts at one place that a reward failed, the first."""
     visited_slots: set[tuple[str, int]] = set()
     for line in store.all_lines():
@@ -435,7 +435,7 @@ def _lines(store: RolloutStore) -> Iterator[Line]:
         yield line
 
 
-async def _all(works: Iterable[Any]) -> None:
+async def _run_all(works: Iterable[Any]) -> None:
     """Run the coroutines with bounded concurrency; the first failure ends the others."""
     slots = asyncio.Semaphore(AT_ONCE)
 

@@ -22,10 +22,10 @@ OF_SMALL = "a rollout has 1 sequence"
 
 def tokenizer_of(spec: Spec) -> str | None:
     """Return the policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
-    return _tokenizer(spec.servers["policy"][0])
+    return _tokenizer_name(spec.servers["policy"][0])
 
 
-def _tokenizer(server: Server) -> str | None:
+def _tokenizer_name(server: Server) -> str | None:
     if server.tokenizer is not None:
         return server.tokenizer
     return None if server.kind.embedded else server.model
@@ -46,12 +46,12 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     role, problems = spec.distill.server, []
     policy_tokenizer = tokenizer_of(spec)
     for index, server in enumerate(spec.servers.get(role, ())):
-        name = _tokenizer(server)
+        name = _tokenizer_name(server)
         if name == policy_tokenizer or (
             at_hand and not all(model is None or Path(model).is_dir() for model in (name, policy_tokenizer))
         ):
             continue
-        path = _server(spec, role, index)
+        path = _server_path(spec, role, index)
         try:
             is_same_vocabulary = load_tokenizer(name).vocabulary == load_tokenizer(policy_tokenizer).vocabulary
         except TokenizerUnavailable as error:
@@ -74,7 +74,7 @@ def require_same_tokenizer(spec: Spec) -> None:
         raise UserError("\n".join(map(str, problems)))
 
 
-def _server(spec: Spec, role: str, index: int) -> NodePath:
+def _server_path(spec: Spec, role: str, index: int) -> NodePath:
     """Return where a server is written: alone, or in a list."""
     path: NodePath = ("servers", role, index)
     return path if spec.is_written(path) else path[:2]
@@ -140,7 +140,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
                     if name is not None and name not in ("auto", "template"):
                         require(name)
                 except UserError as error:
-                    problems.append(spec.problem((*_server(spec, role, index), "renderer", key), str(error)))
+                    problems.append(spec.problem((*_server_path(spec, role, index), "renderer", key), str(error)))
     return problems
 
 

@@ -84,7 +84,7 @@ async def check_rewards(
     Raises `UserError` if the rows are not available or are infinite, or if the environment cannot be started.
     """
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
-    sample = await asyncio.to_thread(_rows, spec, split, rows)
+    sample = await asyncio.to_thread(_rows_to_run, spec, split, rows)
     findings, report = DeepFindings(spec), DeepReport(rows=len(sample))
     if not sample:
         findings.add("no_rows", "no rows are left to run: does dataset.filter drop them all?")
@@ -100,14 +100,14 @@ async def check_rewards(
             run = Run(probe, first, Plan(size=len(KINDS), split=split, repeat=False, require_complete=False, retries=0))
             groups: list[Group] = []
             async for group in run.groups():
-                groups.append(_slim(group, len(groups)))
+                groups.append(_shrink(group, len(groups)))
             report.scores = judge(findings, probe, groups, replaced)
             if rows is not None or not findings.errors:  # blind answers cost time, and errors are enough to look at
                 answers = probe.blind_answers()
                 seconds = BLIND_SECONDS if rows is None else None
                 blind: list[Group] = []
                 if answers:
-                    blind = [_slim(group, WHOLE) async for group in play(probe, sample, split, answers, seconds)]
+                    blind = [_shrink(group, WHOLE) async for group in play(probe, sample, split, answers, seconds)]
                 if blind:
                     report.blind = judge_blind(findings, probe, answers, blind)
                 if not any(each.check == "constant_score" for each in findings.entries):
@@ -116,17 +116,17 @@ async def check_rewards(
         gold = [group.rollouts[KINDS.index("gold")] for group in groups] if has_solution(spec) else []
         report.failing = [rollout.key.row.key for rollout in gold if fails(probe, rollout)]
         if keep is not None and (findings.errors or report.failing):
-            report.rollouts_directory = await asyncio.to_thread(_keep, groups, Path(folder), keep)
+            report.rollouts_directory = await asyncio.to_thread(_keep_rollouts, groups, Path(folder), keep)
     return report
 
 
-def _rows(spec: Spec, split: Split, count: RowCount | None) -> list[Row]:
+def _rows_to_run(spec: Spec, split: Split, count: RowCount | None) -> list[Row]:
     """Return the rows to run; blocks."""
     rows = load_rows(spec, split, notify=lambda _: None)
     return counted_rows(spec, rows, LOOKED_AT if count is None else count, finite=rows.length is not None)
 
 
-def _slim(group: Group, index: int) -> Group:
+def _shrink(group: Group, index: int) -> Group:
     """Drop the conversations of a group that no check reads: all rows of a dataset would fill the memory."""
     for rollout in group.rollouts if index >= WHOLE else ():
         for seat in rollout.seats:
@@ -134,7 +134,7 @@ def _slim(group: Group, index: int) -> Group:
     return group
 
 
-def _keep(groups: Sequence[Group], played: Path, keep: Path) -> Path:
+def _keep_rollouts(groups: Sequence[Group], played: Path, keep: Path) -> Path:
     """Write the rollouts and their artifacts into a directory; blocks."""
     shutil.rmtree(keep, ignore_errors=True)
     keep.mkdir(parents=True)

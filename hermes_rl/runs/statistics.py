@@ -58,7 +58,7 @@ def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     centre, on_scale = mean(values), UNIT[0] <= min(values) and max(values) <= UNIT[1]
     alike = error <= 1e-9 * max(1.0, abs(centre))
     if alike:
-        missed = _missed(count)
+        missed = _missed_chance(count)
         return (centre * (1.0 - missed), centre + missed * (1.0 - centre)) if on_scale else None
     t = t_quantile(0.5 + CONFIDENCE / 2, count - 1)
     if on_scale:
@@ -74,7 +74,7 @@ def share_interval(share: float, count: float, z: float = 1.96) -> tuple[float, 
     return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)
 
 
-def _missed(count: int, confidence: float = CONFIDENCE) -> float:
+def _missed_chance(count: int, confidence: float = CONFIDENCE) -> float:
     """Return the maximum chance of another kind if none was among `count` (Clopper and Pearson, 1934)."""
     return 1.0 - math.pow((1.0 - confidence) / 2, 1 / count)
 
@@ -135,13 +135,13 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 def pass_at_k(n: int, successes: int, k: int) -> float:
     """Return the chance that at least one of `k` rollouts drawn from `n` succeeds (Chen et al. 2021, unbiased)."""
-    _check(n, successes, k)
+    _check_counts(n, successes, k)
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, successes: int, k: int) -> float:
     """pass^k: chance that all of `k` rollouts drawn from `n` succeed (tau-bench, unbiased)."""
-    _check(n, successes, k)
+    _check_counts(n, successes, k)
     return math.comb(successes, k) / math.comb(n, k)
 
 
@@ -157,7 +157,7 @@ def bounds(scores: Sequence[float], missing: int, span: tuple[float, float]) -> 
     return (total + missing * low) / count, (total + missing * high) / count
 
 
-def _check(n: int, successes: int, k: int) -> None:
+def _check_counts(n: int, successes: int, k: int) -> None:
     if not (0 <= successes <= n and 1 <= k <= n):
         raise ValueError(f"pass@k needs 0 <= successes <= n and 1 <= k <= n, not {successes=}, {n=}, {k=}")
 
@@ -241,7 +241,7 @@ def paired(
             low, high = max(low, -1.0), min(high, 1.0)
         detectable = half + t_quantile(POWER, degrees) * error
     elif span is not None and (count > 1 or rows == 1):
-        missed, width = _missed(count, confidence), span[1] - span[0]
+        missed, width = _missed_chance(count, confidence), span[1] - span[0]
         low, high = centre - missed * (width + centre), centre + missed * (width - centre)
     return Difference(name, rows, count, mean(before), mean(after), centre, low, high, detectable)
 

@@ -94,7 +94,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "first_stop_reason": str(result.stop_reason) if result else None,
         "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
-        "tool_calls": _calls(result) if result else [],
+        "tool_calls": _call_records(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
         # For each call the server's report: count, digest, length and check of the prompt, weights' versions.
         "sampled": [
@@ -109,7 +109,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
             for entry in rollout.ledger
         ],
         **({"model_calls": calls} if result and (calls := _model_calls(result)) else {}),
-        **({"sandbox_start": _rounded(rollout.sandbox_start)} if rollout.sandbox_start else {}),
+        **({"sandbox_start": _round_times(rollout.sandbox_start)} if rollout.sandbox_start else {}),
         **({"teacher": [logprobs.packed() for logprobs in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         # Once for each group, for people to read; a run reads the row from the dataset.
@@ -139,17 +139,17 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
 def _model_calls(result: AgentResult) -> list[dict[str, Any]]:
     names = ("started_at", "seconds", "prompt_tokens", "completion_tokens")  # `asdict` takes eight times as long
     return [
-        {"turn": turn, **_rounded({name: getattr(call, name) for name in names})}
+        {"turn": turn, **_round_times({name: getattr(call, name) for name in names})}
         for turn, call in enumerate(result.model_calls, 1)
     ]
 
 
-def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+def _round_times(times: Mapping[str, float]) -> dict[str, float]:
     """Return times as recorded: seconds since 1970 to the millisecond, durations to the microsecond."""
     return {name: round(value, 3 if name == "started_at" else 6) for name, value in times.items()}
 
 
-def _calls(result: AgentResult) -> list[dict[str, Any]]:
+def _call_records(result: AgentResult) -> list[dict[str, Any]]:
     """Return the calls without the data in the messages: their results, and arguments that ran unchanged."""
     written, records = written_calls(result.messages[result.prompt_length :]), []
     for call in result.tool_calls:
@@ -246,7 +246,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         tool_calls=list(_recorded_calls(line, written)),
         usage=Usage.from_record(line.get("usage") or {}),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
-        replies=list(_replies(line, spoken)) if policy else [],
+        replies=list(_recorded_replies(line, spoken)) if policy else [],
         model_calls=[
             ModelCall(**{name: value for name, value in call.items() if name != "turn"})
             for call in line.get("model_calls") or ()
@@ -261,7 +261,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     )
 
 
-def _replies(line: Mapping[str, Any], spoken: list[dict[str, Any]]) -> Iterator[ChatReply]:
+def _recorded_replies(line: Mapping[str, Any], spoken: list[dict[str, Any]]) -> Iterator[ChatReply]:
     """Yield the server's replies if they are recorded: the sampled tokens, else only the model's name."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
     settings = line["policy"].get("sampling")
@@ -333,11 +333,13 @@ class RolloutStore:
         self._index()
         if self._orphans:
             for journal in self._journals:
-                journal.keep(line for line in journal.read() if _episode(line) not in self._orphans)
+                journal.keep(line for line in journal.read() if _episode_place(line) not in self._orphans)
             self._index()
         episodes_to_compare = self._to_compare_again()
         if episodes_to_compare:
-            self._rollouts.keep(line for line in self._rollouts.read() if _episode(line) not in episodes_to_compare)
+            self._rollouts.keep(
+                line for line in self._rollouts.read() if _episode_place(line) not in episodes_to_compare
+            )
             self._index()
 
     def clear(self) -> None:
@@ -394,13 +396,13 @@ class RolloutStore:
             if other_seat(line):
                 others.append((start, line))
                 continue
-            yield start, line, [other for other in others if _episode(other[1]) == _attempt_key(line)]
-            self._orphans |= {_episode(other) for _, other in others} - {_attempt_key(line)}
+            yield start, line, [other for other in others if _episode_place(other[1]) == _attempt_key(line)]
+            self._orphans |= {_episode_place(other) for _, other in others} - {_attempt_key(line)}
             others = []
-        self._orphans |= {_episode(other) for _, other in others}
+        self._orphans |= {_episode_place(other) for _, other in others}
 
     def _enter_ended(self, line: Line, start: int, others: Sequence[tuple[int, Line]]) -> None:
-        group, entry = self._entered(line), _entry(line, start, others)
+        group, entry = self._entered(line), _played_entry(line, start, others)
         previous_entry = group.ended.get(line["index"])
         if previous_entry is None or not previous_entry.state.final:
             group.ended[line["index"]] = entry
@@ -411,7 +413,7 @@ class RolloutStore:
 
     def _enter_waiting(self, line: Line, start: int, others: Sequence[tuple[int, Line]]) -> None:
         group = self._entered(line)
-        group.waiting[line["index"]] = _entry(line, start, others)
+        group.waiting[line["index"]] = _played_entry(line, start, others)
         self._put(line["group"], group)
 
     def _entered(self, line: Line) -> GroupEntry:
@@ -514,7 +516,7 @@ class RolloutStore:
         members = set(range(self.size))
         # Final and waiting rollouts are not run again.
         return sum(
-            len(members & (_final(group_entry) | set(group_entry.waiting)))
+            len(members & (_final_members(group_entry) | set(group_entry.waiting)))
             for group_entry in self._groups.open.values()
         )
 
@@ -535,7 +537,7 @@ class RolloutStore:
         for group in groups:
             if self.played(group):
                 ended = self._groups[group].ended
-                yield [_read(self._rollouts, ended[index]) for index in range(self.size)]
+                yield [_read_episode(self._rollouts, ended[index]) for index in range(self.size)]
 
     # ------------------------------------------------------------------ for the runner
 
@@ -554,9 +556,9 @@ class RolloutStore:
             return None
         ended, waiting = group_entry.ended.get(key.index), group_entry.waiting.get(key.index)
         if ended is not None and ended.state.final:
-            line = await asyncio.to_thread(_read, self._rollouts, ended)
+            line = await asyncio.to_thread(_read_episode, self._rollouts, ended)
         elif waiting is not None and self._waiting is not None:
-            line = await asyncio.to_thread(_read, self._waiting, waiting)
+            line = await asyncio.to_thread(_read_episode, self._waiting, waiting)
         else:
             return None
         return rollout_of(line, key)
@@ -596,20 +598,20 @@ class RolloutStore:
         """Close the files; the file of waiting rollouts is removed if none waits."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            if not any(set(group_entry.waiting) - _final(group_entry) for group_entry in self._groups.values()):
+            if not any(set(group_entry.waiting) - _final_members(group_entry) for group_entry in self._groups.values()):
                 with suppress(OSError):
                     waiting.path.unlink()
             waiting.close()
         self._rollouts.close()
 
 
-def _entry(line: Line, start: int, others: Sequence[tuple[int, Line]]) -> PlayedEntry:
-    seats = tuple((seat_start, other["score"], _part(other)) for seat_start, other in others)
-    part = _part(line) if any(part is not None for _, _, part in seats) else None
+def _played_entry(line: Line, start: int, others: Sequence[tuple[int, Line]]) -> PlayedEntry:
+    seats = tuple((seat_start, other["score"], _seat_part(other)) for seat_start, other in others)
+    part = _seat_part(line) if any(part is not None for _, _, part in seats) else None
     return PlayedEntry(start, line["attempt"], RolloutState(line["state"]), line["score"], part, seats)
 
 
-def _part(line: Line) -> str | None:
+def _seat_part(line: Line) -> str | None:
     return _seat_of(line["seat"]).part(line["index"]) if "seat" in line else None
 
 
@@ -617,7 +619,7 @@ def _seat_of(record: Mapping[str, Any]) -> Seat:
     return Seat(**{name: value for name, value in record.items() if name != "of"})
 
 
-def _read(journal: Journal, entry: PlayedEntry) -> Line:
+def _read_episode(journal: Journal, entry: PlayedEntry) -> Line:
     """Return the record of a rollout with the records of the other seats of its episode."""
     line = journal.read_at(entry.start)
     return {**line, "others": [journal.read_at(start) for start, *_ in entry.others]} if entry.others else line
@@ -642,10 +644,10 @@ def group_of_episode(line: Mapping[str, Any]) -> str:
     return group
 
 
-def _episode(line: Line) -> Place:
+def _episode_place(line: Line) -> Place:
     """Return the place of the episode of a seat's record."""
     return group_of_episode(line), line["index"], line["attempt"]
 
 
-def _final(group_entry: GroupEntry) -> set[int]:
+def _final_members(group_entry: GroupEntry) -> set[int]:
     return {index for index, entry in group_entry.ended.items() if entry.state.final}

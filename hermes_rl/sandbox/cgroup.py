@@ -139,7 +139,7 @@ class ControlGroup:
 
     def _make(self, memory: int, processes: int, cpu: float | None) -> None:
         global _largest
-        _watch(self.layout)
+        _watch_groups(self.layout)
         make_sum(self.layout)
         for folder in self._each():
             folder.mkdir()
@@ -187,7 +187,7 @@ class ControlGroup:
         return others
 
     def _counted(self, file: str, name: str) -> int:
-        return _counts(self._folders["memory"] / file).get(name, 0) if "memory" in self._folders else 0
+        return _read_counts(self._folders["memory"] / file).get(name, 0) if "memory" in self._folders else 0
 
     def processes(self) -> list[int]:
         """Return the ids of the processes in it."""
@@ -214,7 +214,7 @@ class ControlGroup:
             self._is_removed = True
         end = time.monotonic() + REMOVE_SECONDS
         for folder in self._each():
-            while not _removed(folder) and time.monotonic() < end:
+            while not _remove_group(folder) and time.monotonic() < end:
                 time.sleep(0.005)
 
     def _each(self) -> list[Path]:
@@ -258,7 +258,7 @@ def make_sum(layout: Layout) -> None:
 
 
 def _limit_sum(layout: Layout, shared: Path) -> None:
-    if _bound(shared) is not None:
+    if _memory_limit(shared) is not None:
         return
     total = total_memory()
     hierarchy = shared / "memory.use_hierarchy"  # of kernels before 5.11: 1 if a group counts the groups below it
@@ -287,11 +287,11 @@ def total_memory(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup"
     it.
     """
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = (_bound(folder) for folder in _around(root, cgroup_file))
+    limits = (_memory_limit(folder) for folder in _parents(root, cgroup_file))
     return min((pages, *(limit for limit in limits if limit is not None)))
 
 
-def _around(root: Path, cgroup_file: Path) -> list[Path]:
+def _parents(root: Path, cgroup_file: Path) -> list[Path]:
     """Return the directories of the memory group of this process, and of its parents."""
     paths = _own_paths(cgroup_file)
     groups = []
@@ -302,7 +302,7 @@ def _around(root: Path, cgroup_file: Path) -> list[Path]:
     return groups
 
 
-def _bound(folder: Path) -> int | None:
+def _memory_limit(folder: Path) -> int | None:
     """Return the memory limit of a group, or None if it has none."""
     limits = (_read_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < UNLIMITED), None)
@@ -315,7 +315,7 @@ def _read_number(file: Path) -> int | None:
     return None
 
 
-def _counts(file: Path) -> dict[str, int]:
+def _read_counts(file: Path) -> dict[str, int]:
     """Return the named numbers in a file with one per line, or an empty mapping if the file does not exist."""
     with contextlib.suppress(OSError, ValueError):
         return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
@@ -344,7 +344,7 @@ def together(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -
 
     This only reads, so a process without sandboxes may call it.
     """
-    for limit, used in _bounded(folder for folder in _of_sandboxes(root, cgroup_file) if folder.is_dir()):
+    for limit, used in _limited(folder for folder in _of_sandboxes(root, cgroup_file) if folder.is_dir()):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
 
@@ -352,34 +352,34 @@ def together(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -
 @functools.cache  # admission calls it repeatedly
 def _of_sandboxes(root: Path, cgroup_file: Path) -> list[Path]:
     """Return the directories that may be the group of all sandboxes."""
-    return [folder / SHARED for folder in _around(root, cgroup_file)]
+    return [folder / SHARED for folder in _parents(root, cgroup_file)]
 
 
 def free_share(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> float:
     """Return the fraction of free memory in the groups around this process, and in the group of all sandboxes."""
     sandboxes = together(root, cgroup_file)
     shares = [1.0 if sandboxes is None else sandboxes.free]
-    shares += [max(0.0, 1.0 - used / limit) if limit else 1.0 for limit, used in _bounded(_around(root, cgroup_file))]
+    shares += [max(0.0, 1.0 - used / limit) if limit else 1.0 for limit, used in _limited(_parents(root, cgroup_file))]
     return min(shares)
 
 
-def _bounded(groups: Iterable[Path]) -> Iterator[tuple[int, int]]:
+def _limited(groups: Iterable[Path]) -> Iterator[tuple[int, int]]:
     """Yield the memory limit and the used memory of the groups that have a limit."""
     for folder in groups:
-        limit, used = _bound(folder), _used(folder)
+        limit, used = _memory_limit(folder), _used_memory(folder)
         if limit is not None and used is not None:
             yield limit, used
 
 
-def _used(folder: Path) -> int | None:
+def _used_memory(folder: Path) -> int | None:
     """Return the used memory of a group, without the files that the kernel would drop first; None: unknown."""
     for usage, forgotten in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
         if (used := _read_number(folder / usage)) is not None:
-            return max(0, used - _counts(folder / "memory.stat").get(forgotten, 0))
+            return max(0, used - _read_counts(folder / "memory.stat").get(forgotten, 0))
     return None
 
 
-def _removed(folder: Path) -> bool:
+def _remove_group(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         folder.rmdir()
     return not folder.exists()
@@ -445,7 +445,7 @@ def _may_make(parent: Path) -> bool:
     return procs
 
 
-def _watch(layout: Layout) -> None:
+def _watch_groups(layout: Layout) -> None:
     """Ensure that this runner's groups are removed when it ends, for any reason."""
     with _lock:
         if os.getpid() not in _watchmen:

@@ -146,7 +146,7 @@ class Connection:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
                 given_up = future.result()
-                _close(given_up.fds if given_up is not None else ())
+                _close_all(given_up.fds if given_up is not None else ())
             raise
         except OSError as error:
             if error.errno in OF_THE_MACHINE:
@@ -204,7 +204,7 @@ class Connection:
         if self._watch is not None:
             self._watch.cancel()
         for _, fds in self._unsent:
-            _close(fds)
+            _close_all(fds)
         self._unsent.clear()
         for future, _ in self._waiting.values():
             if not future.done() and not self._loop.is_closed():
@@ -223,7 +223,7 @@ class Connection:
                 frame = IN_FILE
             copies += map(copy_of, fds)
         except BaseException:  # only this method knows the copies
-            _close(copies)
+            _close_all(copies)
             raise
         self._unsent.append((frame, copies))
         if len(self._unsent) == 1:
@@ -246,7 +246,7 @@ class Connection:
                 return
             self._crowded_until = None
             self._unsent.popleft()
-            _close(fds)
+            _close_all(fds)
         if self._socket is not None:
             self._loop.remove_writer(self._socket)
 
@@ -274,7 +274,7 @@ class Connection:
                 frame, fds, flags = b"", [], 0
             if flags & socket.MSG_CTRUNC:
                 # The kernel drops descriptors for which this process has no slot, and delivers the rest.
-                _close(fds)
+                _close_all(fds)
                 self.mark_lost(ConnectionLoss.DESCRIPTORS)
                 return
             if not frame:
@@ -290,10 +290,10 @@ class Connection:
                     continue
                 frame, self._partial_frame = bytes(self._partial_frame), bytearray()
             try:
-                self._dispatch(*_unfold(frame, fds))
+                self._dispatch(*_unfold_frame(frame, fds))
             except (ValueError, IndexError, OSError):
                 # This message is not the helper's, so its process is not the one that was started.
-                _close(fds)
+                _close_all(fds)
                 self.mark_lost(ConnectionLoss.ENDED)
 
     def _dispatch(self, frame: bytes, fds: list[int]) -> None:
@@ -303,11 +303,11 @@ class Connection:
             return
         future, _ = self._waiting.pop(int(fields[0]), (None, 0.0))
         if future is None or future.done():
-            _close(fds)  # the caller was cancelled meanwhile
+            _close_all(fds)  # the caller was cancelled meanwhile
         elif fields[1] == b"ok":
             future.set_result(Answer(fields[2:], payload, fds))
         else:
-            _close(fds)
+            _close_all(fds)
             future.set_exception(OSError(int(fields[2]), fields[3].decode("utf-8", "replace")))
 
     def _check_due(self) -> None:
@@ -322,7 +322,7 @@ class Connection:
             self._watch = self._loop.call_at(due, self._check_due)
 
 
-def _unfold(frame: bytes, fds: list[int]) -> Frame:
+def _unfold_frame(frame: bytes, fds: list[int]) -> Frame:
     """Return a message that came in a file, read from it.
 
     Raises:
@@ -341,6 +341,6 @@ def _unfold(frame: bytes, fds: list[int]) -> Frame:
         os.close(first)
 
 
-def _close(fds: Sequence[int]) -> None:
+def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)

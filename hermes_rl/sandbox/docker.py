@@ -201,7 +201,7 @@ class Container:
             name, {**service_config, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host}
         )
         if service.files:
-            await self.engine.lay(name, _archive(service.files))
+            await self.engine.lay(name, _tar_archive(service.files))
         await self.engine.start(name)
 
     async def until_healthy(self, service: SandboxService) -> None:
@@ -258,7 +258,7 @@ class Container:
         }
 
 
-def _archive(files: Sequence[SandboxFile]) -> bytes:
+def _tar_archive(files: Sequence[SandboxFile]) -> bytes:
     """Return files as a tar archive of paths below the root."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
@@ -416,7 +416,7 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def _format_marker(pid: int) -> str:
-    return f"{_boot()}:{_namespace()}:{pid}:{_read_start_time(pid)}"
+    return f"{_boot_id()}:{_pid_namespace()}:{pid}:{_read_start_time(pid)}"
 
 
 def own_mark() -> str:
@@ -427,7 +427,7 @@ def own_mark() -> str:
 def is_dead(marker: str) -> bool:
     """Return True if `marker` belongs to a dead runner of this machine, boot and PID namespace."""
     fields = marker.split(":")
-    if len(fields) != 4 or fields[:2] != [_boot(), _namespace()]:
+    if len(fields) != 4 or fields[:2] != [_boot_id(), _pid_namespace()]:
         return False
     return fields[2].isdigit() and _read_start_time(int(fields[2])) != fields[3]
 
@@ -454,11 +454,11 @@ def _remove_folders() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _namespace() -> str:
+def _pid_namespace() -> str:
     return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 

@@ -129,7 +129,7 @@ class Engine:
                 raise
             except (EngineError, SandboxFailure) as error:
                 if isinstance(error, EngineError) and _is_refusal(error):
-                    raise SandboxFailure(f"the image {name} cannot be pulled: {error}{_advice(error)}") from error
+                    raise SandboxFailure(f"the image {name} cannot be pulled: {error}{_pull_advice(error)}") from error
                 if pause is None:
                     raise RegistryAway(f"the image {name} cannot be pulled: {error}") from error
                 await asyncio.sleep(pause)
@@ -150,7 +150,7 @@ class Engine:
         query = {"t": name, "rm": "1", "forcerm": "1"}
         try:
             async with self._request("POST", "/build", query, context, None, BUILD_SILENCE_SECONDS) as answer:
-                async for step in _progress(answer):
+                async for step in _progress_messages(answer):
                     log.append(str(step.get("stream") or ""))
         except EngineError as error:
             last = "".join(log).strip()[-SAID_OF_BUILD:]
@@ -248,14 +248,14 @@ class Engine:
 
     async def _pull(self, name: str) -> None:
         # Without a tag the engine would get every tag of the repository.
-        query = {"fromImage": name if _tagged(name) else f"{name}:latest"}
+        query = {"fromImage": name if _has_tag(name) else f"{name}:latest"}
         loop, bytes_by_layer = asyncio.get_running_loop(), dict[tuple[Any, Any], int]()
         try:
             async with (
                 asyncio.timeout(PULL_SECONDS) as bound,
                 self._request("POST", "/images/create", query, None, None) as answer,
             ):
-                async for step in _progress(answer):
+                async for step in _progress_messages(answer):
                     layer, bytes_so_far = (step.get("id"), step.get("status")), _bytes_of(step)
                     if bytes_so_far is None or bytes_so_far - bytes_by_layer.get(layer, -PULL_BYTES) >= PULL_BYTES:
                         bytes_by_layer[layer] = bytes_so_far or 0
@@ -307,14 +307,14 @@ class Engine:
                 session.request(method, f"http://docker{path}", params=query, **sent) as answer,
             ):
                 if answer.status >= 400:
-                    raise EngineError(answer.status, _message(await answer.read()))
+                    raise EngineError(answer.status, _error_text(await answer.read()))
                 yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError includes timeouts
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise EngineAway(f"{self.name} does not answer: {reason}") from error
 
 
-async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+async def _progress_messages(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """Yield the messages of a pull or a build during its progress; raises `EngineError` if it has failed."""
     pending = b""
     more = True
@@ -357,7 +357,7 @@ def _is_refusal(error: EngineError) -> bool:
     return error.status in (400, 401, 403, 404) or any(phrase in message for phrase in NOT_HAD + NOT_GIVEN)
 
 
-def _advice(error: EngineError) -> str:
+def _pull_advice(error: EngineError) -> str:
     if error.status != 401 and not any(phrase in error.message.lower() for phrase in NOT_GIVEN):
         return ""
     return (
@@ -371,11 +371,11 @@ def registry_of(name: str) -> str:
     return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
 
 
-def _tagged(name: str) -> bool:
+def _has_tag(name: str) -> bool:
     return "@" in name or ":" in name.rpartition("/")[2]
 
 
-def _message(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -32,7 +32,7 @@ class DockerIgnore:
             if line and not line.startswith("#"):
                 pattern = posixpath.normpath(line.removeprefix("!").strip().lstrip("/"))
                 self._start |= self._bit
-                for token in _tokens(pattern):
+                for token in _pattern_steps(pattern):
                     self._add(token)
                 self._end |= self._bit
                 self._excluding |= 0 if line.startswith("!") else self._bit
@@ -77,7 +77,7 @@ class DockerIgnore:
         return bool(fitting and self._excluding >> (fitting.bit_length() - 1) & 1)
 
 
-def _tokens(pattern: str) -> list[str]:
+def _pattern_steps(pattern: str) -> list[str]:
     """Return the steps of a pattern, without steps that are redundant next to `**` or to an equal one."""
     tokens: list[str] = []
     for token in _TOKEN.findall(pattern):

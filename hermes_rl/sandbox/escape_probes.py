@@ -106,7 +106,7 @@ except OSError: held()
 got()
 """,
 }  # fmt: skip
-"""Target of the attack → a Python program, with names of `_bait` in braces."""
+"""Target of the attack → a Python program, with names of `_place_bait` in braces."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,14 @@ class Trial:
 async def trials(backend: str = "bubblewrap") -> list[Trial]:
     """Run all attacks, each in a separate sandbox; an attack that cannot run counts as not held."""
     config = SandboxConfig(backend=backend, limits=LIMITS)
-    with _bait() as bait:
-        outcomes = await asyncio.gather(*(_play(name, code.format(**bait), config) for name, code in ATTACKS.items()))
-    return [*outcomes, await _outlive(config)]
+    with _place_bait() as bait:
+        outcomes = await asyncio.gather(
+            *(_run_probe(name, code.format(**bait), config) for name, code in ATTACKS.items())
+        )
+    return [*outcomes, await _try_to_outlive(config)]
 
 
-async def _play(name: str, code: str, config: SandboxConfig) -> Trial:
+async def _run_probe(name: str, code: str, config: SandboxConfig) -> Trial:
     try:
         async with asyncio.timeout(SECONDS), create_sandbox(config) as sandbox:
             await sandbox.write_file("attack.py", f"{START}{code}\nheld()\n".encode())
@@ -142,7 +144,7 @@ async def _play(name: str, code: str, config: SandboxConfig) -> Trial:
         return Trial(name, False, f"could not be tried: {error}")
 
 
-async def _outlive(config: SandboxConfig) -> Trial:
+async def _try_to_outlive(config: SandboxConfig) -> Trial:
     """Test if processes that ignore signals, in separate sessions, end with their sandbox."""
     name = "processes that outlive the sandbox"
     command = "for i in 1 2 3 4 5 6; do (trap '' HUP TERM INT; exec setsid sleep 600) >/dev/null 2>&1 & done"
@@ -172,7 +174,7 @@ async def _still_there(pids: list[int]) -> list[int]:
 
 
 @contextmanager
-def _bait() -> Iterator[dict[str, object]]:
+def _place_bait() -> Iterator[dict[str, object]]:
     """Yield objects of this machine that an agent must not reach: a file, a process, a service, an abstract socket."""
     marker = f"hermes-rl-{secrets.token_hex(8)}"
     architecture = MACHINES.get(platform.machine())

@@ -57,10 +57,10 @@ def etc_folder(*, others: bool) -> Path | None:
     """
     try:
         try:
-            folder = cached(f"etc/{_key(SOURCE)}", _lay_out)
+            folder = cached(f"etc/{_content_key(SOURCE)}", _lay_out)
         except _ChangedError:
-            _key.cache_clear()
-            folder = cached(f"etc/{_key(SOURCE)}", _lay_out)
+            _content_key.cache_clear()
+            folder = cached(f"etc/{_content_key(SOURCE)}", _lay_out)
     except (OSError, UserError) as error:
         log.debug("the /etc of sandboxes is not kept: %s", error)
         return None
@@ -72,25 +72,25 @@ class _ChangedError(OSError):
 
 
 @functools.cache
-def _key(source: Path) -> str:
+def _content_key(source: Path) -> str:
     """Return a hash of the directory's content, as this process first saw it, or last created it."""
     stamps = [
         f"{path} {info.st_mode} {info.st_size} {info.st_mtime_ns}"
-        for path in _files(source)
+        for path in _etc_files(source)
         for info in (path.lstat(),)
     ]
     text = repr((stamps, ACCOUNTS, HOSTS, Path(__file__).read_text("utf-8")))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _files(source: Path) -> Iterator[Path]:
+def _etc_files(source: Path) -> Iterator[Path]:
     for name in ETC:
         path = source / name
         yield from sorted(path.rglob("*")) if path.is_dir() else [path.resolve()] if path.exists() else []
 
 
 def _lay_out(folder: Path) -> None:
-    if _key.__wrapped__(SOURCE) != _key(SOURCE):
+    if _content_key.__wrapped__(SOURCE) != _content_key(SOURCE):
         raise _ChangedError
     for name in ETC:
         source, target = SOURCE / name, folder / name

@@ -30,7 +30,7 @@ async def connect_programs(
             yield
             return
         copies = [
-            asyncio.create_task(_copied(a, b))
+            asyncio.create_task(_copy_data(a, b))
             for a, b in ((conversation, other_conversation), (other_conversation, conversation))
         ]
         try:
@@ -54,7 +54,7 @@ async def _start_or_none(sandbox: Sandbox, command: Sequence[str]) -> Conversati
         return None
 
 
-async def _copied(source: Conversation, target: Conversation) -> None:
+async def _copy_data(source: Conversation, target: Conversation) -> None:
     remaining = FORWARDED
     try:
         while data := await source.read():

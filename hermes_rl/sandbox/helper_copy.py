@@ -71,7 +71,7 @@ class Pipe:
 # ------------------------------------------------------------------ the files of a sandbox
 
 
-def _mounts() -> dict[bytes, bool]:
+def _mount_points() -> dict[bytes, bool]:
     """Return the mount points, each with True if the content belongs to the sandbox."""
     fd, text = posix.open(b"/proc/self/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC), b""
     try:
@@ -90,12 +90,12 @@ def _mounts() -> dict[bytes, bool]:
     return points
 
 
-def _walk(top: bytes, opened: list[tuple[bytes, int]]) -> Iterator[tuple[bytes, posix.stat_result]]:
+def _walk_files(top: bytes, opened: list[tuple[bytes, int]]) -> Iterator[tuple[bytes, posix.stat_result]]:
     """Yield all files of the sandbox below `top`, each directory before its content: path from there, and status.
 
     Directories without permissions for their owner are opened, and added to `opened` with their permissions.
     """
-    top, points, count = top.rstrip(b"/"), _mounts(), 0
+    top, points, count = top.rstrip(b"/"), _mount_points(), 0
     inner_mounts = (
         point for point, is_own in points.items() if is_own and point.startswith(top + b"/") and point != b"/"
     )
@@ -134,12 +134,12 @@ def _list_names(folder: bytes, opened: list[tuple[bytes, int]]) -> list[bytes]:
     return posix.listdir(folder)
 
 
-def _close(opened: list[tuple[bytes, int]]) -> None:
+def _close_folders(opened: list[tuple[bytes, int]]) -> None:
     for folder, mode in reversed(opened):
         posix.chmod(folder, mode)
 
 
-def _fingerprint(info: posix.stat_result) -> tuple[bytes, bytes, bytes]:
+def _fingerprint_of(info: posix.stat_result) -> tuple[bytes, bytes, bytes]:
     return encode_number(info.st_mode), encode_number(info.st_size), encode_number(info.st_ctime_ns)
 
 
@@ -147,10 +147,10 @@ def inventory(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """Write the inventory: top; a pipe, which gets a record of each file."""
     pipe, opened = Pipe(fds[0]), []  # type: tuple[Pipe, list[tuple[bytes, int]]]
     try:
-        for path, info in _walk(fields[0], opened):
-            pipe.put(path, *_fingerprint(info))
+        for path, info in _walk_files(fields[0], opened):
+            pipe.put(path, *_fingerprint_of(info))
     finally:
-        _close(opened)
+        _close_folders(opened)
     pipe.put(END)
     pipe.flush()
     return [], b"", []
@@ -167,22 +167,22 @@ def send(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
         target_fingerprints[record[0]] = tuple(record[1:])
     opened: list[tuple[bytes, int]] = []
     try:
-        source_files = list(_walk(fields[0], opened))
+        source_files = list(_walk_files(fields[0], opened))
         for path in sorted(target_fingerprints.keys() - {path for path, _ in source_files}):
             pipe.put(GONE, path)
         twins: dict[tuple[int, int], bytes] = {}
         for path, info in source_files:
             first = twins.setdefault((info.st_dev, info.st_ino), path) if info.st_nlink > 1 else path
-            if info.st_ctime_ns > BEFORE or target_fingerprints.get(path) != _fingerprint(info):
-                _send(pipe, top, path, info, b"" if stat.S_ISDIR(info.st_mode) or first == path else first)
+            if info.st_ctime_ns > BEFORE or target_fingerprints.get(path) != _fingerprint_of(info):
+                _send_file(pipe, top, path, info, b"" if stat.S_ISDIR(info.st_mode) or first == path else first)
     finally:
-        _close(opened)
+        _close_folders(opened)
     pipe.put(END)
     pipe.flush()
     return [], b"", []
 
 
-def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: bytes) -> None:
+def _send_file(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: bytes) -> None:
     mode, full = info.st_mode, top + b"/" + path
     status = [
         encode_number(stat.S_IMODE(mode)),
@@ -194,7 +194,7 @@ def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: by
         pipe.put(TWIN, path, twin)
     elif stat.S_ISREG(mode):
         try:
-            fd = _opened(full, stat.S_IMODE(mode))
+            fd = _open_any(full, stat.S_IMODE(mode))
         except PermissionError:
             return  # a file that the user of the sandbox may not read is unchanged
         try:
@@ -211,7 +211,7 @@ def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: by
         pipe.put(FIFO, path, *status)
 
 
-def _opened(path: bytes, mode: int) -> int:
+def _open_any(path: bytes, mode: int) -> int:
     """Open a file, even one without permissions for its owner."""
     flags = posix.O_RDONLY | posix.O_NOFOLLOW | OPEN_FLAGS
     try:

@@ -34,7 +34,7 @@ def _refuse_kernel(path: bytes) -> None:
         raise OSError(errno.EACCES, REFUSED)
 
 
-def _descriptor(path: bytes, flags: int, mode: int = 0o644) -> int:
+def _open_checked(path: bytes, flags: int, mode: int = 0o644) -> int:
     """Open a file that is not the kernel's; the opened file is checked, so that no link and no race leads to one."""
     fd = posix.open(path, flags | OPEN_FLAGS, mode)
     try:
@@ -50,17 +50,17 @@ def _refuse_folder(path: bytes) -> None:
     _refuse_kernel(path)
     folder = path.rpartition(b"/")[0] or b"/"
     if is_folder(folder):
-        posix.close(_descriptor(folder, posix.O_PATH))
+        posix.close(_open_checked(folder, posix.O_PATH))
 
 
-def _open(path: bytes, flags: int, mode: int = 0o644) -> int:
+def _open_path(path: bytes, flags: int, mode: int = 0o644) -> int:
     _refuse_folder(path)
-    return _descriptor(path, flags, mode)
+    return _open_checked(path, flags, mode)
 
 
-def _regular(path: bytes, flags: int, mode: int = 0o644) -> tuple[int, posix.stat_result]:
+def _open_regular(path: bytes, flags: int, mode: int = 0o644) -> tuple[int, posix.stat_result]:
     """Open a regular file, and no other kind of file that may be at `path`."""
-    fd = _open(path, flags, mode)
+    fd = _open_path(path, flags, mode)
     info = posix.fstat(fd)
     if stat.S_ISREG(info.st_mode):
         return fd, info
@@ -78,7 +78,7 @@ def is_folder(path: bytes) -> bool:
 
 def read(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """Read a file: path, limit → the bytes of a small file, or a descriptor of a large one."""
-    fd, info = _regular(fields[0], posix.O_RDONLY)
+    fd, info = _open_regular(fields[0], posix.O_RDONLY)
     try:
         if info.st_size > int(fields[1]):
             raise OSError(errno.EFBIG, f"File too large ({info.st_size} bytes)")
@@ -94,12 +94,12 @@ def write(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     path, mode = fields[0], fields[1]
     _refuse_kernel(path)
     _make_folders(path.rpartition(b"/")[0] or b"/")
-    fd, info = _regular(path, posix.O_WRONLY | posix.O_CREAT)
+    fd, info = _open_regular(path, posix.O_WRONLY | posix.O_CREAT)
     try:
         if info.st_size:
             posix.ftruncate(fd, 0)
         if fds:
-            _copy(fds[0], fd)
+            _copy_content(fds[0], fd)
         else:
             write_all(fd, payload)
         if mode:
@@ -109,7 +109,7 @@ def write(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     return [], b"", []
 
 
-def _copy(source: int, target: int) -> None:
+def _copy_content(source: int, target: int) -> None:
     offset = 0
     while True:
         sent = posix.sendfile(target, source, offset, 1 << 24)
@@ -124,7 +124,7 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[posix.write(fd, view) :]
 
 
-def _entry(name: bytes, info: posix.stat_result) -> list[bytes]:
+def _file_entry(name: bytes, info: posix.stat_result) -> list[bytes]:
     kinds = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"directory"), (stat.S_ISLNK, b"symlink"))
     kind = next((word for test, word in kinds if test(info.st_mode)), b"other")
     mtime = repr(info.st_mtime).encode()
@@ -133,9 +133,9 @@ def _entry(name: bytes, info: posix.stat_result) -> list[bytes]:
 
 def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """Return a status: path, "1" to follow a symlink → its entry."""
-    fd = _open(fields[0], posix.O_PATH | (0 if fields[1] == b"1" else posix.O_NOFOLLOW))
+    fd = _open_path(fields[0], posix.O_PATH | (0 if fields[1] == b"1" else posix.O_NOFOLLOW))
     try:
-        return _entry(fields[0].rpartition(b"/")[2], posix.fstat(fd)), b"", []
+        return _file_entry(fields[0].rpartition(b"/")[2], posix.fstat(fd)), b"", []
     finally:
         posix.close(fd)
 
@@ -144,14 +144,14 @@ def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """List a directory: path, limit → its entries, five fields each."""
     entry_fields: list[bytes] = []
     max_fields = 5 * int(fields[1])
-    fd = _open(fields[0], posix.O_RDONLY | posix.O_DIRECTORY)
+    fd = _open_path(fields[0], posix.O_RDONLY | posix.O_DIRECTORY)
     try:
         with posix.scandir(b"/proc/self/fd/%d" % fd) as entries:
             for entry in entries:
                 if len(entry_fields) >= max_fields:
                     raise OSError(errno.E2BIG, f"More than {max_fields // 5} entries")
                 try:
-                    entry_fields += _entry(entry.name, entry.stat(follow_symlinks=False))
+                    entry_fields += _file_entry(entry.name, entry.stat(follow_symlinks=False))
                 except FileNotFoundError:
                     continue  # another process removed it meanwhile
         return entry_fields, b"", []
@@ -200,7 +200,7 @@ def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
         return [], b"", []
     pending = [fields[0]]
     while pending:
-        folders = _empty(pending[-1])
+        folders = _empty_folder(pending[-1])
         if folders:
             pending += folders
         else:
@@ -208,7 +208,7 @@ def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     return [], b"", []
 
 
-def _empty(folder: bytes) -> list[bytes]:
+def _empty_folder(folder: bytes) -> list[bytes]:
     """Remove all files of a directory and return its subdirectories.
 
     They belong to this user, so permissions can be changed.

@@ -419,11 +419,11 @@ class HelperSandbox(Sandbox):
             os.close(fd)
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        return _info(*(await self._ask("stat", path, b"1" if follow else b"0")).fields)
+        return _file_info(*(await self._ask("stat", path, b"1" if follow else b"0")).fields)
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         fields = (await self._ask("list", path, str(limit).encode())).fields
-        return _entries(fields) if len(fields) <= 5 * LISTED_AT_ONCE else await run_exclusively(_entries, fields)
+        return _file_infos(fields) if len(fields) <= 5 * LISTED_AT_ONCE else await run_exclusively(_file_infos, fields)
 
     async def set_mode(self, path: str, mode: int) -> None:
         await self._ask("chmod", path, str(mode).encode())
@@ -459,11 +459,11 @@ class HelperSandbox(Sandbox):
             raise error
 
 
-def _entries(fields: Sequence[bytes]) -> list[FileInfo]:
-    return sorted(starmap(_info, zip(*[iter(fields)] * 5, strict=True)))  # by name: no two have the same
+def _file_infos(fields: Sequence[bytes]) -> list[FileInfo]:
+    return sorted(starmap(_file_info, zip(*[iter(fields)] * 5, strict=True)))  # by name: no two have the same
 
 
-def _info(name: bytes, kind: bytes, size: bytes, mode: bytes, mtime: bytes) -> FileInfo:
+def _file_info(name: bytes, kind: bytes, size: bytes, mode: bytes, mtime: bytes) -> FileInfo:
     return FileInfo(os.fsdecode(name), cast("Kind", kind.decode()), int(size), int(mode), float(mtime))
 
 

@@ -34,7 +34,7 @@ def process_state(pid: int) -> bytes:
         return b""
 
 
-def _parents() -> dict[int, int]:
+def _parent_ids() -> dict[int, int]:
     """Return the parent of each process, without zombies."""
     parents: dict[int, int] = {}
     for name in posix.listdir("/proc"):
@@ -50,12 +50,12 @@ def _parents() -> dict[int, int]:
 
 def children(root: int) -> list[int]:
     """Return the process ids of the direct children of `root`."""
-    return [pid for pid, parent in _parents().items() if parent == root]
+    return [pid for pid, parent in _parent_ids().items() if parent == root]
 
 
 def descendants(root: int) -> list[int]:
     """Return the process ids below `root`."""
-    parents = _parents()
+    parents = _parent_ids()
     family = {root}
     while True:
         more = {pid for pid, parent in parents.items() if parent in family} - family

@@ -44,13 +44,13 @@ class HostList:
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        self._hosts = [_entry(host) for host in hosts]
+        self._hosts = [_parse_entry(host) for host in hosts]
 
     def require(self, host: str, port: int) -> None:
         """Raise `RefusedError` unless the list contains this port of this name."""
         name = host.lower().rstrip(".")
         allowed_ports = {
-            allowed_port for pattern, ports in self._hosts if _matches(name, pattern) for allowed_port in ports
+            allowed_port for pattern, ports in self._hosts if _name_matches(name, pattern) for allowed_port in ports
         }
         if port in allowed_ports:
             return
@@ -58,17 +58,17 @@ class HostList:
         raise RefusedError(f"{subject} is not among the hosts of sandbox.network{others}")
 
 
-def _entry(text: str) -> tuple[str, tuple[int, ...]]:
+def _parse_entry(text: str) -> tuple[str, tuple[int, ...]]:
     """Return an entry's name, and its ports."""
     host, ports = text.lower().rstrip("."), PORTS
-    if (match := WITH_PORT.fullmatch(host)) is not None and _literal(host) is None:
+    if (match := WITH_PORT.fullmatch(host)) is not None and _parse_address(host) is None:
         host, ports = match["name"].strip("[]").rstrip("."), (int(match["port"]),)
-    if not (NAME.fullmatch(host) or _literal(host)) or not all(0 < port < 1 << 16 for port in ports):
+    if not (NAME.fullmatch(host) or _parse_address(host)) or not all(0 < port < 1 << 16 for port in ports):
         raise UserError(f"sandbox.network: invalid host {text!r}; expected pypi.org, *.example.com or pypi.org:8080")
     return host, ports
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _name_matches(name: str, pattern: str) -> bool:
     if pattern.startswith("*."):
         return name.endswith(pattern[1:]) and name != pattern[2:]
     return name == pattern
@@ -76,21 +76,21 @@ def _matches(name: str, pattern: str) -> bool:
 
 def is_public(address: str) -> bool:
     """Return True for a public address: not private, loopback, link-local or otherwise special."""
-    literal = _literal(address.partition("%")[0])
+    literal = _parse_address(address.partition("%")[0])
     return literal is not None and all(
         meant.is_global and not meant.is_multicast and not any(meant in network for network in REFUSED)
-        for meant in _meant(literal)
+        for meant in _meant_addresses(literal)
     )
 
 
-def _literal(text: str) -> Address | None:
+def _parse_address(text: str) -> Address | None:
     try:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
 
 
-def _meant(address: Address) -> list[Address]:
+def _meant_addresses(address: Address) -> list[Address]:
     """Return the address, or the IPv4 addresses that are packed into an IPv6 one."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]

@@ -69,7 +69,7 @@ def ready_image(source: str) -> Image:
         if not (stat.S_ISREG(stamp.st_mode) or stat.S_ISDIR(stamp.st_mode)):
             raise ValueError("it is neither a file nor a folder")
         with _lock_of(source):
-            return _ready(path.resolve(), stamp.st_mtime_ns, stamp.st_size, stamp.st_ino)
+            return _ready_image(path.resolve(), stamp.st_mtime_ns, stamp.st_size, stamp.st_ino)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         problem = error.strerror if isinstance(error, OSError) else str(error)
         file = error.filename if isinstance(error, OSError) else None
@@ -94,20 +94,20 @@ class Image:
 
 
 @functools.cache
-def _ready(path: Path, *stamp: int) -> Image:
+def _ready_image(path: Path, *stamp: int) -> Image:
     """Return the image; with another `stamp` an archive of the same name is another image."""
     if path.is_dir():
         digest = _digest_of_folder(path)
         if path.stat().st_uid == (os.geteuid() or OUTER_UID):
             return Image(path, f"files:{digest}")
-        return Image(_cached_image(digest, path, _pack), f"files:{digest}")
+        return Image(_cached_image(digest, path, _pack_folder), f"files:{digest}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Image(_cached_image(digest, path, _read), f"sha256:{digest}")
+    return Image(_cached_image(digest, path, _stream_archive), f"sha256:{digest}")
 
 
 def _cached_image(digest: str, source: Path, feed: Feed) -> Path:
-    return cached(f"images/{digest[:32]}", lambda target: _unpack(target, feed, source))
+    return cached(f"images/{digest[:32]}", lambda target: _unpack_confined(target, feed, source))
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
@@ -141,7 +141,7 @@ def _make_folder(folder: Path) -> None:
         folder.chmod(0o755)
 
 
-def _unpack(target: Path, feed: Feed, source: Path) -> None:
+def _unpack_confined(target: Path, feed: Feed, source: Path) -> None:
     """Let a process with no more rights than the agent unpack it."""
     as_root = os.geteuid() == 0
     if as_root:
@@ -167,7 +167,7 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
         raise UserError(f"sandbox.image {source} cannot be unpacked: {message}")
 
 
-def _read(path: Path, pipe: IO[bytes]) -> None:
+def _stream_archive(path: Path, pipe: IO[bytes]) -> None:
     # Without a buffer: a program that inherits the file starts to read at its position.
     with path.open("rb", buffering=0) as file:
         zstandard = file.read(4) == ZSTANDARD
@@ -185,7 +185,7 @@ def _read(path: Path, pipe: IO[bytes]) -> None:
         raise UserError(f"sandbox.image {path} cannot be unpacked: {done.stderr.decode('utf-8', 'replace').strip()}")
 
 
-def _pack(folder: Path, pipe: IO[bytes]) -> None:
+def _pack_folder(folder: Path, pipe: IO[bytes]) -> None:
     with tarfile.open(fileobj=pipe, mode="w|") as archive:
         archive.add(folder, ".")
 

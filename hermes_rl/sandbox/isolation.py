@@ -30,7 +30,7 @@ def isolation_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:
 
 def require_isolation(spec: Spec) -> None:
     """Raise `UserError` if the spec isolates code in a way that is not available here."""
-    _require(isolation_problems(spec))
+    _require_none(isolation_problems(spec))
 
 
 def grading_problems(spec: Spec, looking: Collection[str]) -> Iterator[tuple[NodePath, str]]:
@@ -57,7 +57,7 @@ def training_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:
 
 def require_grading(spec: Spec, looking: Collection[str]) -> None:
     """Raise `UserError` for the problems of `grading_problems`."""
-    _require(grading_problems(spec, looking))
+    _require_none(grading_problems(spec, looking))
 
 
 def require_by_hand(backend: str, use: str) -> None:
@@ -80,6 +80,6 @@ def _unsafe(backend: str) -> str:
     )
 
 
-def _require(problems: Iterator[tuple[NodePath, str]]) -> None:
+def _require_none(problems: Iterator[tuple[NodePath, str]]) -> None:
     for path, problem in problems:
         raise UserError(f"{'.'.join(map(str, path))}: {problem}")

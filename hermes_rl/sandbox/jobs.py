@@ -211,7 +211,7 @@ class HelperConversation(Conversation):
             self._signal(self._job.request_id, SIGKILL)
 
 
-def _shut(host_end: socket.socket) -> None:
+def _shut_down(host_end: socket.socket) -> None:
     with contextlib.suppress(OSError):
         host_end.shutdown(socket.SHUT_RDWR)
 
@@ -295,7 +295,7 @@ class Processes:
             reader, writer = await asyncio.open_connection(sock=host_end)
             job.hang_up = writer.transport.abort
             # A child that outlives it may hold its end of the socket: written data stays readable, no more comes.
-            job.ended.add_done_callback(lambda _: _shut(host_end))
+            job.ended.add_done_callback(lambda _: _shut_down(host_end))
             unfinished.pop_all()
         return HelperConversation(job, reader, writer, self.signal)
 

@@ -326,7 +326,7 @@ class Launcher:
 
     def launch(self, program: Program) -> Future[Child]:
         """Start a program; the future fails with the error of `subprocess.Popen` if it cannot be started."""
-        return self.call(lambda: _start(program))
+        return self.call(lambda: _start_program(program))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Run a function in the launcher's thread, whose mounts every sandbox starts with.
@@ -507,7 +507,7 @@ def as_user(uid: int) -> Iterator[None]:
 
 def libc_call(name: str, *arguments: object) -> int:
     """Call a function of the C library; raises the `OSError` that it fails with."""
-    result: int = getattr(_libc(), name)(*arguments)
+    result: int = getattr(_load_libc(), name)(*arguments)
     if result < 0:
         error_number = ctypes.get_errno()
         raise OSError(error_number, f"{name}: {os.strerror(error_number)}")
@@ -515,7 +515,7 @@ def libc_call(name: str, *arguments: object) -> int:
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def _load_libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
@@ -532,7 +532,7 @@ def subordinate_users() -> range:
 
     They are the users of /etc/subuid that are groups of /etc/subgid too: sandboxes become both.
     """
-    users, groups = (_subordinate(Path(file)) for file in ("/etc/subuid", "/etc/subgid"))
+    users, groups = (_subordinate_ids(Path(file)) for file in ("/etc/subuid", "/etc/subgid"))
     both = range(max(users.start, groups.start), min(users.stop, groups.stop))
     if not both:
         return range(0)
@@ -546,7 +546,7 @@ def subordinate_users() -> range:
     return both if tried.returncode == 0 else range(0)
 
 
-def _subordinate(file: Path) -> range:
+def _subordinate_ids(file: Path) -> range:
     """Return the largest range that a file of subordinate numbers gives this user, by name or by number."""
     uid = os.geteuid()
     mine = {str(uid)}
@@ -561,7 +561,7 @@ def _subordinate(file: Path) -> range:
     return max(ranges, key=len)
 
 
-def _start(program: Program) -> Child:
+def _start_program(program: Program) -> Child:
     argv, executable, uid = program.argv, program.executable, program.uid
     if uid is not None and os.geteuid() != 0:
         # A user other than root becomes one of its subordinate users in a user namespace.

@@ -86,8 +86,8 @@ class ReportListener:
 def read_report_file(data: bytes) -> list[Message]:
     """Return the messages written into a file, one per line; the senders are not verified."""
     lines = data.decode("utf-8", "backslashreplace").split("\n")[:COUNT_LIMIT]
-    return [(_process(line.partition("\t")[0]), line) for line in lines]
+    return [(_parse_pid(line.partition("\t")[0]), line) for line in lines]
 
 
-def _process(text: str) -> int:
+def _parse_pid(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

@@ -85,7 +85,7 @@ class NoIsolation(LocalIsolation):
         finally:
             if self._folder is not None:
                 folder = self._folder
-                await done_in_thread(lambda: _clear(self.id, folder))
+                await done_in_thread(lambda: _clean_up(self.id, folder))
 
     def _program(self, descriptors: Descriptors) -> Program:
         python = own_python()
@@ -103,7 +103,7 @@ def _warn_once() -> None:
         log.warning(WARNING)
 
 
-def _clear(marker: str, folder: Path) -> None:
+def _clean_up(marker: str, folder: Path) -> None:
     """End the processes and remove the directory, which the helper did already unless the agent killed it."""
     for process in Path("/proc").iterdir():
         try:

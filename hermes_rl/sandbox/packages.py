@@ -50,7 +50,7 @@ def runtime_folder(python: str) -> Path:
     description = json.loads(python_output(python, _LOOK, "be looked at"))
     stamps = [f"{path} {os.stat(path).st_mtime_ns}" for path in (description["python"], *description["mapped"])]  # noqa: PTH116
     key = hashlib.sha256("\n".join([*stamps, Path(__file__).read_text("utf-8")]).encode()).hexdigest()[:32]
-    return cached(f"runtime/{key}", lambda folder: _copy(description, folder))
+    return cached(f"runtime/{key}", lambda folder: _copy_packages(description, folder))
 
 
 def runtime_python(folder: Path) -> list[str]:
@@ -60,7 +60,7 @@ def runtime_python(folder: Path) -> list[str]:
     return [f"{libraries}/{loader}", "--library-path", libraries, *isolated(f"{RUNTIME_FOLDER}/bin/python3")]
 
 
-def _copy(description: dict[str, Any], folder: Path) -> None:
+def _copy_packages(description: dict[str, Any], folder: Path) -> None:
     library = folder / "lib" / description["version"]
     (library / "lib-dynload").mkdir(parents=True)
     (folder / "bin").mkdir()
@@ -138,29 +138,29 @@ def package_folder(packages: tuple[str, ...], image: bool = False) -> Path:
     interpreters = [_INTERPRETER.fullmatch(package.strip()) for package in packages]
     min_version = max(((3, int(match[1] or 0)) for match in interpreters if match is not None), default=(3, 0))
     names = [package for package, match in zip(packages, interpreters, strict=True) if match is None]
-    python = _suitable(min_version)
-    version = _run([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
+    python = _find_interpreter(min_version)
+    version = _run_command([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
     alone = image or python != (system_python() or own_python())
     code = [Path(__file__).read_text("utf-8")] if alone else []
     key = hashlib.sha256("\n".join([python, version, *sorted(names), *code]).encode()).hexdigest()[:32]
 
     def make(folder: Path) -> None:
-        _make(folder, python, names)
+        _make_environment(folder, python, names)
         if alone:
             _bring_interpreter(folder, python)
-        _open(folder)
+        _open_to_users(folder)
 
     return cached(f"python/{key}", make)
 
 
-def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
+def _make_environment(folder: Path, python: str, packages: Sequence[str]) -> None:
     pip = find_pip()
-    _run([python, "-I", "-m", "venv", "--without-pip", str(folder)])
+    _run_command([python, "-I", "-m", "venv", "--without-pip", str(folder)])
     inside = str(folder / "bin" / "python")
     wheels = ["--only-binary=:all:", "--no-compile", "--no-input", "--disable-pip-version-check", "--quiet"]
     if packages:
-        _run([*pip, "--python", inside, "install", *wheels, "--", *packages])
-    _run(
+        _run_command([*pip, "--python", inside, "install", *wheels, "--", *packages])
+    _run_command(
         [inside, "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", PACKAGES, str(folder / "lib")],
         status=(0, 1),
     )
@@ -186,7 +186,7 @@ exec $base/lib/LOADER --argv0 {PACKAGES}/bin/python --library-path $base/lib $ba
 """
 
 
-def _suitable(min_version: tuple[int, int]) -> str:
+def _find_interpreter(min_version: tuple[int, int]) -> str:
     """Return an interpreter of this machine that is at least that new: the sandbox's if possible."""
     sandbox_python = system_python() or own_python()
     if min_version == (3, 0):
@@ -195,7 +195,7 @@ def _suitable(min_version: tuple[int, int]) -> str:
     managed = [str(path) for pattern in _MANAGED for path in sorted(Path.home().glob(pattern))]
     for python in (sandbox_python, own_python(), *filter(None, path_interpreters), *managed):
         try:
-            version = _run([python, "-I", "-c", "import sys, venv; print(*sys.version_info[:2])"]).split()
+            version = _run_command([python, "-I", "-c", "import sys, venv; print(*sys.version_info[:2])"]).split()
         except UserError:
             continue  # no Python at all, or one without its library
         if tuple(map(int, version)) >= min_version:
@@ -213,7 +213,7 @@ def _bring_interpreter(folder: Path, python: str) -> None:
         "import json, os, sys, sysconfig; print(json.dumps([os.path.realpath('/proc/self/exe'), "
         "sysconfig.get_path('stdlib'), f'python{sys.version_info[0]}.{sys.version_info[1]}']))"
     )
-    program, library, version = json.loads(_run([python, "-I", "-c", look]))
+    program, library, version = json.loads(_run_command([python, "-I", "-c", look]))
     base = folder / "base"
     (base / "bin").mkdir(parents=True)
     (base / "lib").mkdir()
@@ -221,7 +221,7 @@ def _bring_interpreter(folder: Path, python: str) -> None:
     ignored = shutil.ignore_patterns(*_UNUSED, "site-packages", "dist-packages")
     shutil.copytree(library, base / "lib" / version, ignore=ignored, ignore_dangling_symlinks=True)
     built = [program, *map(str, (base / "lib" / version).glob("lib-dynload/*.so"))]
-    needed = re.findall(r"(?:=> )?(/\S+) \(0x", _run(["ldd", *built], status=(0, 1)))
+    needed = re.findall(r"(?:=> )?(/\S+) \(0x", _run_command(["ldd", *built], status=(0, 1)))
     loader = next((Path(path) for path in needed if re.match(r"ld[-.].*\.so", Path(path).name)), None)
     system = next((Path(path).parent for path in needed if Path(path).name == "libc.so.6"), None)
     if loader is None or system is None:
@@ -234,8 +234,8 @@ def _bring_interpreter(folder: Path, python: str) -> None:
     started = [str(base / "lib" / loader.name), "--argv0", str(base / "bin" / "python3"), "--library-path"]
     started += [str(base / "lib"), str(base / "bin" / "python3"), "-I", "-S"]
     code = ["-m", "compileall", "-q", "-s", str(folder), "-p", PACKAGES, str(base / "lib" / version)]
-    _run([*started, *code], status=(0, 1))
-    _run([*started, "-c", "import ctypes, ssl, sqlite3"])
+    _run_command([*started, *code], status=(0, 1))
+    _run_command([*started, "-c", "import ctypes, ssl, sqlite3"])
     for path in (folder / "bin").glob("python*"):
         path.unlink()
     starts = folder / "bin" / "python"
@@ -256,22 +256,22 @@ def npm_folder(packages: tuple[str, ...]) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise UserError("sandbox.npm needs npm on this machine; install it (apt-get install npm), or name an image")
-    versions = [_run([program, "--version"], key="sandbox.npm", hint=REGISTRY) for program in (npm, "node")]
+    versions = [_run_command([program, "--version"], key="sandbox.npm", hint=REGISTRY) for program in (npm, "node")]
     key = hashlib.sha256("\n".join([*versions, *sorted(packages)]).encode()).hexdigest()[:32]
 
     def make(folder: Path) -> None:
         quiet = ["--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier"]
-        _run(
+        _run_command(
             [npm, "install", *quiet, "--loglevel=error", "--prefix", str(folder), "--", *packages],
             key="sandbox.npm",
             hint=REGISTRY,
         )
-        _open(folder)
+        _open_to_users(folder)
 
     return cached(f"npm/{key}", make)
 
 
-def _open(folder: Path) -> None:
+def _open_to_users(folder: Path) -> None:
     """Let all users read it: root's sandboxes have separate users, and the umask may be strict."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
@@ -287,7 +287,7 @@ def find_pip() -> list[str]:
     programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]
     for command in ([sys.executable, "-m", "pip"], *programs, [system_python() or sys.executable, "-m", "pip"]):
         try:
-            version_fields = _run([*command, "--version"]).split()
+            version_fields = _run_command([*command, "--version"]).split()
         except UserError:
             continue  # a module or a program other than pip
         if len(version_fields) > 1 and tuple(map(int, re.findall(r"\d+", version_fields[1])[:2])) >= (
@@ -298,7 +298,7 @@ def find_pip() -> list[str]:
     raise UserError("sandbox.python needs pip 22.3 or later on this machine; install it (python3 -m ensurepip)")
 
 
-def _run(
+def _run_command(
     command: Sequence[str], *, status: Sequence[int] = (0,), key: str = "sandbox.python", hint: str = WHEELS
 ) -> str:
     try:

@@ -116,9 +116,9 @@ class Proxy:
             async with asyncio.timeout(CONNECT_SECONDS):
                 far_reader, far_writer = await asyncio.open_connection(address, request.port)
         except RefusedError as error:
-            await _say(writer, "403 Forbidden", str(error))
+            await _send_status(writer, "403 Forbidden", str(error))
         except (OSError, TimeoutError, ValueError) as error:
-            await _say(writer, "502 Bad Gateway", f"{request.host} does not answer: {error}")
+            await _send_status(writer, "502 Bad Gateway", f"{request.host} does not answer: {error}")
         else:
             await _pass_on(request, (reader, writer), (far_reader, far_writer))
 
@@ -133,12 +133,12 @@ async def _pass_on(request: ProxyRequest, near: Side, far: Side) -> None:
         else:
             far[1].write(request.head)
         async with asyncio.timeout(IDLE_SECONDS) as idle:
-            await asyncio.gather(_relay(near[0], far[1], idle), _relay(far[0], near[1], idle))
+            await asyncio.gather(_relay_data(near[0], far[1], idle), _relay_data(far[0], near[1], idle))
     finally:
         far[1].close()
 
 
-async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
+async def _relay_data(source: asyncio.StreamReader, target: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
     """Pass on data until its end; the connection is idle if no data comes from either side."""
     while data := await source.read(1 << 16):
         idle.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
@@ -148,7 +148,7 @@ async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, idl
         target.write_eof()
 
 
-async def _say(writer: asyncio.StreamWriter, status: str, reason: str) -> None:
+async def _send_status(writer: asyncio.StreamWriter, status: str, reason: str) -> None:
     body = f"{reason}\n".encode("utf-8", "replace")
     writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()

@@ -470,7 +470,7 @@ def machine(config: SandboxConfig) -> Machine:
     if lacking is not None:
         raise UserError(f"the sandbox backend {backend} cannot be used: {lacking}")
     if backend == "ssh":
-        return _ssh(config)
+        return _ssh_machine(config)
     sizes = {name: getattr(limits, name) for name in ABLE[backend] if getattr(limits, name) is not None}
     sizes |= {name: sizes[name] // MEBI for name in ("memory", "disk") if name in sizes}
     if backend == "daytona" and "cpu" in sizes:
@@ -484,7 +484,7 @@ def machine(config: SandboxConfig) -> Machine:
     return Machine(arguments, chunk_size=PIECE if backend == "singularity" else 48_000)
 
 
-def _ssh(config: SandboxConfig) -> Machine:
+def _ssh_machine(config: SandboxConfig) -> Machine:
     if config.image is not None:
         raise UserError("sandbox.image: the backend ssh has no images; the machine is the one that it connects to")
     environ = os.environ if config.environ is None else config.environ
@@ -704,13 +704,13 @@ class RemoteSandbox(Sandbox):
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
         encoded_chunks = await self._ask_about_file(path, STAT, follow="1" if follow else "")
         with self._reading():
-            (info,) = _entries(encoded_chunks, 1, path)
+            (info,) = _parse_entries(encoded_chunks, 1, path)
         return info
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         encoded_chunks = await self._ask_about_file(path, LIST, max_characters=LISTING)
         with self._reading():
-            return sorted(_entries(encoded_chunks, limit, path), key=lambda info: info.name)
+            return sorted(_parse_entries(encoded_chunks, limit, path), key=lambda info: info.name)
 
     async def set_mode(self, path: str, mode: int) -> None:
         await self._ask_about_file(path, CHMOD, mode=f"{mode:o}")
@@ -776,7 +776,7 @@ def encoded(limit: int) -> int:
 KINDS: Mapping[bytes, Kind] = {b"f": "file", b"d": "directory", b"l": "symlink"}
 
 
-def _entries(encoded_chunks: list[str], limit: int, path: str) -> list[FileInfo]:
+def _parse_entries(encoded_chunks: list[str], limit: int, path: str) -> list[FileInfo]:
     """Return the output of `look`; raises `OSError` (E2BIG) if there are more than `limit` entries."""
     fields = base64.b64decode("".join(encoded_chunks)).split(b"\0")[:-1]
     if len(fields) > 5 * limit:

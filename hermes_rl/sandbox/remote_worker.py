@@ -56,10 +56,10 @@ def main(backend: str, arguments: str, cleanup: str) -> None:
         environment_class = getattr(importlib.import_module(module), name)
         machine = (connected(environment_class) if backend == "ssh" else environment_class)(**json.loads(arguments))
     except Exception as error:  # noqa: BLE001 (whatever the backend raises is reported to the runner)
-        _say(out, {"error": f"{type(error).__name__}: {error}"})
+        _send_line(out, {"error": f"{type(error).__name__}: {error}"})
         return
     try:
-        _say(out, {})
+        _send_line(out, {})
         serve(machine, out)
     finally:
         machine.execute(cleanup, cwd="/", timeout=CLEANUP_SECONDS)
@@ -116,11 +116,11 @@ def serve(machine: Any, out: IO[str]) -> None:
     answering = threading.Lock()
     pool = ThreadPoolExecutor(AT_ONCE)
     for line in sys.stdin:
-        pool.submit(_answer, machine, json.loads(line), out, answering)
+        pool.submit(_answer_request, machine, json.loads(line), out, answering)
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _answer(machine: Any, request: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
+def _answer_request(machine: Any, request: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
     _current_command.most, _current_command.collector = request["most"], None
     try:
         # Each command is independent: the final directory of one must not affect the next.
@@ -135,10 +135,10 @@ def _answer(machine: Any, request: dict[str, Any], out: IO[str], answering: thre
         answer = {"error": f"{type(error).__name__}: {error}"}
     # The other side may be gone: then the result is not needed.
     with answering, contextlib.suppress(OSError, ValueError):
-        _say(out, {"id": request["id"], **answer})
+        _send_line(out, {"id": request["id"], **answer})
 
 
-def _say(out: IO[str], answer: dict[str, Any]) -> None:
+def _send_line(out: IO[str], answer: dict[str, Any]) -> None:
     out.write(json.dumps(answer) + "\n")
     out.flush()
 

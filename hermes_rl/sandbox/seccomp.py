@@ -122,47 +122,47 @@ def filter_program(machine: str | None = None) -> bytes | None:
     """Return the filter for a processor (default: this one), as `bwrap --seccomp` reads it; None: unknown."""
     processor = MACHINES.get(machine or platform.machine())
     # `struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value.
-    return None if processor is None else b"".join(struct.pack("=HBBI", *rule) for rule in _rules(processor))
+    return None if processor is None else b"".join(struct.pack("=HBBI", *rule) for rule in _all_rules(processor))
 
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, value."""
 
 
-def _rules(machine: Processor) -> list[Instruction]:
+def _all_rules(machine: Processor) -> list[Instruction]:
     """Return all rules of the filter; first of all it refuses other processors' calls, which have other numbers."""
     numbers = machine.numbers
     rules: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),
         (EQUAL, 1, 0, machine.audit),
-        _refuse(errno.ENOSYS),
+        _refuse_with(errno.ENOSYS),
         (LOAD, 0, 0, NUMBER),
         (AT_LEAST, 0, 1, X32_BIT),
-        _refuse(errno.ENOSYS),
+        _refuse_with(errno.ENOSYS),
     ]
     for name, call_number in numbers.items():
         if name not in INSPECTED:
-            rules += [(EQUAL, 0, 1, call_number), _refuse(0 if name in IN_APPEARANCE else errno.EPERM)]
+            rules += [(EQUAL, 0, 1, call_number), _refuse_with(0 if name in IN_APPEARANCE else errno.EPERM)]
     # The arguments of clone3 are in memory, which a filter cannot read; C libraries then use clone.
-    rules += [(EQUAL, 0, 1, numbers["clone3"]), _refuse(errno.ENOSYS)]
-    rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM)])
-    terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
+    rules += [(EQUAL, 0, 1, numbers["clone3"]), _refuse_with(errno.ENOSYS)]
+    rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse_with(errno.EPERM)])
+    terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse_with(errno.EPERM)]
     rules += _with_argument(numbers["ioctl"], 1, terminal)
-    leases = [(EQUAL, 1, 0, LEASES[0]), (EQUAL, 0, 1, LEASES[1]), _refuse(errno.EPERM)]
+    leases = [(EQUAL, 1, 0, LEASES[0]), (EQUAL, 0, 1, LEASES[1]), _refuse_with(errno.EPERM)]
     rules += _with_argument(numbers["fcntl"], 1, leases)
-    rules += _with_argument(numbers["fadvise64"], 3, [(EQUAL, 0, 1, DONTNEED), _refuse(0)])
-    options = [(LOAD, 0, 0, ARGUMENTS + 24), (ANY_BIT, 0, 1, TRACE_EXIT), _refuse(errno.EPERM)]
+    rules += _with_argument(numbers["fadvise64"], 3, [(EQUAL, 0, 1, DONTNEED), _refuse_with(0)])
+    options = [(LOAD, 0, 0, ARGUMENTS + 24), (ANY_BIT, 0, 1, TRACE_EXIT), _refuse_with(errno.EPERM)]
     requests = [(EQUAL, 1, 0, SET_OPTIONS), (EQUAL, 0, len(options), SEIZE), *options]
     rules += _with_argument(numbers["ptrace"], 0, requests)
-    route = [(LOAD, 0, 0, ARGUMENTS + 16), *_only((NETLINK_ROUTE,), errno.EPROTONOSUPPORT), (RETURN, 0, 0, ALLOW)]
-    families = [(EQUAL, 0, len(route), AF_NETLINK), *route, *_only(FAMILIES, errno.EAFNOSUPPORT)]
+    route = [(LOAD, 0, 0, ARGUMENTS + 16), *_allow_only((NETLINK_ROUTE,), errno.EPROTONOSUPPORT), (RETURN, 0, 0, ALLOW)]
+    families = [(EQUAL, 0, len(route), AF_NETLINK), *route, *_allow_only(FAMILIES, errno.EAFNOSUPPORT)]
     rules += _with_argument(numbers["socket"], 0, families)
-    rules += _with_argument(numbers["personality"], 0, _only(PERSONALITIES, errno.EPERM))
+    rules += _with_argument(numbers["personality"], 0, _allow_only(PERSONALITIES, errno.EPERM))
     for name in OF_A_PROCESS:
-        rules += _with_argument(numbers[name], 0, [(EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)])
+        rules += _with_argument(numbers[name], 0, [(EQUAL, 0, 1, HELPER), _refuse_with(errno.EPERM)])
     for name, everybody in OF_A_USER.items():
-        user = [(EQUAL, 0, 1, everybody), _refuse(errno.EPERM)]
-        group = [(LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)]
+        user = [(EQUAL, 0, 1, everybody), _refuse_with(errno.EPERM)]
+        group = [(LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 1, HELPER), _refuse_with(errno.EPERM)]
         rules += _with_argument(numbers[name], 0, [*user, *group])
     return [*rules, (RETURN, 0, 0, ALLOW)]
 
@@ -173,12 +173,12 @@ def _with_argument(call_number: int, index: int, body: Sequence[Instruction]) ->
     return [(EQUAL, 0, len(argument_rules), call_number), *argument_rules]
 
 
-def _only(values: Sequence[int], refusal: int) -> list[Instruction]:
+def _allow_only(values: Sequence[int], refusal: int) -> list[Instruction]:
     """Allow an argument that is one of `values`."""
     checks = [(EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
-    return [*checks, _refuse(refusal)]
+    return [*checks, _refuse_with(refusal)]
 
 
-def _refuse(error_number: int) -> Instruction:
+def _refuse_with(error_number: int) -> Instruction:
     """Return the rule that fails a call with this error; with 0 the call seems to succeed."""
     return RETURN, 0, 0, REFUSE | error_number

@@ -48,7 +48,7 @@ APPARMOR = {
 def container_engine(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str | None:
     """Return docker, podman, kubernetes, or `container` for another engine; None outside a container."""
     environ = os.environ if environ is None else environ
-    group = _text(root / "proc/1/cgroup")
+    group = _read_text(root / "proc/1/cgroup")
     by_group = next((engine for part, engine in GROUPS.items() if part in group), None)
     container_variable = environ.get("container", "")
     if "KUBERNETES_SERVICE_HOST" in environ or by_group == "kubernetes":
@@ -57,26 +57,26 @@ def container_engine(root: Path = Path("/"), environ: Mapping[str, str] | None =
         return "podman"
     if container_variable == "docker" or by_group == "docker" or (root / ".dockerenv").exists():
         return "docker"
-    return "container" if container_variable or MASKED.search(_text(root / "proc/self/mountinfo")) else None
+    return "container" if container_variable or MASKED.search(_read_text(root / "proc/self/mountinfo")) else None
 
 
 def way_out(refusal: str, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str:
     """Return the fix for a `refusal`, the message of bubblewrap."""
     for path, forbids, command in SWITCHES:
-        if _text(root / path).strip() == forbids:
+        if _read_text(root / path).strip() == forbids:
             return f"user namespaces are switched off: as root, {command}"
     engine = container_engine(root, environ)
     if engine is None:
         return "allow unprivileged user namespaces on this machine"
     # AppArmor's profiles for containers deny mounts; `unconfined` and no file at all are both none.
-    confined = _text(root / "proc/self/attr/current").strip("\0\n ") not in ("", "unconfined")
+    confined = _read_text(root / "proc/self/attr/current").strip("\0\n ") not in ("", "unconfined")
     ways = {name: option + (APPARMOR[name] if confined else "") for name, option in WAYS.items()}
     options = ways.get(engine) or "; ".join(f"{name}: {option}" for name, option in ways.items())
     cause = "masks parts of /proc" if "mount proc" in refusal else "refuses system calls"
     return f"this is a container whose runtime {cause}: start it with {options}, where PROFILE.json is {PROFILE}"
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with suppress(OSError):
         return path.read_text("utf-8", errors="replace")
     return ""

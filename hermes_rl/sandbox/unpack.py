@@ -42,7 +42,7 @@ def unpack(archive: tarfile.TarFile) -> None:
     """Unpack into the working directory; raises `UnsafeArchiveError`."""
     size = 0
     for count, entry in enumerate(archive):
-        path = _inside(entry.name)
+        path = _inner_path(entry.name)
         size += entry.size
         disk = os.statvfs(".")
         if size > LARGEST or count > MOST:
@@ -51,7 +51,7 @@ def unpack(archive: tarfile.TarFile) -> None:
             raise UnsafeArchiveError("the disk has no room for it")
         if path == "." or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
             continue
-        _parents(path)
+        _make_parents(path)
         _create_entry(archive, entry, path)
 
 
@@ -60,22 +60,22 @@ def _create_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -
     folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     if entry.isdir():
         if not folder:
-            _discard(path)
+            _discard_file(path)
             os.mkdir(path)  # noqa: PTH102
         os.chmod(path, entry.mode & 0o777 | 0o700)  # noqa: PTH101
         return
     if folder:
         raise UnsafeArchiveError(f"{entry.name!r} would replace a directory")
-    _discard(path)
+    _discard_file(path)
     if entry.issym():
         os.symlink(entry.linkname, path)  # noqa: PTH211
     elif entry.islnk():
-        _link(_inside(entry.linkname), path, entry.name)
+        _make_link(_inner_path(entry.linkname), path, entry.name)
     else:
-        _write(archive, entry, path)
+        _write_file(archive, entry, path)
 
 
-def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
+def _write_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
     source = archive.extractfile(entry)
     if source is None:
         raise UnsafeArchiveError(f"{entry.name!r} has no content")
@@ -86,19 +86,19 @@ def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
         os.utime(fd, (entry.mtime, entry.mtime))
 
 
-def _link(target: str, path: str, name: str) -> None:
-    _parents(target)
+def _make_link(target: str, path: str, name: str) -> None:
+    _make_parents(target)
     if not os.path.isfile(target) or os.path.islink(target):  # noqa: PTH113, PTH114
         raise UnsafeArchiveError(f"{name!r} is a hard link to something that is not a file of the archive")
     os.link(target, path, follow_symlinks=False)
 
 
-def _discard(path: str) -> None:
+def _discard_file(path: str) -> None:
     if os.path.lexists(path):
         os.unlink(path)  # noqa: PTH108
 
 
-def _inside(name: str) -> str:
+def _inner_path(name: str) -> str:
     parts = PurePosixPath(name).parts
     components = [part for part in parts if part not in ("/", "//", ".")]
     if ".." in components:
@@ -106,7 +106,7 @@ def _inside(name: str) -> str:
     return "/".join(components) or "."
 
 
-def _parents(path: str) -> None:
+def _make_parents(path: str) -> None:
     """Make the directories above `path`; one that the archive made a link would lead elsewhere, and is refused."""
     above = ""
     for part in path.split("/")[:-1]:

@@ -55,16 +55,16 @@ class ConfinedTemplate(Warm):
 
     def _start(self, control: int) -> None:
         bwrap = find_bwrap()
-        directories = sorted(_directories(self._codes))
+        directories = sorted(_shown_directories(self._codes))
         # A directory in memory would hide files below it, such as a virtual environment in /tmp.
-        tmp_directory = "/tmp" if not any(_below(each, ["/tmp"]) for each in directories) else OTHER_TMP
-        self._path = [entry for entry in sys.path if _below(entry, (*directories, *SYSTEM))]
+        tmp_directory = "/tmp" if not any(_is_below_any(each, ["/tmp"]) for each in directories) else OTHER_TMP
+        self._path = [entry for entry in sys.path if _is_below_any(entry, (*directories, *SYSTEM))]
         script = (
             f"import sys; sys.path[:] = {self._path!r}\n"
             f"from hermes_rl.sandbox.user_code_child import main; main({control}, {tmp_directory!r})"
         )
         self._stderr = memory_file(b"", "stderr")
-        argv = ["bwrap", *_options(directories, tmp_directory), "--", sys.executable, "-P", "-c", script]
+        argv = ["bwrap", *_mount_options(directories, tmp_directory), "--", sys.executable, "-P", "-c", script]
         libraries = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
         program = Program(argv, bwrap.path, [control], self._stderr, env=libraries)
         self._sandbox = launcher().launch(program).result()
@@ -140,7 +140,7 @@ def problem() -> str | None:
     return None if ability.ok else ability.detail
 
 
-def _directories(codes: Sequence[Code]) -> Iterator[str]:
+def _shown_directories(codes: Sequence[Code]) -> Iterator[str]:
     """Yield the directories that are shown in addition to the system."""
     import hermes_rl
 
@@ -156,11 +156,11 @@ def _directories(codes: Sequence[Code]) -> Iterator[str]:
         yield from map(str, getattr(code.load(), "reads", ()))
 
 
-def _below(entry: str, directories: Sequence[str]) -> bool:
+def _is_below_any(entry: str, directories: Sequence[str]) -> bool:
     return bool(entry) and any(Path(entry).is_relative_to(directory) for directory in directories)
 
 
-def _options(directories: Sequence[str], tmp_directory: str) -> Iterator[str]:
+def _mount_options(directories: Sequence[str], tmp_directory: str) -> Iterator[str]:
     yield from ("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
     yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
     for name, value in VARIABLES.items():

@@ -86,8 +86,8 @@ def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: i
         if (pid := os.fork()) == 0:
             if os.read(wait, 1):  # the template is there and has heard of it
                 # Most importantly, the template's control socket is closed.
-                connection, output, tell = _only(connection, output, tell)
-                process.become_worker(connection, output, directory, partial(_confine, directory, tell))
+                connection, output, tell = _keep_only(connection, output, tell)
+                process.become_worker(connection, output, directory, partial(_confine_process, directory, tell))
             os._exit(0)
         os.write(tell, b"%d" % pid)
     except BaseException as error:  # noqa: BLE001 - the template tells it
@@ -96,7 +96,7 @@ def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: i
         os._exit(0)
 
 
-def _only(*descriptors: int) -> range:
+def _keep_only(*descriptors: int) -> range:
     """Close all descriptors except the standard ones and these, which get the returned numbers."""
     copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 + len(descriptors)) for each in descriptors]
     for target_fd, copy in enumerate(copies, 3):
@@ -105,7 +105,7 @@ def _only(*descriptors: int) -> range:
     return range(3, 3 + len(descriptors))
 
 
-def _confine(directory: str, tell: int) -> None:
+def _confine_process(directory: str, tell: int) -> None:
     """Confine this process, and report that, or the error, to the template."""
     try:
         _drop_access(directory)

@@ -168,7 +168,10 @@ class _File:
         called = sorted(_names_in(test.function) & self._helpers.keys())
         helpers = [self._helpers[name] for name in called if name not in _names_in(self._helpers[name])]
         for helper in (None, *filter(self._is_apart, helpers)):
-            values, turned = list(_values(helper or test.function)), list(_turned(helper or test.function))
+            values, turned = (
+                list(_value_changes(helper or test.function)),
+                list(_negated_assertions(helper or test.function)),
+            )
             if values or turned:
                 return values, turned, helper
         return None
@@ -195,7 +198,7 @@ class _File:
             self.copies[test.prefix + other] = test.name
 
     def text(self) -> str:
-        return _edited(self._source, 0, self._edits).decode("utf-8", "surrogatepass")
+        return _apply_edits(self._source, 0, self._edits).decode("utf-8", "surrogatepass")
 
     def _other_name(self, name: str, draw: random.Random) -> str:
         stem = re.sub(r"_\d{1,3}$", "", name)
@@ -207,7 +210,7 @@ class _File:
     def _insert_copy(self, function: Function, edits: Sequence[Edit], draw: random.Random) -> None:
         """Put a changed copy of a function before or after it."""
         start, end = self._span(function)
-        block = _edited(self._source[start:end], start, edits)
+        block = _apply_edits(self._source[start:end], start, edits)
         block = block if block.endswith(b"\n") else b"\n" + block + b"\n"
         apart = b"\n\n" if function.col_offset == 0 else b"\n"
         self._edits.append((start, start, block + apart) if draw.random() < 0.5 else (end, end, apart + block))
@@ -248,7 +251,7 @@ class _File:
         return start, end
 
 
-def _edited(source: bytes, offset: int, edits: Iterable[Edit]) -> bytes:
+def _apply_edits(source: bytes, offset: int, edits: Iterable[Edit]) -> bytes:
     """Apply edits whose positions count from `offset` bytes before the start of the source."""
     parts, position = [], 0
     for start, end, text in sorted(edits, key=lambda edit: edit[:2]):
@@ -264,23 +267,23 @@ def _names_in(function: Function) -> set[str]:
 # ------------------------------------------------------------------ changes
 
 
-def _certain(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def _certain_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements that a correct solution always reaches, except blocks of compound statements."""
     for statement in statements:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
             called = [item.context_expr.func for item in statement.items if isinstance(item.context_expr, ast.Call)]
             raising = any(last_name(function) in RAISES for function in called)
-            yield from () if raising else _certain(statement.body)
+            yield from () if raising else _certain_statements(statement.body)
         elif isinstance(statement, ast.For) and isinstance(statement.iter, ast.List | ast.Tuple):
-            yield from _certain(statement.body)
+            yield from _certain_statements(statement.body)
         elif isinstance(statement, ast.Return | ast.If | ast.Try | ast.While | ast.For):
             return  # they may leave the function
 
 
-def _asserted(function: Function) -> Iterator[ast.Assert | ast.Call]:
+def _certain_assertions(function: Function) -> Iterator[ast.Assert | ast.Call]:
     """Yield a function's unconditional assertions: statements, calls that are statements, and `with` items."""
-    for statement in _certain(function.body):
+    for statement in _certain_statements(function.body):
         if isinstance(statement, ast.Assert):
             yield statement
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -289,12 +292,12 @@ def _asserted(function: Function) -> Iterator[ast.Assert | ast.Call]:
             yield from (item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call))
 
 
-def _values(function: Function) -> Iterator[_Change]:
+def _value_changes(function: Function) -> Iterator[_Change]:
     """Yield changes of expected values in equations: constants, and constants of tables used by name."""
-    sides = [side for node in _asserted(function) for side in _expected_sides(node)]
+    sides = [side for node in _certain_assertions(function) for side in _expected_sides(node)]
     for side in sides:
         yield from map(_other_value, _constants(side))
-    by_name = [side.id for side in map(_unwrapped, sides) if isinstance(side, ast.Name)]
+    by_name = [side.id for side in map(_unwrap_call, sides) if isinstance(side, ast.Name)]
     read = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     only = {name for name in by_name if read.count(name) == by_name.count(name)}
     for value in _of_tables(function, only):
@@ -312,7 +315,7 @@ def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
     candidates = list(filter(_calls_nothing, sides))
     valued = list(filter(_constants, candidates))
     yield from valued if len(valued) == 1 else ()
-    yield from (side for side in candidates if isinstance(_unwrapped(side), ast.Name))
+    yield from (side for side in candidates if isinstance(_unwrap_call(side), ast.Name))
 
 
 def _calls_nothing(node: ast.expr) -> bool:
@@ -328,8 +331,8 @@ def _calls_nothing(node: ast.expr) -> bool:
     )
 
 
-def _unwrapped(node: ast.expr) -> ast.expr:
-    return _unwrapped(node.args[0]) if isinstance(node, ast.Call) and node.args else node
+def _unwrap_call(node: ast.expr) -> ast.expr:
+    return _unwrap_call(node.args[0]) if isinstance(node, ast.Call) and node.args else node
 
 
 def _constants(node: ast.expr) -> list[ast.Constant]:
@@ -345,7 +348,7 @@ def _of_tables(function: Function, names: set[str]) -> Iterator[ast.expr]:
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and last_name(decorator.func) == "parametrize" and len(decorator.args) > 1:
             yield from _column(_argument_names(decorator.args[0]), decorator.args[1], names)
-    for node in _certain(function.body):
+    for node in _certain_statements(function.body):
         if isinstance(node, ast.For):
             targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
             yield from _column([each.id if isinstance(each, ast.Name) else "" for each in targets], node.iter, names)
@@ -388,9 +391,9 @@ def _other_value(node: ast.Constant) -> _Change:
     return _Change(node, text)
 
 
-def _turned(function: Function) -> Iterator[_Change]:
+def _negated_assertions(function: Function) -> Iterator[_Change]:
     """Yield negated assertions, and expected exceptions replaced by others."""
-    for node in _asserted(function):
+    for node in _certain_assertions(function):
         if isinstance(node, ast.Assert):
             if not isinstance(node.test, ast.Constant):
                 yield _Change(node.test, "", around=("not (", ")"))

@@ -76,7 +76,7 @@ class Steering:
     ) -> None:
         tests = [posixpath.normpath(path) for path in tests]
         self._trust, self._packages = trust, packages
-        self._modules = {_module(path) for path in tests}
+        self._modules = {_module_path(path) for path in tests}
         """The tests themselves: a package of the same name takes precedence over a module."""
         self._folders = {""}
         """Directories in which Python searches for modules: the working directory, directories named in the command,
@@ -104,7 +104,7 @@ class Steering:
             parts = path.split("/")
             for depth, part in enumerate(parts):
                 folder, last = "/".join(parts[:depth]), depth == len(parts) - 1
-                name = _module(part) if last else part
+                name = _module_path(part) if last else part
                 of_python = name.isidentifier() and not (last and name == part)
                 if folder in self._folders and of_python and not self._trusted(path):
                     modules.setdefault(name, []).append(path)
@@ -133,7 +133,7 @@ class Steering:
             folder = "/".join(parts[:depth])
             if folder in self._folders:
                 last = depth == len(parts) - 1
-                module = _module(posixpath.join(folder, part)) if last else posixpath.join(folder, part)
+                module = _module_path(posixpath.join(folder, part)) if last else posixpath.join(folder, part)
                 # tests.py takes precedence over a directory `tests`
                 hides_directory = last and module != path and module in self._folders
                 if module in self._modules or hides_directory or _modules.match(posixpath.basename(module)):
@@ -198,12 +198,12 @@ def renamed(patch: str) -> Iterator[tuple[str, str]]:
             yield from ((source, target) for source in sources for target in targets)
             sources, targets = [], []
         elif line.startswith(("rename from ", "rename old ")):
-            sources = [_unquoted(line.split(" ", 2)[2]), *sources[:MOST_NAMES]]
+            sources = [_unquote_name(line.split(" ", 2)[2]), *sources[:MOST_NAMES]]
         elif line.startswith(("rename to ", "rename new ")):
-            targets = [_unquoted(line.split(" ", 2)[2]), *targets[:MOST_NAMES]]
+            targets = [_unquote_name(line.split(" ", 2)[2]), *targets[:MOST_NAMES]]
 
 
-def _unquoted(name: str) -> str:
+def _unquote_name(name: str) -> str:
     """Return a file name of a patch, without git's quoting of special characters."""
     if not (name.startswith('"') and name.endswith('"') and len(name) > 1):
         return name
@@ -219,7 +219,7 @@ def named_in_configuration(text: str) -> str:
     return " ".join(PYTHONPATH.findall(text))
 
 
-def _module(path: str) -> str:
+def _module_path(path: str) -> str:
     """Return the module path, as in ``a/b.cpython-311.so`` → ``a/b``; other paths are returned unchanged."""
     folder, name = posixpath.split(path)
     stem, _, extension = name.partition(".")

@@ -40,7 +40,7 @@ BLAMED = "{}; it works without what the agent has said and left, which caused th
 
 
 @asynccontextmanager
-async def _page() -> AsyncIterator[str]:
+async def _serve_page() -> AsyncIterator[str]:
     """Serve a page on loopback, and yield its address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -295,7 +295,7 @@ class Grader:
                 answers.insert(0, self.solution(item))
         if looks or asks or isinstance(failure.__cause__, EndedError):  # each may take as long again
             answers = [answers[0], ANSWERS[0]]
-        async with _page() as address:
+        async with _serve_page() as address:
             answers = [ANSWERS[1]] if isinstance(failure, ServerFailure) else [*answers, address]
             for solved in (False, True) if looks and self.solution is not None else (False,):
                 with suppress(Failure, UserError):  # such an environment cannot be created
@@ -373,7 +373,7 @@ class Grader:
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
         # Its files are removed in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
-        with _naming(reward):
+        with _name_reward(reward):
             arguments = self._arguments(reward, reward_item, offered)
             returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
         if reward.function.group_level:
@@ -464,7 +464,7 @@ class Grader:
             offered["seats"] = {
                 name: [reward.function.copy_for_reward(each) for each in played] for name, played in seats.items()
             }
-        with _naming(reward):
+        with _name_reward(reward):
             returned, seconds = await call_reward(reward.function, self._arguments(reward, reward_item, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
@@ -503,7 +503,7 @@ class Grader:
 
 
 @contextmanager
-def _naming(reward: GradedReward) -> Iterator[None]:
+def _name_reward(reward: GradedReward) -> Iterator[None]:
     """Add the name of the reward to an error of the user's input."""
     spec_key = f"rewards.{reward.name}"
     try:

@@ -146,7 +146,7 @@ async def verdict(
         JudgeFailure: the server failed, or no reply could be parsed.
         AgentFault: the judge gives no verdict on the agent's texts, but gives one on a plain text in their place.
     """
-    full_question = question if isinstance(question, str) else question(_readable)
+    full_question = question if isinstance(question, str) else question(_readable_text)
     key = hashlib.sha256(json.dumps([RULES, full_question, schema], sort_keys=True).encode()).hexdigest()
     while True:
         own_verdict: Future[Mapping[str, Any]] = Future()
@@ -154,7 +154,9 @@ async def verdict(
         verdict_future = judge.verdicts.setdefault(key, own_verdict)  # atomic, so only one thread sends the question
         if verdict_future is own_verdict:
             return read(
-                await _answered(judge, key, own_verdict, _JudgeSession(judge, schema, read, bill).decided(question))
+                await _await_verdict(
+                    judge, key, own_verdict, _JudgeSession(judge, schema, read, bill).decided(question)
+                )
             )
         try:
             return read(await asyncio.wrap_future(verdict_future))
@@ -166,7 +168,7 @@ class _GivenUp(Exception):
     """The caller that sent the question stopped waiting or failed; another caller sends it again."""
 
 
-async def _answered(
+async def _await_verdict(
     judge: JudgeRole, key: str, mine: Future[Mapping[str, Any]], asking: Awaitable[Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     """Wait for the verdict, and pass the outcome to all callers that wait for `mine`."""
@@ -228,11 +230,11 @@ class _JudgeSession:
 
     async def verdict(self, question: Question) -> Mapping[str, Any]:
         """Ask until a reply can be parsed, and cut the agent's texts until they fit. Raises `_NoVerdict`."""
-        name, limit, wrong = self.judge.name, _longest(question), ""
+        name, limit, wrong = self.judge.name, _longest_text(question), ""
         repairs: list[dict[str, Any]] = []
         attempts = 0
         while attempts < ATTEMPTS:
-            prompt = question if isinstance(question, str) else question(_cut(limit))
+            prompt = question if isinstance(question, str) else question(_shorten_to(limit))
             messages = [{"role": "system", "content": RULES}, {"role": "user", "content": prompt}, *repairs]
             try:
                 text, usage = await self.judge.answer(messages, self.schema, 0.0)
@@ -258,7 +260,7 @@ class _JudgeSession:
         raise _NoVerdict(f"judge {name!r} gave no verdict that can be read in {ATTEMPTS} attempts: {wrong}")
 
 
-def _longest(question: Question) -> int:
+def _longest_text(question: Question) -> int:
     """Return the length of the longest agent text in a question."""
     lengths = [0]
 
@@ -271,11 +273,11 @@ def _longest(question: Question) -> int:
     return max(lengths)
 
 
-def _cut(limit: int) -> Shown:
-    return lambda text: capped(_readable(text), max(limit, LEAST))
+def _shorten_to(limit: int) -> Shown:
+    return lambda text: capped(_readable_text(text), max(limit, LEAST))
 
 
-def _readable(text: str) -> str:
+def _readable_text(text: str) -> str:
     """Return the text without characters that servers reject or fail on: NUL, and unpaired surrogates."""
     return replace_surrogates(text.replace("\0", "\ufffd"))
 
@@ -295,7 +297,7 @@ def verdict_in(text: str) -> dict[str, Any]:
     if len(json_text) > LONGEST_VERDICT:
         raise ValueError(f"it has more than {LONGEST_VERDICT} characters")
     try:
-        value = json.loads(json_text, object_pairs_hook=_unique)
+        value = json.loads(json_text, object_pairs_hook=_unique_pairs)
     except RecursionError:
         raise TooDeepError from None
     except json.JSONDecodeError as error:
@@ -307,7 +309,7 @@ def verdict_in(text: str) -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a key stands twice in it")

@@ -46,18 +46,18 @@ def equal(answer: str, target: str) -> tuple[bool, str | None]:
         verdict = Decimal(stated) == Decimal(expected)
     elif stated is None and len(parts := _ANNOUNCED.split(answer)) > 1:
         statement = f"The answer is {parts[-1]}"
-        verdict = ("," in expected or not _HEDGED.search(statement)) and _verified(_strip_latex(statement), expected)
+        verdict = ("," in expected or not _HEDGED.search(statement)) and _is_equal(_strip_latex(statement), expected)
     else:
-        verdict = _verified(_strip_latex(answer) if stated is None else f"\\boxed{{{stated}}}", expected)
+        verdict = _is_equal(_strip_latex(answer) if stated is None else f"\\boxed{{{stated}}}", expected)
     return verdict, None if verdict else f"{stated or 'the answer'} is not equal to {target}"
 
 
 def compile_patterns() -> None:
     """Compile the patterns of math-verify, which takes 60 ms at the first comparison."""
-    _verified("$1$", "1")
+    _is_equal("$1$", "1")
 
 
-def _verified(answer: str, target: str) -> bool:
+def _is_equal(answer: str, target: str) -> bool:
     from math_verify import parse, verify
 
     # The library's own timeouts use signals with a handler, which cannot run inside one long operation. It logs a

@@ -33,7 +33,7 @@ def missing(command: str, status: int, output: str, needs: Sequence[str] | None)
     """
     lacking = [
         name
-        for kind, name in _complaints(status, output)
+        for kind, name in _missing_names(status, output)
         if (
             name in needs if needs is not None else {"module": name in MODULES, "program": "/" not in name}.get(kind, 1)
         )
@@ -46,18 +46,18 @@ def programs(command: str) -> list[list[str]]:
 
     Groups with a path are excluded, since the path may be a file to be created.
     """
-    chains = [[_first(part) for part in chain] for chain in _chains(command)]
+    chains = [[_program_name(part) for part in chain] for chain in _command_chains(command)]
     return [chain for chain in chains if all(word and "/" not in word for word in chain)]
 
 
 def _stand_ins(command: str, name: str) -> set[str]:
     """Return the alternatives that a command calls if a program of that name is missing."""
-    for chain in _chains(command):
+    for chain in _command_chains(command):
         for index, part in enumerate(chain):
             matches = [word for word in part if name in word]
             if matches:
                 nested = [_stand_ins(word, name) for word in matches if "||" in word]  # sh -c "a || b"
-                return {_first(other) for other in chain[index + 1 :]}.union(*nested)
+                return {_program_name(other) for other in chain[index + 1 :]}.union(*nested)
     return set()
 
 
@@ -66,7 +66,7 @@ def last_command(command: str) -> str | None:
 
     An earlier command that may run tests decides too: if it fails, commands after ``&&`` are not run.
     """
-    chains = _chains(command.replace("\\\n", " ").replace("\n", "\n;"))
+    chains = _command_chains(command.replace("\\\n", " ").replace("\n", "\n;"))
     parts = [part for chain in chains for part in chain if part]
     operators = re.sub(r"\d?>(&\d|\s*[\w./-]+)", "", command).replace("&&", "")
     if not parts or parts[-1][0] == "!" or any(each in operators for each in ("|", "&", "(", ")", "`", "<<")):
@@ -80,7 +80,7 @@ def _may_test(part: list[str]) -> bool:
     return not silent and any(word in " ".join(part) for word in ("test", "tox", "nox"))
 
 
-def _complaints(status: int, output: str) -> Iterator[tuple[str, str]]:
+def _missing_names(status: int, output: str) -> Iterator[tuple[str, str]]:
     """Yield each name reported as missing, with its kind."""
     for line in map(str.strip, output.splitlines()):
         for stop_reason in ENDINGS:
@@ -101,7 +101,7 @@ def _last_word(line: str) -> str:
     return line.rpartition(": ")[2].strip(QUOTES)
 
 
-def _chains(command: str) -> list[list[list[str]]]:
+def _command_chains(command: str) -> list[list[list[str]]]:
     """Return the simple commands of a command line, each split into arguments, grouped by ``||``."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -119,5 +119,5 @@ def _chains(command: str) -> list[list[list[str]]]:
     return chains
 
 
-def _first(part: list[str]) -> str:
+def _program_name(part: list[str]) -> str:
     return next((word for word in part if not ASSIGNMENT.match(word)), "")

@@ -60,14 +60,14 @@ def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> Rewa
     published = published_rewards()
     points = [point for point in published if point.name == reference]
     if points:
-        return RewardFunction.from_function(name, _load(points), Code(points[0].module, points[0].attr))
+        return RewardFunction.from_function(name, _load_reward(points), Code(points[0].module, points[0].attr))
     reward_names = {*shipped, *(point.name for point in published)}
     hint = did_you_mean(reference, {*reward_names, *others})
     suggestion = hint or f" (there are: {', '.join(sorted(reward_names))}; your own: fn: file.py:function)"
     raise UserError(f"there is no reward {reference!r}{suggestion}")
 
 
-def _load(points: list[EntryPoint]) -> Any:
+def _load_reward(points: list[EntryPoint]) -> Any:
     point = points[0]
     if len(points) > 1:
         raise UserError(
@@ -139,7 +139,7 @@ class RewardFunction:
             raise UserError(f"reward {name!r}: its signature cannot be read: {error}") from error
         code = None if getattr(function, "in_runner", False) else code
         limit = getattr(function, "limit", None)
-        return cls(name, function, parameters, _hints(function, parameters), code, limit=limit)
+        return cls(name, function, parameters, _type_hints(function, parameters), code, limit=limit)
 
     @property
     def group_for(self) -> str | None:
@@ -239,7 +239,7 @@ class RewardFunction:
             require(self.function.__name__, requirements, {**defaults, **arguments})
 
 
-def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+def _type_hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """Return the annotations that can be resolved; those imported only for type checkers are omitted."""
     from hermes_rl.spec.argument_types import ARGUMENT_TYPES, BY_FUNCTION
 
@@ -273,7 +273,7 @@ async def call_reward(
     seconds = reward.seconds(passed)
     async with _reward_slots.get_semaphore():
         if reward.code is not None:
-            returned = await _apart(reward, reward.code, passed, seconds, after, fresh=fresh)
+            returned = await _call_in_process(reward, reward.code, passed, seconds, after, fresh=fresh)
             return returned, time.perf_counter() - started
         try:
             # A thread that does not outlive the program: a reward that hangs must not delay the exit.
@@ -287,7 +287,7 @@ async def call_reward(
     return returned, time.perf_counter() - started
 
 
-async def _apart(
+async def _call_in_process(
     reward: RewardFunction,
     code: Code,
     arguments: dict[str, Any],
@@ -335,7 +335,7 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
         while inspect.isawaitable(returned):
             # a loop in debug mode accepts calls only from its own thread
             debugged = asyncio.get_running_loop().get_debug()
-            work = _awaited(returned)
+            work = _await_value(returned)
             returned = await (work if debugged else run_interleaved(work, seconds, HELD_AT_MOST))
         return returned
     except asyncio.CancelledError as error:
@@ -349,7 +349,7 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
         _of_error(reward, error)
 
 
-async def _awaited(awaitable: Awaitable[T]) -> T:
+async def _await_value(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
@@ -360,7 +360,7 @@ def _run_in_thread(
     try:
         try:
             returned = reward.function(**arguments)
-            return asyncio.run(_settle(returned, seconds)) if inspect.isawaitable(returned) else returned
+            return asyncio.run(_await_within(returned, seconds)) if inspect.isawaitable(returned) else returned
         finally:
             if after is not None:
                 after()
@@ -386,6 +386,6 @@ def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
     raise RewardFailure(f"reward {reward.name!r} raised {place_of(error, reward.function)}") from error
 
 
-async def _settle(awaitable: Awaitable[Any], seconds: float) -> Any:
+async def _await_within(awaitable: Awaitable[Any], seconds: float) -> Any:
     async with asyncio.timeout(seconds):
         return await awaitable

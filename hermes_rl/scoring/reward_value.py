@@ -239,9 +239,9 @@ def interpret(name: str, returned: object, seconds: float, turns: int | None = N
     if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
         if turns is not None and len(returned) != turns:
             raise RewardFailure(f"reward {name!r} returned {len(returned)} values for {turns} turns")
-        per_turn = tuple(_finite(name, turn) for turn in returned)
-        return RewardValue(_finite(name, total(per_turn)), per_turn=per_turn, seconds=seconds)
-    return RewardValue(_finite(name, returned), seconds=seconds)
+        per_turn = tuple(_finite_number(name, turn) for turn in returned)
+        return RewardValue(_finite_number(name, total(per_turn)), per_turn=per_turn, seconds=seconds)
+    return RewardValue(_finite_number(name, returned), seconds=seconds)
 
 
 def total(values: Iterable[float]) -> float:
@@ -253,18 +253,18 @@ def total(values: Iterable[float]) -> float:
 
 
 def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
-    value = None if score.value is None else _finite(name, score.value)
+    value = None if score.value is None else _finite_number(name, score.value)
     reason = None if score.reason is None else str(score.reason)
     if not isinstance(score.metrics, Mapping):
         raise RewardFailure(f"reward {name!r}: metrics must be a mapping, not {type(score.metrics).__name__}")
     metric_names = [key for key in islice(score.metrics, MOST_METRICS) if len(str(key)) <= LONGEST_METRIC]
-    metrics = {str(key): _finite(f"{name}.{key}", score.metrics[key]) for key in metric_names}
+    metrics = {str(key): _finite_number(f"{name}.{key}", score.metrics[key]) for key in metric_names}
     if omitted := len(score.metrics) - len(metric_names):
         metrics["omitted"] = float(omitted)
-    return RewardValue(value, reason, metrics, seconds=seconds, overrides=_overrides(name, score.overrides))
+    return RewardValue(value, reason, metrics, seconds=seconds, overrides=_check_overrides(name, score.overrides))
 
 
-def _overrides(name: str, overrides: object) -> dict[str, Any]:
+def _check_overrides(name: str, overrides: object) -> dict[str, Any]:
     if not isinstance(overrides, Mapping):
         raise RewardFailure(f"reward {name!r}: overrides must be a mapping, not {type(overrides).__name__}")
     try:
@@ -273,7 +273,7 @@ def _overrides(name: str, overrides: object) -> dict[str, Any]:
         raise RewardFailure(f"reward {name!r}: its overrides cannot be written as JSON: {error}") from error
 
 
-def _finite(name: str, value: object) -> float:
+def _finite_number(name: str, value: object) -> float:
     # Numpy and torch scalars are numbers too, and convert through __float__.
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise _no_value(name, type(value).__name__)

@@ -58,24 +58,24 @@ class LegacyGenerate:
         """Parse `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""
         if not isinstance(data, dict):
             raise Malformed("the answer is not a JSON object")
-        positions = _first(data.get("logprobs"), "logprobs")
+        positions = _first_entry(data.get("logprobs"), "logprobs")
         if data.get("token_ids") is None:
-            ids = [int(_entry(position, None)[0]) for position in positions]
+            ids = [int(_position_entry(position, None)[0]) for position in positions]
         else:
-            ids = _first(data["token_ids"], "token_ids")
+            ids = _first_entry(data["token_ids"], "token_ids")
         if not isinstance(positions, list) or len(positions) != len(ids):
             raise Malformed(f"the answer has {len(ids)} tokens and {len(positions)} log-probabilities")
-        values = [_entry(one, token)[1] for one, token in zip(positions, ids, strict=True)]
-        return generated(ids, values, _first(data.get("finish_reasons"), "finish_reasons"))
+        values = [_position_entry(one, token)[1] for one, token in zip(positions, ids, strict=True)]
+        return generated(ids, values, _first_entry(data.get("finish_reasons"), "finish_reasons"))
 
 
-def _first(value: Any, name: str) -> Any:
+def _first_entry(value: Any, name: str) -> Any:
     if not isinstance(value, list) or not value:
         raise Malformed(f"the answer has no {name}")
     return value[0]
 
 
-def _entry(position: Any, token: int | None) -> tuple[str, Any]:
+def _position_entry(position: Any, token: int | None) -> tuple[str, Any]:
     """Return id and log-probability at one position; the first ones if the sampled token is unknown."""
     entry = position[0] if isinstance(position, list) and position else position
     if not isinstance(entry, dict) or not entry:

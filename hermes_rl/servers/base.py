@@ -107,7 +107,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """Thinking settings; their form in a request depends on the server (see `_think`)."""
+    """Thinking settings; their form in a request depends on the server (see `_add_thinking`)."""
 
     effort: str | None = None
     """none, minimal, low, medium, high or xhigh; overrides `max_tokens`, because only one may be sent."""
@@ -339,11 +339,11 @@ def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:
     if request.extra_body:
         body.update(request.extra_body)
     if request.reasoning is not None:
-        _think(body, request.reasoning, config.base_url or "")
+        _add_thinking(body, request.reasoning, config.base_url or "")
     return body
 
 
-def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> None:
+def _add_thinking(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> None:
     """Add the thinking fields in the form that Atropos sends; OpenAI's own API has a different form."""
     if "api.openai.com" in base_url:
         body["reasoning_effort"] = reasoning.effort or _DEFAULT_EFFORT
@@ -415,9 +415,9 @@ def read_reply(raw: bytes, config: ServerConfig, timing: Timing, bound: ReplyBou
         Malformed: it is not a reply, or has more log-probabilities than requested tokens.
     """
     bound = bound or ReplyBound()
-    data = _object(raw, bound)
-    choice = _choice(data)
-    logprobs, tokens = _logprobs(choice.get("logprobs"), bound.tokens)
+    data = _parse_object(raw, bound)
+    choice = _first_choice(data)
+    logprobs, tokens = _read_logprobs(choice.get("logprobs"), bound.tokens)
     usage, model = data.get("usage"), data.get("model")
     return ChatReply(
         message=choice["message"],
@@ -446,7 +446,7 @@ def read_answer(raw: bytes, read: Callable[[Any], T], bound: ReplyBound | None =
         raise Malformed(f"the answer cannot be read ({type(error).__name__})") from error
 
 
-def _object(raw: bytes, bound: ReplyBound) -> dict[str, Any]:
+def _parse_object(raw: bytes, bound: ReplyBound) -> dict[str, Any]:
     try:
         data = read_bounded(raw, bound.size, bound.values)
     except ValueError as error:
@@ -456,7 +456,7 @@ def _object(raw: bytes, bound: ReplyBound) -> dict[str, Any]:
     return data
 
 
-def _choice(data: dict[str, Any]) -> dict[str, Any]:
+def _first_choice(data: dict[str, Any]) -> dict[str, Any]:
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices:
         _raise_error(data)
@@ -480,7 +480,7 @@ def _raise_error(data: dict[str, Any]) -> None:
     raise ErrorBody("the answer is an error", status)
 
 
-def _logprobs(logprobs: Any, max_tokens: int | None) -> tuple[list[float] | None, list[str] | None]:
+def _read_logprobs(logprobs: Any, max_tokens: int | None) -> tuple[list[float] | None, list[str] | None]:
     """Return log-probabilities and token texts; None unless every sampled token has both.
 
     OpenAI sends the sentinel for a very unlikely token.
@@ -499,7 +499,7 @@ def _logprobs(logprobs: Any, max_tokens: int | None) -> tuple[list[float] | None
         raise Malformed(f"the answer has {len(tokens)} tokens, and at most {max_tokens} were asked for")
     if not all(map(is_number, logprobs)) or SENTINEL in logprobs:
         return None, None
-    return [_logprob(value) for value in logprobs], tokens
+    return [_check_logprob(value) for value in logprobs], tokens
 
 
 # Token ids in, token ids and log-probabilities out: the common part of the APIs of token-level servers. An invalid
@@ -726,7 +726,7 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
     # Checked together first: one by one would take as long as the rest of the response.
     proper = set(map(type, values)) == {float} and min(values) > SENTINEL and max(values) <= 0
     if not proper or math.isnan(sum(values)):
-        values = [_logprob(value) for value in values]
+        values = [_check_logprob(value) for value in values]
     reason = _FINISH.get(str(finish))
     if reason is None:
         raise Malformed(f"the server broke its answer off ({finish})")
@@ -746,7 +746,7 @@ def version_of(value: Any) -> int | None:
     return value if is_version else None
 
 
-def _logprob(value: Any) -> float:
+def _check_logprob(value: Any) -> float:
     if not is_number(value):
         raise Malformed(f"a sampled token has the log-probability {value!r}")
     if value > ROUNDING or value <= SENTINEL:

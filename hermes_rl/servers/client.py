@@ -388,7 +388,7 @@ class SampledByFunction:
 
     async def _sample_chunk(self, sampling: Sampling) -> tuple[Sampled, Timing]:
         started = time.monotonic()
-        answer = await _called(self._function, sampling.prompt.tolist(), sampling)
+        answer = await _call_function(self._function, sampling.prompt.tolist(), sampling)
         if not isinstance(answer, Sampled):
             raise UserError(
                 f"the policy's function returned {type(answer).__name__}: return hermes_rl.Sampled(ids, logprobs, "
@@ -426,7 +426,7 @@ class AnsweredByFunction:
         """Call the function once; raises `AttemptFailed`."""
         started = time.monotonic()
         tools = [dict(tool) for tool in request.tools] if request.tools else None
-        message = await _called(self._function, [dict(message) for message in request.messages], tools)
+        message = await _call_function(self._function, [dict(message) for message in request.messages], tools)
         return ChatReply(
             message=assistant(message),
             finish_reason="tool_calls" if isinstance(message, Mapping) and message.get("tool_calls") else "stop",
@@ -453,7 +453,7 @@ def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
     return {"role": "assistant", "content": None, **answer}
 
 
-async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+async def _call_function(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
     """Call a function; an exception is a failed attempt, except for errors that mark the call as invalid.
 
     It runs in a separate task: one that suppresses its cancellation delays its caller for at most `LEAVING` seconds,
@@ -622,13 +622,13 @@ class TokenServerClient:
         sampling = Sampling(prompt, 1, ())
 
         def body(dialect: Dialect) -> bytes:
-            return sampling.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
+            return sampling.written(_scoring_dialect(dialect, self._config).scoring_body(top_k, self._config.current()))
 
         waited = Generation()
         bound = ReplyBound.of_scores(len(prompt), top_k)
         answer, timing = await self._answer(body, request, waited, bound)
         scores = await self._read(
-            answer, lambda data: _scoring(self._dialect, self._config).read_scores(data, prompt, top_k), bound
+            answer, lambda data: _scoring_dialect(self._dialect, self._config).read_scores(data, prompt, top_k), bound
         )
         return scores, replace(timing, paused=timing.paused + waited.timing.paused)
 
@@ -672,7 +672,7 @@ class TokenServerClient:
         return await self._transport.read(self._dialect.path, answer, lambda raw: read_answer(raw, read, bound))
 
 
-def _scoring(dialect: Dialect, config: ServerConfig) -> ScoringDialect:
+def _scoring_dialect(dialect: Dialect, config: ServerConfig) -> ScoringDialect:
     if not isinstance(dialect, ScoringDialect):
         raise UserError(f"a server of type {config.type} does not report the probability of given tokens")
     return dialect

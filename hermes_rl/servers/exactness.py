@@ -51,11 +51,11 @@ def in_words(temperature: float, top_p: float | None) -> str:
 
 
 async def _check_sampling(server: TokenServer, sampling: Sampling, shaping: str) -> list[Finding]:
-    warm = await _many(server, sampling)
-    cold = await _many(server, replace(sampling, temperature=_COLD))
+    warm = await _sample_probes(server, sampling)
+    cold = await _sample_probes(server, replace(sampling, temperature=_COLD))
     findings = [Finding(True, f"{len(warm)} single tokens came with ids and log-probabilities")]
-    findings += _noise(warm)
-    findings.append(_raw(warm, cold, shaping))
+    findings += _check_noise(warm)
+    findings.append(_check_shaping(warm, cold, shaping))
     version = await server.weights()
     version_shown = (
         "not told; set weights_path, or max_staleness cannot be checked" if version is None else str(version)
@@ -63,7 +63,7 @@ async def _check_sampling(server: TokenServer, sampling: Sampling, shaping: str)
     return [*findings, Finding(True, f"version of the weights: {version_shown}")]
 
 
-async def _many(server: TokenServer, sampling: Sampling) -> list[Sampled]:
+async def _sample_probes(server: TokenServer, sampling: Sampling) -> list[Sampled]:
     return await sampled(server, [replace(sampling, seed=seed) for seed in range(PROBES)])
 
 
@@ -78,7 +78,7 @@ async def sampled(server: TokenServer, requests: Iterable[Sampling]) -> list[Sam
     return await asyncio.gather(*map(one, requests))
 
 
-def _noise(answers: Sequence[Sampled]) -> list[Finding]:
+def _check_noise(answers: Sequence[Sampled]) -> list[Finding]:
     """Compare the log-probabilities of one token in one context, which should differ only by numerical noise."""
     spread = max((max(values) - min(values) for values in _by_token(answers).values()), default=0.0)
     if spread <= NOISE:
@@ -92,7 +92,7 @@ def _noise(answers: Sequence[Sampled]) -> list[Finding]:
     ]
 
 
-def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Finding:
+def _check_shaping(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Finding:
     """Determine if log-probabilities are the model's own, which match only unmodified sampling."""
     at_one, at_less = _by_token(warm), _by_token(cold)
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
@@ -139,7 +139,7 @@ async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
     listening = [config for config in configs if config.base_url is not None and proxy_of(config.base_url) is None]
     if len(listening) < len(configs):
         return
-    problems = await asyncio.gather(*(_connect(str(config.base_url)) for config in listening))
+    problems = await asyncio.gather(*(_connection_error(str(config.base_url)) for config in listening))
     if all(problems):
         raise RunError(
             f"no server of the role {role!r} can be reached ({'; '.join(filter(None, problems))}). "
@@ -163,7 +163,7 @@ async def require_address(role: str, configs: Sequence[ServerConfig]) -> None:
             )
 
 
-async def _connect(base_url: str) -> str | None:
+async def _connection_error(base_url: str) -> str | None:
     """Connect and return the error, or None on success. The text contains no credentials."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -199,10 +199,10 @@ async def _answers_elsewhere(config: ServerConfig) -> str | None:
 
 async def engines(configs: Sequence[ServerConfig]) -> list[str | None]:
     """Return the version of each server in order; None for a server that reports none, such as hosted models."""
-    return list(await asyncio.gather(*map(_engine, configs)))
+    return list(await asyncio.gather(*map(_engine_name, configs)))
 
 
-async def _engine(config: ServerConfig) -> str | None:
+async def _engine_name(config: ServerConfig) -> str | None:
     if config.base_url is None:
         return None
     transport = Transport(config)

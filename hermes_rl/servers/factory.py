@@ -20,7 +20,7 @@ def create_client(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy
     """Return the client of a role; it connects and starts nothing before its first call."""
     if not configs:
         raise UserError(f"the role {name!r} has no server")
-    return ModelClient(name, [_backend(name, config) for config in configs], retry)
+    return ModelClient(name, [_make_backend(name, config) for config in configs], retry)
 
 
 def config_from_spec(
@@ -48,7 +48,7 @@ def token_server(config: ServerConfig) -> TokenServer:
     return TokenServer(config, TokenServerClient(config, [code_of(dialect)() for dialect in config.kind.dialects]))
 
 
-def _backend(role: str, config: ServerConfig) -> Backend:
+def _make_backend(role: str, config: ServerConfig) -> Backend:
     try:
         kind = config.kind
     except UserError as error:

@@ -153,7 +153,7 @@ class Policy:
         name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
         config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=source)
         server = TokenServer(config, SampledByFunction(sample, context, source), make, response)
-        return cls(_unbounded(ModelClient(POLICY, [server], PATIENCE)), source)
+        return cls(_remove_bound(ModelClient(POLICY, [server], PATIENCE)), source)
 
     @classmethod
     def chat(cls, chat: ChatFunction, *, tokenizer: Any = None, model: str = "") -> Policy:
@@ -163,7 +163,7 @@ class Policy:
         Its rollouts have tokens only if there is a `tokenizer`, and these are never proven to be token-exact."""
         source = VersionSource(None)
         server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
-        return cls(_unbounded(ModelClient(POLICY, [server], PATIENCE)), source, tokenizer)
+        return cls(_remove_bound(ModelClient(POLICY, [server], PATIENCE)), source, tokenizer)
 
     @classmethod
     def server(
@@ -279,7 +279,7 @@ class Policy:
                 "workers: this policy is a function of this process, which other processes cannot call. Leave workers "
                 "and Ray out, or serve the model and name its server with hermes_rl.Policy.server"
             )
-        return PolicyDescription(self.policy_id, tuple(map(_settings, configs)), self.captured)
+        return PolicyDescription(self.policy_id, tuple(map(_plain_settings, configs)), self.captured)
 
     def get_weight_update(self) -> WeightUpdate:
         """Return the trainer's current information about the weights; call it from one thread."""
@@ -376,7 +376,7 @@ def _with_fallback(model: Callable[[], str | None] | None, default: str) -> Call
     return None if model is None else lambda: model() or default
 
 
-def _settings(config: ServerConfig) -> dict[str, Any]:
+def _plain_settings(config: ServerConfig) -> dict[str, Any]:
     """Return a configuration as plain values, including its keys."""
     setting_values = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _TOLD}
     key, headers = config.api_key, config.headers
@@ -387,6 +387,6 @@ def _settings(config: ServerConfig) -> dict[str, Any]:
     }
 
 
-def _unbounded(role: ModelClient) -> ModelClient:
+def _remove_bound(role: ModelClient) -> ModelClient:
     role.fix()
     return role

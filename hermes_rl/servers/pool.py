@@ -259,7 +259,7 @@ class PooledServer:
         return self.in_flight, self.rollouts, self.served
 
 
-def _priced(reply: ChatReply, prices: Mapping[str, float | None] | None) -> ChatReply:
+def _add_cost(reply: ChatReply, prices: Mapping[str, float | None] | None) -> ChatReply:
     """Return the reply with its cost, if the server did not report it and its prices are known."""
     usage = reply.usage
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -340,7 +340,7 @@ class ServerPool:
             probe, started_at = server.health.record_start(), self.clock()
             try:
                 await begin_call(self._role)
-                reply = _priced(await server.backend.attempt(request), server.backend.config.prices)
+                reply = _add_cost(await server.backend.attempt(request), server.backend.config.prices)
                 usage = Usage()
                 usage.add(reply.usage, reply.timing.generating)
                 end_call(self._role, usage)

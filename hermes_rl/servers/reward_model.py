@@ -81,14 +81,14 @@ class ScorePath(RewardModel):
     path = "/score"
 
     def body(self, messages: Sequence[Message]) -> dict[str, Any]:
-        *before, last = [_text(message.get("content")) for message in messages]
+        *before, last = [_content_text(message.get("content")) for message in messages]
         return {"text_1": "\n\n".join(before), "text_2": last}
 
     def numbers(self, entry: Mapping[str, Any]) -> Any:
         return [entry["score"]]
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """Return the text of a message content, which may be None, a string, or a list of parts."""
     parts = content if isinstance(content, list) else [{"text": content}]
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))

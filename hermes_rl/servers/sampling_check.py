@@ -80,15 +80,15 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p)
         shaping = in_words(temperature, top_p)
         target_logprob = _LIKELY if shaping else _UNDECIDED
-        context, stopped = await _telling(server, replace(sampling, max_tokens=_STEPS), target_logprob)
-        first, second = await _drawn(server, replace(sampling, prompt=context), draws // 2)
+        context, stopped = await _find_context(server, replace(sampling, max_tokens=_STEPS), target_logprob)
+        first, second = await _draw_pairs(server, replace(sampling, prompt=context), draws // 2)
         limit = await server.context_length()
         length = (
             f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
         )
         return [
             distribution([*first, *second]).finding(shaping or "temperature 1"),
-            *_independent(first, second),
+            *_check_independence(first, second),
             stopped,
             Finding(True, f"longest conversation: {length}"),
         ]
@@ -96,7 +96,7 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-async def _telling(server: TokenServer, sampling: Sampling, target_logprob: float) -> tuple[array[int], Finding]:
+async def _find_context(server: TokenServer, sampling: Sampling, target_logprob: float) -> tuple[array[int], Finding]:
     """Sample a few replies; return the context whose token came nearest to a log-probability, and a finding.
 
     The finding reports if every reply that stopped ends with a stop token.
@@ -118,7 +118,7 @@ async def _telling(server: TokenServer, sampling: Sampling, target_logprob: floa
     return sampling.prompt + array(sampling.prompt.typecode, before), Finding(True, detail)
 
 
-async def _drawn(server: TokenServer, sampling: Sampling, pairs: int) -> tuple[list[Sampled], list[Sampled]]:
+async def _draw_pairs(server: TokenServer, sampling: Sampling, pairs: int) -> tuple[list[Sampled], list[Sampled]]:
     """Draw one token for each of two turns of many rollouts, all in the same context."""
     turns = ((drawn_seed(rollout, "rollout"), turn) for turn in (1, 2) for rollout in range(pairs))
     seeds = (drawn_seed(seed, "turn", turn) for seed, turn in turns)
@@ -142,7 +142,7 @@ def distribution(answers: Sequence[Sampled]) -> Distribution:
     return Distribution(count, variation, noise, len(token_counts))
 
 
-def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:
+def _check_independence(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:
     """Compare the frequency of equal draws with that of independent draws."""
     turns = [(a.ids[0], b.ids[0]) for a, b in zip(first, second, strict=True) if a.ids and b.ids]
     members = [(a, b) for (a, _), (b, _) in zip(turns[::2], turns[1::2], strict=False)]

@@ -57,7 +57,7 @@ class Generate:
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Parse two lists with an entry per token: [logprob, id, text], and a list of these; the first is null."""
-        meta = _meta(data)
+        meta = _meta_info(data)
         token_entries = meta.get("input_token_logprobs")
         top = meta.get("input_top_logprobs") if top_k else [None] * len(prompt)
         if not isinstance(token_entries, list) or not isinstance(top, list) or len(token_entries) != len(top):
@@ -69,7 +69,7 @@ class Generate:
         return scores_of([None, *position_scores], prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
-        meta = _meta(data)
+        meta = _meta_info(data)
         pairs = meta.get("output_token_logprobs")
         if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) > 1 for pair in pairs):
             raise Malformed("the answer has no output_token_logprobs")
@@ -78,7 +78,7 @@ class Generate:
         return generated([pair[1] for pair in pairs], [pair[0] for pair in pairs], reason, meta.get("weight_version"))
 
 
-def _meta(data: Any) -> dict[str, Any]:
+def _meta_info(data: Any) -> dict[str, Any]:
     first = data[0] if isinstance(data, list) and data else data
     meta = first.get("meta_info") if isinstance(first, dict) else None
     if not isinstance(meta, dict):

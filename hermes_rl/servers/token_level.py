@@ -124,7 +124,7 @@ class TokenServer:
         if text is None:
             text = (await self._prompt(await self.renderer(), Transcript(), request)).ids
         elif isinstance(text, str):
-            text = _encoded(await self.renderer(), text)
+            text = _encode_prompt(await self.renderer(), text)
         prompt = ids(text)
         scores, timing = await self._source.score(prompt, top_k, request)
         config = self.config
@@ -133,7 +133,7 @@ class TokenServer:
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Continue a text or token ids unchanged, without rendering and parsing."""
         assert request.prompt is not None
-        tokens = _encoded(renderer, request.prompt) if isinstance(request.prompt, str) else request.prompt
+        tokens = _encode_prompt(renderer, request.prompt) if isinstance(request.prompt, str) else request.prompt
         prompt = RenderedPrompt(ids(tokens))
         step, generation = await self._sampled(renderer, prompt, transcript, request)
         async with transcript.lock:
@@ -206,11 +206,11 @@ class TokenServer:
                 return await run_in_thread(partial(next_prompt, renderer, transcript, messages, tools))
             if (branch := transcript.holding(messages, tools)) is not None:
                 extend = partial(extend_prompt, branch, renderer, messages, tools)
-                large = _characters(messages[len(branch.history) :]) > LARGE
+                large = _character_count(messages[len(branch.history) :]) > LARGE
                 if (prompt := await run_in_thread(extend) if large else extend()) is not None:
                     return prompt
             anew = partial(render_prompt, renderer, messages, tools)
-            large = (request.resent or _characters(messages)) > LARGE
+            large = (request.resent or _character_count(messages)) > LARGE
             return await run_in_thread(anew) if large else anew()
         except TemplateRefused as error:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
@@ -251,7 +251,7 @@ class TokenServer:
         )
 
 
-def _encoded(renderer: Renderer, text: str) -> list[int]:
+def _encode_prompt(renderer: Renderer, text: str) -> list[int]:
     """Return the tokens of a text that is a whole prompt. Raises `CannotRender` if the tokenizer fails on it."""
     try:
         return renderer.tokenizer.encode(text)
@@ -259,7 +259,7 @@ def _encoded(renderer: Renderer, text: str) -> list[int]:
         raise CannotRender(f"the prompt cannot become tokens: {error}", retryable=False) from error
 
 
-def _characters(messages: Sequence[Message]) -> int:
+def _character_count(messages: Sequence[Message]) -> int:
     return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
 
 
@@ -291,11 +291,11 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
                 while (identity := f"c{free:0{_ID_LENGTH - 1}d}") in used:
                     free += 1
             used.add(identity)
-            calls.append(_call(call, identity))
+            calls.append(_call_object(call, identity))
     return message
 
 
-def _call(call: ParsedCall, identity: str) -> dict[str, Any]:
+def _call_object(call: ParsedCall, identity: str) -> dict[str, Any]:
     arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     problem = {} if call.problem is None else {"error": call.problem}

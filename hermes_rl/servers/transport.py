@@ -258,10 +258,10 @@ class Transport:
         self._base = public_url(config.base_url).rstrip("/")
         self._query = urlsplit(config.base_url).query or None
         self._urls: dict[str, URL] = {}
-        self._headers = _headers(config)
+        self._headers = _request_headers(config)
         has_session_header = SESSION_HEADER.lower() in map(str.lower, self._headers)
         self._names_rollouts = config.session_header and not has_session_header
-        self._scrubber = Scrubber(_secrets(config), _keys(config))
+        self._scrubber = Scrubber(_hidden_texts(config), _secret_values(config))
         self._proxy = proxy_of(self._base)  # read once: aiohttp would look it up for every call
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -419,7 +419,7 @@ class Transport:
         if encoding not in _ENCODINGS:
             raise self.failed(path, f"the reply has the encoding {encoding!r:.50}, which was not asked for")
         try:
-            content = await run_exclusively(_decompressed, bytes(body), max_bytes)
+            content = await run_exclusively(_decompress, bytes(body), max_bytes)
         except zlib.error as error:
             raise self.failed(path, f"the reply cannot be decompressed: {error}") from None
         if content is None:
@@ -445,7 +445,7 @@ _EITHER_HEADER = zlib.MAX_WBITS | 32
 """zlib detects gzip or deflate."""
 
 
-def _decompressed(raw: bytes, max_bytes: int) -> bytes | None:
+def _decompress(raw: bytes, max_bytes: int) -> bytes | None:
     """Return the bytes, or None if there are more than `max_bytes`; raises `zlib.error`."""
     content = bytearray()
     while raw:  # gzip may have several parts
@@ -484,7 +484,7 @@ def excerpt(raw: bytes) -> str:
     return raw[:20_000].decode("utf-8", errors="replace")
 
 
-def _headers(config: ServerConfig) -> dict[str, str]:
+def _request_headers(config: ServerConfig) -> dict[str, str]:
     headers = {"Content-Type": "application/json", "User-Agent": "hermes-rl", "Accept-Encoding": "gzip, deflate"}
     if config.api_key is not None:
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
@@ -501,7 +501,7 @@ def _url_credentials(config: ServerConfig) -> str | None:
     return b64encode(pair.encode()).decode("ascii")
 
 
-def _secrets(config: ServerConfig) -> list[str]:
+def _hidden_texts(config: ServerConfig) -> list[str]:
     """Return the texts that must not be shown: keys, header values, and the address's password and query values."""
     parts = urlsplit(config.base_url or "")
     secrets = [value.reveal() for value in config.headers.values()]
@@ -512,7 +512,7 @@ def _secrets(config: ServerConfig) -> list[str]:
     return [*secrets, _url_credentials(config) or ""]
 
 
-def _keys(config: ServerConfig) -> list[str]:
+def _secret_values(config: ServerConfig) -> list[str]:
     """Return the secrets that a server may repeat in a reply, and that no valid reply contains."""
     parts = urlsplit(config.base_url or "")
     keys = keys_of({name: value.reveal() for name, value in config.headers.items()} | dict(parse_qsl(parts.query)))

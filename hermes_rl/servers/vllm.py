@@ -48,10 +48,10 @@ class Completions:
         return {**body, "prompt": PROMPT, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 1.0}
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-        return scores_of_prompt(_choice(data).get("prompt_logprobs"), prompt, top_k)
+        return scores_of_prompt(_first_choice(data).get("prompt_logprobs"), prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
-        choice = _choice(data)
+        choice = _first_choice(data)
         if choice.get("token_ids") is None:
             raise Malformed("the answer has no token_ids: vLLM from 0.10.2 on returns them")
         logprobs = choice.get("logprobs")
@@ -60,7 +60,7 @@ class Completions:
         return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"))
 
 
-def _choice(data: Any) -> dict[str, Any]:
+def _first_choice(data: Any) -> dict[str, Any]:
     choices = data.get("choices") if isinstance(data, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise Malformed("the answer has no choices")

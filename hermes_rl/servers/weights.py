@@ -73,7 +73,7 @@ class Versions:
         while self._paths:
             status, data = await self._transport.get_json(self._paths[0])
             if status not in _MISSING:
-                self.hear(_field(data, _VERSIONS))
+                self.hear(_response_field(data, _VERSIONS))
                 return
             del self._paths[0]
 
@@ -115,7 +115,7 @@ class Pauses:
         status, data = await self._transport.get_json(self._path)
         if status in _MISSING:
             self._path = None
-        return _field(data, _PAUSED) is True
+        return _response_field(data, _PAUSED) is True
 
     async def wait_for_resume(self) -> float:
         """Wait until the server is not paused; return the seconds of waiting.
@@ -142,7 +142,7 @@ class Pauses:
             looked, was_paused = now, paused
 
 
-def _field(data: Any, names: tuple[str, ...]) -> Any:
+def _response_field(data: Any, names: tuple[str, ...]) -> Any:
     """Return the field of a response that is an object, else the response itself."""
     if not isinstance(data, dict):
         return data

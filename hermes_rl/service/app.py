@@ -98,16 +98,16 @@ def _read_body(body: bytes) -> Any:
     """Return the value of a body. Raises `Refused` if it exceeds the limits of values or levels, or is not JSON."""
     if too_many_values(body, MOST_BODY_VALUES):
         raise Refused(413, "too_large", f"a request has at most {MOST_BODY_VALUES} values: ask in several parts")
-    value = _parsed(body)
+    value = _parse_body(body)
     level = [value]
     while level:
         if any(isinstance(each, dict) and len(each) > MOST_KEYS for each in level):
             raise Refused(413, "too_large", f"an object of a request has at most {MOST_KEYS} keys")
-        level = [child for holder in level for child in _inside(holder)]
+        level = [child for holder in level for child in _containers_in(holder)]
     return value
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _containers_in(value: Any) -> Iterable[Any]:
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [each for each in children if isinstance(each, dict | list)]
 
@@ -141,7 +141,7 @@ def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str =
     )
     app.router.route_class = BoundedRoute
     _answer_mistakes(app, f"see {below}/openapi.json for the paths and their methods{elsewhere}")
-    _describe(app, token=token)
+    _complete_description(app, token=token)
     return app
 
 
@@ -296,7 +296,7 @@ async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, 
     raise Refused(400, "gone", "the one who asked has gone")
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_body(body: bytes) -> Any:
     try:
         return read_json(body)
     except ValueError as error:
@@ -329,7 +329,7 @@ def _answer_mistakes(app: FastAPI, paths: str) -> None:
         return Refused(error.status_code, error.detail.lower().replace(" ", "_"), paths).response()
 
 
-def _describe(app: FastAPI, *, token: bool) -> None:
+def _complete_description(app: FastAPI, *, token: bool) -> None:
     """Add to the description the parts that FastAPI does not see: the token, and the types of lines."""
 
     def build_document() -> dict[str, Any]:

@@ -217,10 +217,10 @@ def group_to_record(group: Group, dropped: str | None, detail: str | None) -> di
         "provenance": provenance.record() if provenance is not None else None,
         "rollouts": [
             {
-                **_rollout(rollout, counts, usable=dropped is None),
+                **_rollout_fields(rollout, counts, usable=dropped is None),
                 # For a seat of an episode: its name, the weights that sampled it, and the seats with which it is
                 # compared.
-                **(_seat(rollout, part) if rollout.seat.name else {}),
+                **(_seat_fields(rollout, part) if rollout.seat.name else {}),
             }
             for part in group.compared()
             for rollout, counts in zip(part.rollouts, part.baseline, strict=True)
@@ -228,13 +228,13 @@ def group_to_record(group: Group, dropped: str | None, detail: str | None) -> di
     }
 
 
-def _seat(rollout: Rollout, part: Group) -> dict[str, Any]:
+def _seat_fields(rollout: Rollout, part: Group) -> dict[str, Any]:
     versions = attach_provenance(Group(part.id, part.row, [rollout]))
     weights = [versions.oldest, versions.newest]
     return {"seat": rollout.seat.name, "server": rollout.seat.role, "weights": weights, "comparison": part.id}
 
 
-def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[str, Any]:
+def _rollout_fields(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[str, Any]:
     scored = usable and rollout.error is None
     return {
         "id": rollout.id,
@@ -248,11 +248,11 @@ def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[st
         "overrides": rollout.overrides,
         "turns": rollout.turns,
         "messages": rollout.messages,
-        "sequences": list(_sequences(rollout.examples())) if scored else [],
+        "sequences": list(_sequence_fields(rollout.examples())) if scored else [],
     }
 
 
-def _sequences(examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
+def _sequence_fields(examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
     for example in examples:
         before = len(example.prompt_ids)
         yield {

@@ -44,14 +44,14 @@ class Gate:
             return
         try:
             self._require_allowed(scope)
-            body = await _body(scope, receive)
+            body = await _read_body(scope, receive)
         except Refused as refused:
             response = refused.response()
             # The rest of the data that is still being sent is not read.
             response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
-        await self._app(scope, _replayed(body, receive), send)
+        await self._app(scope, _replay_body(body, receive), send)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -94,7 +94,7 @@ def _require_local(headers: dict[bytes, bytes]) -> None:
         raise Refused(403, "foreign_host", "without a token the service answers to localhost alone: use --token-env")
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes:
+async def _read_body(scope: Scope, receive: Receive) -> bytes:
     """Read the body, which must be JSON if there is one."""
     size_limit = LARGE_BODY if scope["path"] == "/aggregate_metrics" else BODY
     headers = dict(scope["headers"])
@@ -133,7 +133,7 @@ def _too_large(size_limit: int) -> Refused:
     return Refused(413, "too_large", f"a request has at most {size_limit // 2**20} MiB: ask in several parts")
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a receiver of a body that was read already, and then of further messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -53,19 +53,19 @@ async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
 def answer(request: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
     """Return the row with its result, in the form of `/run`, and the reason if it must not be used for training."""
     rollout = group.rollouts[0] if group.rollouts else None
-    failure = _failure(group, rollout, allow_inexact=allow_inexact)
+    failure = _failure_of(group, rollout, allow_inexact=allow_inexact)
     row = request.model_dump()
     if rollout is None or failure is not None:
         cause, detail = failure or ("no_rollout", group.detail)
         # NeMo Gym's rows have a number here; the class keeps it from being counted.
-        response = _response(request, group.id, list(_items(rollout)) if rollout is not None else [])
+        response = _response_object(request, group.id, list(_items(rollout)) if rollout is not None else [])
         return {**row, "response": response, "reward": 0.0, FAILURE: cause, "error": detail}, cause
     rewards = {name: value.value for name, value in rollout.rewards.items() if name not in row}
-    items = list(_items(rollout, _tokens(rollout)))
-    return {**row, **rewards, "response": _response(request, rollout.id, items), "reward": rollout.score}, None
+    items = list(_items(rollout, _token_fields(rollout)))
+    return {**row, **rewards, "response": _response_object(request, rollout.id, items), "reward": rollout.score}, None
 
 
-def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> tuple[str, str | None] | None:
+def _failure_of(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> tuple[str, str | None] | None:
     """Return why a rollout must not be used for training, or None."""
     if group.dropped is not None or rollout is None or rollout.score is None:
         return str(group.dropped or "no_score"), group.detail
@@ -89,7 +89,7 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
     return None
 
 
-def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
+def _token_fields(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the token fields of each turn."""
     tokens = []
     for sequence in rollout.sequences or ():
@@ -124,20 +124,20 @@ def _items(rollout: Rollout, tokens: list[dict[str, Any]] | None = None) -> Iter
             yield {
                 "type": "function_call_output",
                 "call_id": message["tool_call_id"],
-                "output": _text(message.get("content")),
+                "output": _text_of(message.get("content")),
                 "status": "completed",
             }
         else:
-            yield {"type": "message", "role": message["role"], "content": _text(message.get("content"))}
+            yield {"type": "message", "role": message["role"], "content": _text_of(message.get("content"))}
 
 
 def _output_items(message: Mapping[str, Any], turn: int) -> Iterator[dict[str, Any]]:
     calls = message.get("tool_calls") or ()
     if thought := message.get("reasoning_content"):
-        summary = [{"type": "summary_text", "text": _text(thought)}]
+        summary = [{"type": "summary_text", "text": _text_of(thought)}]
         yield {"id": f"rs_{turn}", "type": "reasoning", "summary": summary}
     if message.get("content") or not calls:
-        text = {"type": "output_text", "text": _text(message.get("content")), "annotations": []}
+        text = {"type": "output_text", "text": _text_of(message.get("content")), "annotations": []}
         yield {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
     for call in calls:
         function = call["function"]
@@ -151,13 +151,13 @@ def _output_items(message: Mapping[str, Any], turn: int) -> Iterator[dict[str, A
         }
 
 
-def _text(content: Any) -> str:
+def _text_of(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     return "" if content is None else str(content)
 
 
-def _response(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response_object(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": f"resp_{rollout}",
         "created_at": time.time(),
@@ -201,16 +201,18 @@ def aggregated(body: Any) -> dict[str, Any]:
     for row in counted:
         task = row.get(TASK)
         tasks[task if isinstance(task, int) else 0].append(row)
-    means = _means(counted)
+    means = _mean_metrics(counted)
     agent = {**means, "rollouts": len(counted), "failures": len(rows) - len(counted)}
     return {
         "agent_metrics": agent,
         "key_metrics": {name: value for name, value in agent.items() if name in ("mean/reward", "failures")},
-        "group_level_metrics": [{TASK: task, **_means(rows_of_task)} for task, rows_of_task in sorted(tasks.items())],
+        "group_level_metrics": [
+            {TASK: task, **_mean_metrics(rows_of_task)} for task, rows_of_task in sorted(tasks.items())
+        ],
     }
 
 
-def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def _mean_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     numbers: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row.items():

@@ -94,7 +94,7 @@ async def serve(
     Raises `UserError` if the address, the token, the record or the spec is wrong; `RunError` if no rollout can run any
     more, as its workers die again and again.
     """
-    token = _token(options.token_env, environ)
+    token = _require_token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
         async with AsyncExitStack() as stack:
             env_of: Callable[..., Env] = partial(open_env, environ=environ)
@@ -104,9 +104,9 @@ async def serve(
             served = await _all_opened(specs, options, environ, env_of, stack)
             first, *others = served.values()
             if not others:
-                app: ASGIApp = _gated(first, token)
+                app: ASGIApp = _make_gate(first, token)
             else:
-                apps_by_name = {name: _gated(one, token, below(name)) for name, one in served.items()}
+                apps_by_name = {name: _make_gate(one, token, below(name)) for name, one in served.items()}
                 shared = make_shared_app(served, token=token is not None)
                 gated = Gate(shared, token, first.service.draining.is_set)
                 app = ByName(apps_by_name, gated, {route.path for route in shared.routes if isinstance(route, Route)})
@@ -139,7 +139,7 @@ async def _all_opened(
     return served
 
 
-def _gated(served: _Served, token: str | None, below: str = "") -> Gate:
+def _make_gate(served: _Served, token: str | None, below: str = "") -> Gate:
     return Gate(make_app(*served, token=token is not None, below=below), token, served.service.draining.is_set)
 
 
@@ -150,7 +150,7 @@ async def serve_app(
 
     Raises `UserError` if the address or the token is wrong.
     """
-    token = _token(token_env, environ)
+    token = _require_token(token_env, environ)
     with contextlib.closing(listening(listen, token)) as listener:
         return await serve_until_told(
             lambda ended: Gate(app, token, ended),
@@ -250,11 +250,11 @@ async def _serve_all(
             service.draining.set()
 
     async def ended() -> None:
-        await asyncio.gather(*(_drained(service, options.drain) for service, _ in served))
+        await asyncio.gather(*(_drain(service, options.drain) for service, _ in served))
         for service, _ in served:
             service.cut.set()
         await asyncio.gather(*(sessions.close() for _, sessions in served))
-        await asyncio.gather(*(_drained(service, CUT, until_cut=False) for service, _ in served))
+        await asyncio.gather(*(_drain(service, CUT, until_cut=False) for service, _ in served))
 
     background_work = [work for service, sessions in served for work in (sessions.end_idle(), service.env.watch())]
     return await serve_until_told(
@@ -262,7 +262,7 @@ async def _serve_all(
     )
 
 
-async def _drained(service: Service, seconds: float, *, until_cut: bool = True) -> None:
+async def _drain(service: Service, seconds: float, *, until_cut: bool = True) -> None:
     """Wait until no request is in progress, within the time limit."""
     waiting = [asyncio.create_task(service.quiet.wait())]
     if until_cut:
@@ -290,7 +290,7 @@ SHORTEST_TOKEN = 16
 """Minimum characters of the token of a service that other machines can reach; shorter ones can be guessed."""
 
 
-def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:
+def _require_token(variable: str | None, environ: Mapping[str, str]) -> str | None:
     if variable is None:
         return None
     token = environ.get(variable, "").strip()

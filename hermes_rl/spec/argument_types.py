@@ -35,7 +35,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # to
 _CLOSED = ConfigDict(extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True)
 
 
-def _pattern(value: str) -> str:
+def _check_pattern(value: str) -> str:
     try:
         re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
@@ -43,7 +43,7 @@ def _pattern(value: str) -> str:
     return value
 
 
-def _schema(value: dict[str, Any]) -> dict[str, Any]:
+def _check_schema(value: dict[str, Any]) -> dict[str, Any]:
     try:
         CompiledSchema(value).check()
     except InvalidSchemaError as error:
@@ -51,7 +51,7 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _object(value: Any) -> Any:
+def _parse_object(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -60,13 +60,13 @@ def _object(value: Any) -> Any:
         raise wrong(f"expected a JSON object: {error}") from None
 
 
-Pattern = Annotated[str, AfterValidator(_pattern)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
 """A regular expression of Python's `re`."""
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 Letter = Annotated[str, StringConstraints(pattern="^[A-Za-z]$")]
 Count = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, AllowInfNan(False)]
-Arguments = Annotated[dict[str, Any], BeforeValidator(_object)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
 """Arguments of a tool call; JSON text is read."""
 
 
@@ -77,7 +77,7 @@ class _WrittenCall(TypedDict):
     arguments: NotRequired[Arguments | None]
 
 
-def _call(value: Any) -> dict[str, Any]:
+def _read_call(value: Any) -> dict[str, Any]:
     call = _adapter(_WrittenCall).validate_python(value)
     argument_maps = [call[key] for key in ("args", "arguments") if call.get(key) is not None]
     if len(argument_maps) > 1:
@@ -85,11 +85,11 @@ def _call(value: Any) -> dict[str, Any]:
     return {"name": call["name"], "args": argument_maps[0] if argument_maps else {}}
 
 
-ExpectedCall = Annotated[dict[str, Any], BeforeValidator(_call)]
+ExpectedCall = Annotated[dict[str, Any], BeforeValidator(_read_call)]
 """A tool call: `name`, and `args` (also called `arguments`), which become `args`."""
 
 
-def _octal(value: Any) -> Any:
+def _octal_mode(value: Any) -> Any:
     return _adapter(FileMode).validate_python(value) if isinstance(value, str) else value
 
 
@@ -99,13 +99,13 @@ _File = TypedDict(
         "to": PathText,
         "content": NotRequired[FileText | bytes | None],
         "from": NotRequired[str | None],
-        "mode": NotRequired[Annotated[int, BeforeValidator(_octal)] | None],
+        "mode": NotRequired[Annotated[int, BeforeValidator(_octal_mode)] | None],
     },
 )
 _File.__pydantic_config__ = _CLOSED  # type: ignore[attr-defined]
 
 
-def _file(value: Any) -> dict[str, Any]:
+def _read_file_entry(value: Any) -> dict[str, Any]:
     file = _adapter(_File).validate_python(value)
     fields = {key: each for key, each in file.items() if each is not None}  # tables have all keys in each row
     if ("content" in fields) == ("from" in fields):
@@ -113,24 +113,24 @@ def _file(value: Any) -> dict[str, Any]:
     return fields
 
 
-PlacedFile = Annotated[dict[str, Any], BeforeValidator(_file)]
+PlacedFile = Annotated[dict[str, Any], BeforeValidator(_read_file_entry)]
 """A file to put into a sandbox: `to`, either `content` or `from`, and `mode`."""
 
 
-def _turn(value: Any, info: ValidationInfo) -> dict[str, Any]:
+def _read_turn(value: Any, info: ValidationInfo) -> dict[str, Any]:
     turn: dict[str, Any] = to_plain(Turn.model_validate(value, strict=False, context=info.context).model_dump())
     return {key: each for key, each in turn.items() if each is not None}
 
 
-GoldTurn = Annotated[dict[str, Any], BeforeValidator(_turn)]
+GoldTurn = Annotated[dict[str, Any], BeforeValidator(_read_turn)]
 """A turn as `solution.turns` has them."""
 
 
-def _part(value: Any, info: ValidationInfo) -> dict[str, Any]:
-    return _file(value) if isinstance(value, Mapping) and "to" in value else _turn(value, info)
+def _read_part(value: Any, info: ValidationInfo) -> dict[str, Any]:
+    return _read_file_entry(value) if isinstance(value, Mapping) and "to" in value else _read_turn(value, info)
 
 
-ReferencePart = Annotated[dict[str, Any], BeforeValidator(_part)]
+ReferencePart = Annotated[dict[str, Any], BeforeValidator(_read_part)]
 """A file to put into a sandbox, or a gold turn."""
 
 
@@ -142,23 +142,25 @@ def _tool_schema(value: Any) -> Any:
     return tool
 
 
-def _distinct(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _require_distinct(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [tool["name"] for tool in tools]
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
         raise wrong(f"two tools are named {twice!r}; rename one")
     return tools
 
 
-def _usable(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _require_usable(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for tool in tools:
-        _schema(dict(tool["parameters"]))
+        _check_schema(dict(tool["parameters"]))
     return tools
 
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-ToolSchemas = Annotated[list[Annotated[dict[str, Any], BeforeValidator(_tool_schema)]], AfterValidator(_distinct)]
+ToolSchemas = Annotated[
+    list[Annotated[dict[str, Any], BeforeValidator(_tool_schema)]], AfterValidator(_require_distinct)
+]
 """Tools as `tools[].schemas` describes them."""
-CheckedToolSchemas = Annotated[ToolSchemas, AfterValidator(_usable)]
+CheckedToolSchemas = Annotated[ToolSchemas, AfterValidator(_require_usable)]
 """Tools whose arguments are checked by their schemas."""
 
 
@@ -189,7 +191,7 @@ class _ChatMessage(TypedDict):
     tool_call_id: NotRequired[str | None]
 
 
-def _message(value: Any) -> dict[str, Any]:
+def _read_message(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping) and "role" not in value and {"from", "value"} <= value.keys():
         raise wrong(SHAREGPT)
     message = _adapter(_ChatMessage).validate_python(value)
@@ -217,7 +219,7 @@ SHAREGPT = (
     "this is a message of ShareGPT's form, {from, value}; a message is {role, content}: turn them into such in a "
     "derived column (`dataset.columns`)"
 )
-ChatMessage = Annotated[dict[str, Any], BeforeValidator(_message)]
+ChatMessage = Annotated[dict[str, Any], BeforeValidator(_read_message)]
 ChatMessages = Annotated[list[ChatMessage], Len(1)]
 """A conversation as the chat API has it, of one message or more; the types of parts are the server's business."""
 ARGUMENT_TYPES: Mapping[str, Any] = {

@@ -89,18 +89,18 @@ def check_samples(
 
 def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
     _check_texts(spec, row, key, failed, findings)
-    for prompt_path, prompt in _prompts(spec):
+    for prompt_path, prompt in _prompt_values(spec):
         if isinstance(prompt.messages, tuple) and not _has_failed(prompt_path, failed):
-            with _reporting(prompt_path, key, failed, findings):
+            with _report_row_errors(prompt_path, key, failed, findings):
                 messages_of(prompt, SampleRow(key, row), spec.folder, ".".join(map(str, prompt_path)))
     for name, reward in spec.rewards.items():
         path: NodePath = ("rewards", name)
         if has_template(reward.args) and not _has_failed(path, failed):
-            with _reporting(path, key, failed, findings):
+            with _report_row_errors(path, key, failed, findings):
                 _check_arguments(spec, name, row if reward.per_step is None else {**row, "step": 0}, key)
     for path, tool in spec.all_tools.items():
         if tool.state is not None and has_template(tool.names) and not _has_failed(path, failed):
-            with _reporting((*path, "names"), key, failed, findings):
+            with _report_row_errors((*path, "names"), key, failed, findings):
                 _check_chosen(spec, tool, row, key)
     if spec.sandbox.model_fields_set and not _has_failed(("sandbox",), failed):
         _check_section("sandbox", spec.sandbox, row, key, failed, findings)
@@ -114,7 +114,7 @@ def _has_failed(node_path: NodePath, failed: set[NodePath]) -> bool:
 
 
 @contextmanager
-def _reporting(node_path: NodePath, key: str, failed: set[NodePath], findings: Findings) -> Iterator[None]:
+def _report_row_errors(node_path: NodePath, key: str, failed: set[NodePath], findings: Findings) -> Iterator[None]:
     """Report an error of a row with the message that a run would print."""
     try:
         with locating(findings.spec, key, node_path):
@@ -128,7 +128,7 @@ def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings
     """Check each value by itself, so that the place of one that fails is named."""
     of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
     of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
-    for path, text, kind in _texts(spec):
+    for path, text, kind in _rendered_values(spec):
         of_agent = path[2:] if path[0] == "agents" else path
         values = (
             of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "message_template" else row
@@ -137,7 +137,7 @@ def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings
             values = {**row, "step": 0}
         if any(other[: len(path)] == path for other in failed):
             continue
-        if not _works(path, text, kind, values, key, findings):
+        if not _check_template(path, text, kind, values, key, findings):
             failed.add(path)
         elif path[-1] == "messages":
             _check_carried(spec, path, text, row, key, failed, findings)
@@ -157,10 +157,10 @@ def _check_carried(
             return
 
 
-def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
+def _rendered_values(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     """Yield the path, value and declared type of every single value that is rendered."""
-    for prompt_path, prompt in _prompts(spec):
-        yield from _prompt(prompt_path, prompt)
+    for prompt_path, prompt in _prompt_values(spec):
+        yield from _values_of_prompt(prompt_path, prompt)
     yield from (
         (("agents", seat, "message_template"), seat_config.message_template, TEXT)
         for seat, seat_config in spec.agents.items()
@@ -171,23 +171,23 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
             yield (*path, "schemas"), tool.schemas, kind
         yield from _walk_value((*path, "names"), tool.names, list[str] | None)
     if spec.user is not None:
-        yield from _content(("user", "system"), spec.user.system)
+        yield from _content_values(("user", "system"), spec.user.system)
         if spec.user.turns is not None:
             says = spec.user.model_dump(include={"turns"}, by_alias=True, exclude_unset=True)["turns"]
-            yield from _below(("user", "turns"), says, None)
+            yield from _templates_below(("user", "turns"), says, None)
     for name, artifact in spec.artifacts.items():
         yield ("artifacts", name, "path"), artifact.path, PathText
         yield ("artifacts", name, "command"), artifact.command, SystemText
     for path, program in spec.programs.items():
-        yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), EnvText)
-    yield from _arguments(spec)
+        yield from _templates_below(path, program.model_dump(by_alias=True, exclude_unset=True), EnvText)
+    yield from _argument_values(spec)
     if spec.solution is not None:
         for name, value in spec.solution.model_dump(by_alias=True, exclude_unset=True).items():
             kinds = {"turns": list[GoldTurn], "patch": TEXT}
             yield from _walk_value(("solution", name), value, kinds.get(name))
 
 
-def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
+def _prompt_values(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
     yield ("prompt",), spec.prompt
     yield from (
         (("agents", seat, "prompt"), seat_config.prompt)
@@ -196,22 +196,22 @@ def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
     )
 
 
-def _prompt(prompt_path: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, Any]]:
+def _values_of_prompt(prompt_path: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, Any]]:
     for name in ("system", "user"):
-        yield from _content((*prompt_path, name), getattr(prompt, name))
+        yield from _content_values((*prompt_path, name), getattr(prompt, name))
     messages = prompt.messages
     if not isinstance(messages, tuple):
         yield (*prompt_path, "messages"), messages, ChatMessages
     for index, message in enumerate(messages if isinstance(messages, tuple) else ()):
         path = (*prompt_path, "messages", index)
         yield (*path, "role"), message.role, Role
-        yield from _content((*path, "content"), message.content)
+        yield from _content_values((*path, "content"), message.content)
         for name in ("name", "reasoning_content", "tool_call_id"):
             yield (*path, name), getattr(message, name), str | None
         yield from _walk_value((*path, "tool_calls"), message.tool_calls, ChatCalls | None)
 
 
-def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
+def _argument_values(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     if not spec.rewards:
         return
     from hermes_rl.spec.check_code import argument_types
@@ -222,7 +222,7 @@ def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
             yield from _walk_value(("rewards", name, "args", argument), value, types.get(argument))
 
 
-def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath, Any, Any]]:
+def _content_values(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath, Any, Any]]:
     if isinstance(content, tuple):
         for index, part in enumerate(content):
             yield (*path, index, "text"), part.text, TEXT
@@ -235,26 +235,26 @@ def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath
 def _walk_value(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
     """Yield each template of a value, so that errors name its path, then the complete value if it has templates."""
     if not isinstance(value, str):
-        yield from _below(path, value, None)
+        yield from _templates_below(path, value, None)
     if isinstance(value, str) or (kind is not None and has_template(value)):
         yield path, value, kind
 
 
-def _below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
+def _templates_below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
     """Yield each template inside a value, so that errors name its path. Only a complete value has a declared type;
     parts keep it if it is a text type."""
     item_kind = kind if kind in (str, EnvText, SystemText) else None
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _below((*path, name), item, item_kind)
+            yield from _templates_below((*path, name), item, item_kind)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _below((*path, index), item, item_kind)
+            yield from _templates_below((*path, index), item, item_kind)
     else:
         yield path, value, kind
 
 
-def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: Findings) -> bool:
+def _check_template(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: Findings) -> bool:
     file = Path(value.file) if isinstance(value, TextFile) else None
     try:
         if file is not None:
@@ -282,11 +282,11 @@ def _check_section(
 ) -> None:
     """Check a section whose values have their own types, value by value first."""
     path: NodePath = (name,)
-    for value_path, value, _ in _below(path, section.model_dump(by_alias=True, exclude_unset=True), None):
-        if not _works(value_path, value, None, row, key, findings):
+    for value_path, value, _ in _templates_below(path, section.model_dump(by_alias=True, exclude_unset=True), None):
+        if not _check_template(value_path, value, None, row, key, findings):
             failed.add(value_path)
             return
-    with _reporting(path, key, failed, findings):
+    with _report_row_errors(path, key, failed, findings):
         rendered = render_section(section, row, location=name, key=key)
         for location, files in _files_of(rendered):
             placed_files(files, findings.spec.folder, location)
@@ -412,7 +412,7 @@ def _check_first_words(spec: Spec, findings: Findings) -> None:
 
 def _check_programs(spec: Spec, findings: Findings) -> None:
     for path, program in spec.programs.items():
-        texts = "\n".join(str(text) for _, text, _ in _below((), program.model_dump(by_alias=True), str))
+        texts = "\n".join(str(text) for _, text, _ in _templates_below((), program.model_dump(by_alias=True), str))
         if program.command and "endpoint" not in texts and "127.0.0.1" not in texts:
             message = "neither `command`, `env` nor `files` hand on `{{ endpoint }}`: how does it find the model?"
             findings.warning(path, message)
@@ -486,7 +486,7 @@ def _check_files(spec: Spec, findings: Findings) -> list[NodePath]:
 
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:
-    candidates = [(path, text) for path, text, _ in _texts(spec)]
+    candidates = [(path, text) for path, text, _ in _rendered_values(spec)]
     candidates += [((*path, "schemas"), tool.schemas) for path, tool in spec.all_tools.items()]
     yield from ((path, text) for path, text in candidates if isinstance(text, TextFile))
 

@@ -127,7 +127,7 @@ def _of_class(node: ast.ClassDef, definitions: dict[str, ast.AST], visited: tupl
             definitions,
         )
         if isinstance(parent, ast.ImportFrom):
-            parent, around = _imported(parent, base_name, folder)
+            parent, around = _follow_import(parent, base_name, folder)
         if isinstance(parent, ast.ClassDef):
             inherited = _of_class(parent, around, (*visited, node.name), folder)
             names |= inherited.names
@@ -137,7 +137,7 @@ def _of_class(node: ast.ClassDef, definitions: dict[str, ast.AST], visited: tupl
     return _Members(frozenset(names), complete)
 
 
-def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | None, dict[str, ast.AST]]:
+def _follow_import(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | None, dict[str, ast.AST]]:
     """Return the definition in a file of `folder` that an import refers to, and all definitions of that file."""
     names = {alias.asname or alias.name: alias.name for alias in node.names}
     file = folder / f"{node.module}.py"
@@ -175,13 +175,13 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
         public_names = [each for each, node in names.items() if isinstance(node, kinds) and not each.startswith("_")]
         findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, public_names)}")
         return False
-    if (fault := _unimportable(file)) is not None:
+    if (fault := _import_problem(file)) is not None:
         findings.problem(path, f"{file.name} {fault}")
         return False
     return True
 
 
-def _unimportable(file: Path) -> str | None:
+def _import_problem(file: Path) -> str | None:
     """Return the reason why a file certainly cannot be imported here, or None if that is uncertain, such as for
     imports inside `try`."""
     for node in parse(file).body:
@@ -197,14 +197,14 @@ def _unimportable(file: Path) -> str | None:
             for package in (module.partition(".")[0] for module in modules):
                 sibling_file = file.parent / f"{package}.py"
                 is_local = (file.parent / package).is_dir() or sibling_file.is_file()
-                if sibling_file.is_file() and (fault := _unreadable(sibling_file)) is not None:
+                if sibling_file.is_file() and (fault := _syntax_problem(sibling_file)) is not None:
                     return f"imports {sibling_file.name} {line}, which cannot be read as Python: {fault}"
                 if not is_local and not _is_installed(package):
                     return f"needs the package `{package}` {line}, which is not installed here"
     return None
 
 
-def _unreadable(file: Path) -> str | None:
+def _syntax_problem(file: Path) -> str | None:
     """Return the syntax error of a file, or None if it is valid Python."""
     try:
         parse(file)
@@ -220,7 +220,7 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _definition(reference: str) -> tuple[Path, str, ast.AST | None]:
+def _find_definition(reference: str) -> tuple[Path, str, ast.AST | None]:
     """Return the file and name of a reference and the definition of that name; None as the definition for other
     modules."""
     file, _, name = reference.rpartition(":")
@@ -232,7 +232,7 @@ def check_tool(path: NodePath, reference: str, findings: Findings) -> None:
 
     The signature of a decorated function may differ from its source, so it is checked during the run.
     """
-    _, name, node = _definition(reference)
+    _, name, node = _find_definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     fault = uncallable(node)
@@ -265,7 +265,7 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
 
     The signature of a decorated function may differ from its source, so it is checked during the run.
     """
-    file, name, node = _definition(reference)
+    file, name, node = _find_definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     arguments = node.args
@@ -291,7 +291,7 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
 
 def check_constructor(path: NodePath, reference: str, findings: Findings) -> None:
     """Check that a class accepts one argument: a state class its row, a trainer class the spec."""
-    _, name, node = _definition(reference)
+    _, name, node = _find_definition(reference)
     if not isinstance(node, ast.ClassDef) or node.keywords or node.decorator_list:
         return
     names = names_in(node.body)
@@ -356,14 +356,14 @@ def check_rewards(spec: Spec, findings: Findings) -> None:
     if all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):
         findings.warning(("rewards",), "every weight is 0, so every rollout scores the same", part="key")
     for name, reward in spec.rewards.items():
-        if _exists(name, reward, findings):
+        if _check_reward_exists(name, reward, findings):
             signature = signature_of(spec, name)
             if signature is not None:
                 _check_arguments(spec, name, reward, signature, findings)
                 _check_playable(spec, name, reward, signature, findings)
 
 
-def _exists(name: str, reward: Reward, findings: Findings, node_path: NodePath | None = None) -> bool:
+def _check_reward_exists(name: str, reward: Reward, findings: Findings, node_path: NodePath | None = None) -> bool:
     """Return True if the function of a reward exists; report a missing one at `node_path`, or at the reward if None."""
     # `fn` names the function; without it, the reward's own name does.
     names_function = node_path is not None or findings.spec.is_written(("rewards", name, "fn"))
@@ -395,7 +395,7 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
     meant = {alike for argument in unknown if (alike := closest(argument, argument_names))}
     passed = {*reward.args, *spec.servers, *meant}
     missing = [argument.name for argument in signature.arguments() if argument.required and argument.name not in passed]
-    needs, hint = _missing(missing, spec, is_user_code=":" in reward.fn) if missing else ("", "")
+    needs, hint = _describe_missing(missing, spec, is_user_code=":" in reward.fn) if missing else ("", "")
     for argument in unknown:
         message = f"`{signature.name}` has no argument `{argument}`"
         choice = choices(argument, argument_names) if argument_names else "; it takes none"
@@ -432,10 +432,10 @@ def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, 
     fallback = reward.args.get("fallback") if reward.fn == "llm_judge" else None
     if isinstance(fallback, str) and not is_template(fallback):
         instead = Reward.model_construct(fn=fallback)
-        _exists(name, instead, findings, ("rewards", name, "args", "fallback"))
+        _check_reward_exists(name, instead, findings, ("rewards", name, "args", "fallback"))
 
 
-def _missing(missing: list[str], spec: Spec, *, is_user_code: bool) -> tuple[str, str]:
+def _describe_missing(missing: list[str], spec: Spec, *, is_user_code: bool) -> tuple[str, str]:
     """Return a description of the missing arguments and a hint at the probable intention.
 
     `is_user_code`: the function is user code, which may expect parameters that a run does not provide.

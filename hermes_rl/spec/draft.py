@@ -87,10 +87,10 @@ class SpecDraft:
         """Return the expression that a name stands for: the last one that was assigned before."""
         while isinstance(node, ast.Name):
             start = node.lineno, node.col_offset
-            earlier = [each for each in self._names.get(node.id, ()) if _end(each) <= start]
+            earlier = [each for each in self._names.get(node.id, ()) if _end_position(each) <= start]
             if not earlier:
                 break
-            node = max(earlier, key=_end)
+            node = max(earlier, key=_end_position)
         return node
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
@@ -231,7 +231,7 @@ class SpecDraft:
         """Return the code of the draft: constants and helpers of the file, its tools, and stubs; empty if unused."""
         if not self._code:
             return ""
-        foreign = set(_imported(self.tree))
+        foreign = set(_imported_names(self.tree))
         segments = []
         for node in self.tree.body:
             names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -251,7 +251,7 @@ class SpecDraft:
         return "\n\n\n".join(["\n".join(segments), *self._code.values()]).strip() + "\n"
 
 
-def _end(node: ast.expr) -> tuple[int, int]:
+def _end_position(node: ast.expr) -> tuple[int, int]:
     return node.end_lineno or 0, node.end_col_offset or 0
 
 
@@ -269,7 +269,7 @@ def raw(text: str) -> str:
     return RawText(text) if re.search(r"\{\{|\{%|\{#", text) else text
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_names(tree: ast.Module) -> Iterator[str]:
     """Yield the names that a file has from the frameworks."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FRAMEWORKS:
@@ -308,19 +308,19 @@ def from_verifiers(draft: SpecDraft) -> None:
     if environment_call is None:
         raise UserError(f"{draft.file}: load_environment returns no environment that can be read from the code")
     kind, arguments = environment_call
-    _dataset(draft, arguments.pop("dataset", None))
+    _move_dataset(draft, arguments.pop("dataset", None))
     draft.take(arguments, "system_prompt", draft.text("system"))
     draft.section("prompt")["user"] = "{{ question }}"
     draft.section("agent").update({"max_turns": 1} if kind == "SingleTurnEnv" else {})
     draft.take(arguments, "max_turns", draft.set("agent", "max_turns"))
     for node in draft.items_of(arguments.pop("tools", _NONE)):
-        _tool(draft, node)
+        _move_tool(draft, node)
     arguments.pop("parser", None)  # its uses are in the rewards
     for node in [arguments.pop("rubric")] if "rubric" in arguments else []:
-        _rubric(draft, node)
+        _move_rubric(draft, node)
     for call in ast.walk(entry):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            _called(draft, call.func.attr, call)
+            _move_call(draft, call.func.attr, call)
     draft.leave_all(arguments)
     if kind in draft.classes:
         _environment_class(draft, draft.classes[kind])
@@ -328,19 +328,19 @@ def from_verifiers(draft: SpecDraft) -> None:
         draft.leave(f"{kind}: see docs/moving.md", entry)
 
 
-def _called(draft: SpecDraft, method: str, node: ast.Call) -> None:
+def _move_call(draft: SpecDraft, method: str, node: ast.Call) -> None:
     """Move what a method of a rubric or an environment adds."""
     if method in ("add_reward_func", "add_metric") and node.args:
         weights = [each.value for each in node.keywords if each.arg == "weight"] + node.args[1:2]
-        weight = _number(draft, weights[0]) if weights else 1.0
+        weight = _read_number(draft, weights[0]) if weights else 1.0
         _reward_function(draft, node.args[0], 0.0 if method == "add_metric" else weight)
     elif method == "add_tool" and node.args:
-        _tool(draft, node.args[0])
+        _move_tool(draft, node.args[0])
         if len(node.args) > 1 or node.keywords:
             draft.leave(f"{shown(node)}: hidden arguments are attributes of a `state`", node)
 
 
-def _tool(draft: SpecDraft, node: ast.expr) -> None:
+def _move_tool(draft: SpecDraft, node: ast.expr) -> None:
     node = draft.resolved(node)
     function = draft.functions.get(node.id) if isinstance(node, ast.Name) else None
     if function is None:
@@ -360,14 +360,14 @@ def _environment_class(draft: SpecDraft, class_node: ast.ClassDef) -> None:
             draft.leave(f"{class_node.name}.{node.name}: {hints.get(node.name, 'see docs/moving.md')}", node)
         for each in ast.walk(node):
             if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "add_tool":
-                _called(draft, "add_tool", each)
+                _move_call(draft, "add_tool", each)
 
 
 EXAMPLES = {"gsm8k": {"path": "openai/gsm8k", "name": "main", "split": "train"}}
 """Datasets of `load_example_dataset`."""
 
 
-def _dataset(draft: SpecDraft, node: ast.expr | None) -> None:
+def _move_dataset(draft: SpecDraft, node: ast.expr | None) -> None:
     node = _NONE if node is None else draft.resolved(node)
     if isinstance(node, ast.Name) and node.id in draft.functions:  # it makes the dataset when it is needed
         node = _returned(draft, draft.functions[node.id]) or node
@@ -390,15 +390,15 @@ def _dataset(draft: SpecDraft, node: ast.expr | None) -> None:
         draft.items(path if name == "from_list" else node, {"question": "…", "answer": "…"})
 
 
-def _rubric(draft: SpecDraft, node: ast.expr) -> None:
+def _move_rubric(draft: SpecDraft, node: ast.expr) -> None:
     name, arguments = draft.call(node, "funcs", "weights") or ("", {})
     if name == "RubricGroup":
         for each in draft.items_of(arguments.get("rubrics", arguments.get("funcs", _NONE))):
-            _rubric(draft, each)
+            _move_rubric(draft, each)
     elif name == "Rubric":
         weights = draft.items_of(arguments.pop("weights", _NONE))
         for index, function in enumerate(draft.items_of(arguments.pop("funcs", _NONE))):
-            _reward_function(draft, function, _number(draft, weights[index]) if index < len(weights) else 1.0)
+            _reward_function(draft, function, _read_number(draft, weights[index]) if index < len(weights) else 1.0)
     elif name == "JudgeRubric":
         judge = {"question": "{{ question }}", "reference": "{{ answer }}"}
         draft.add_reward("llm_judge", {"args": {"rubric": "The answer is the same as the reference.", **judge}})
@@ -433,7 +433,7 @@ def _reward_function(draft: SpecDraft, node: ast.expr, weight: float) -> None:
         draft.leave(f"the reward {shown(node)}", node)
 
 
-def _number(draft: SpecDraft, node: ast.expr) -> float:
+def _read_number(draft: SpecDraft, node: ast.expr) -> float:
     try:
         return float(draft.value(node))
     except (ValueError, TypeError, RecursionError):
@@ -462,14 +462,14 @@ def from_inspect(draft: SpecDraft) -> None:
             draft.leave(f"the task {other.name}: write a separate spec for each task", other)
     draft.enter(entry)
     _, arguments = task_call
-    _samples(draft, arguments.pop("dataset", None))
+    _move_samples(draft, arguments.pop("dataset", None))
     draft.section("prompt")["user"] = "{{ input }}"
     if (solver := arguments.pop("solver", arguments.pop("plan", None))) is not None:
-        _solvers(draft, solver)
+        _move_solvers(draft, solver)
     for node in draft.items_of(arguments.pop("scorer", _NONE)):
-        _scorer(draft, node)
+        _move_scorer(draft, node)
     if (epochs := arguments.pop("epochs", None)) is not None:
-        _epochs(draft, epochs)
+        _move_epochs(draft, epochs)
     messages = 2 if "system" in draft.section("prompt") else 1
     draft.take(
         arguments, "message_limit", lambda most: draft.set("agent", "max_turns")(max(1, (int(most) - messages) // 2))
@@ -483,7 +483,7 @@ def from_inspect(draft: SpecDraft) -> None:
     draft.leave_all(arguments)
 
 
-def _samples(draft: SpecDraft, node: ast.expr | None) -> None:
+def _move_samples(draft: SpecDraft, node: ast.expr | None) -> None:
     placeholder = {"input": "…", "target": "0"}
     name, arguments = draft.call(node, "samples") or ("", {})
     if name in ("json_dataset", "csv_dataset", "hf_dataset") and "samples" in arguments:
@@ -494,24 +494,24 @@ def _samples(draft: SpecDraft, node: ast.expr | None) -> None:
         if fields is not None and fields[0] == "FieldSpec":
             del arguments["sample_fields"]
             for key in ("input", "target"):
-                draft.take(fields[1], key, partial(_column, draft, key))
+                draft.take(fields[1], key, partial(_move_column, draft, key))
             draft.leave_all(fields[1])
         draft.leave_all(arguments)
     elif node is not None:
         draft.items(
             arguments.get("samples", node) if name == "MemoryDataset" else node,
             placeholder,
-            lambda each: _sample(draft, each),
+            lambda each: _read_sample(draft, each),
         )
     draft.section("dataset")["eval"] = "only"
 
 
-def _column(draft: SpecDraft, key: str, column: Any) -> None:
+def _move_column(draft: SpecDraft, key: str, column: Any) -> None:
     if column != key:
         draft.section("dataset").setdefault("columns", {})[key] = f"{{{{ row[{str(column)!r}] }}}}"
 
 
-def _sample(draft: SpecDraft, node: ast.expr) -> dict[str, Any]:
+def _read_sample(draft: SpecDraft, node: ast.expr) -> dict[str, Any]:
     name, arguments = draft.call(node, "input", "choices", "target", "id", "metadata") or ("", {})
     if name != "Sample":
         raise ValueError("no Sample")
@@ -523,7 +523,7 @@ CHOICES = (
 )
 
 
-def _solvers(draft: SpecDraft, solver: ast.expr) -> None:
+def _move_solvers(draft: SpecDraft, solver: ast.expr) -> None:
     generated = False
     node = draft.resolved(solver)
     is_chain = isinstance(node, ast.Call) and (draft.call(node) or ("",))[0] == "chain"
@@ -534,14 +534,14 @@ def _solvers(draft: SpecDraft, solver: ast.expr) -> None:
         elif name == "user_message" and generated:
             draft.take(arguments, "first", partial(_add_turn, draft))
         else:
-            _solver(draft, each, name, arguments)
+            _move_solver(draft, each, name, arguments)
 
 
 def _add_turn(draft: SpecDraft, text: Any) -> None:
     draft.section("user").setdefault("turns", []).append({"say": raw(str(text))})
 
 
-def _solver(draft: SpecDraft, node: ast.expr, name: str, arguments: Arguments) -> None:
+def _move_solver(draft: SpecDraft, node: ast.expr, name: str, arguments: Arguments) -> None:
     if name == "system_message":
         draft.take(arguments, "first", draft.text("system"))
     elif name == "prompt_template" and "first" in arguments:
@@ -580,7 +580,7 @@ def _inspect_tool(draft: SpecDraft, node: ast.expr) -> None:
         draft.add_tool(name, code)
         foreign = sorted(
             {each.id for each in ast.walk(nested_functions[0]) if isinstance(each, ast.Name)}
-            & set(_imported(draft.tree))
+            & set(_imported_names(draft.tree))
         )
         if foreign:
             draft.leave(
@@ -590,7 +590,7 @@ def _inspect_tool(draft: SpecDraft, node: ast.expr) -> None:
         draft.leave(f"the tool {shown(node)}", node)
 
 
-def _scorer(draft: SpecDraft, node: ast.expr) -> None:
+def _move_scorer(draft: SpecDraft, node: ast.expr) -> None:
     name, arguments = draft.call(node, "first") or ("", {})
     target = {"args": {"target": "{{ target }}"}}
     shipped: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -626,7 +626,7 @@ def _scorer(draft: SpecDraft, node: ast.expr) -> None:
     draft.leave_all(arguments)
 
 
-def _epochs(draft: SpecDraft, node: ast.expr) -> None:
+def _move_epochs(draft: SpecDraft, node: ast.expr) -> None:
     _, arguments = draft.call(node, "epochs", "reducer") or ("", {"epochs": node})
     draft.take(arguments, "epochs", draft.set("evaluate", "rollouts"))
     reducers: list[Any] = []

@@ -28,7 +28,7 @@ _LARGE_TREE = 10_000
 
 def fingerprint(spec: Spec, mode: Mode = "process") -> str:
     """Return 8 hex digits computed from every setting that affects a rollout."""
-    text = json.dumps(_material(spec, mode), sort_keys=True, ensure_ascii=True, default=str)
+    text = json.dumps(_hashed_settings(spec, mode), sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -36,11 +36,11 @@ def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
     """Return a hash of each part, so that a message can name the changed parts."""
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:8]
-        for name, part in _material(spec, mode).items()
+        for name, part in _hashed_settings(spec, mode).items()
     }
 
 
-def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
+def _hashed_settings(spec: Spec, mode: Mode) -> dict[str, Any]:
     dataset = _dump_section(spec.dataset)
     dataset.pop("limit", None)
     if isinstance(dataset.get("eval"), dict):
@@ -61,7 +61,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "sandbox": _dump_section(spec.sandbox),
         "agent": _dump_section(spec.agent_for(mode)),
         "solution": _dump_section(spec.solution) if spec.solution and scripted else None,
-        "servers": {role: [*map(_model, servers)] for role, servers in spec.servers.items() if role in acting},
+        "servers": {role: [*map(_model_settings, servers)] for role, servers in spec.servers.items() if role in acting},
     }
     if spec.agents:
         parts["agents"] = {name: _dump_section(seat) for name, seat in spec.agents.items()}
@@ -75,7 +75,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         parts["rewards"] = graded
     if spec.distill is not None and mode != "evaluate":
         teachers = spec.servers.get(spec.distill.server, ())
-        parts["distill"] = [_dump_section(spec.distill), [_model(server) for server in teachers]]
+        parts["distill"] = [_dump_section(spec.distill), [_model_settings(server) for server in teachers]]
     if spec.artifacts:
         # The restore path affects only grading.
         artifacts = {name: _dump_section(artifact) for name, artifact in spec.artifacts.items()}
@@ -91,7 +91,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         return value
 
     # Runs recorded before a key was renamed have the hash of its old name.
-    filled: dict[str, Any] = with_old_names(_filled(timeless, value_at, cache(_content)))
+    filled: dict[str, Any] = with_old_names(_fill_in_files(timeless, value_at, cache(_files_digest)))
     return filled
 
 
@@ -101,7 +101,7 @@ def _dump_section(section: Section) -> dict[str, Any]:
     return value
 
 
-def _model(server: Section) -> dict[str, Any]:
+def _model_settings(server: Section) -> dict[str, Any]:
     keep = ("type", "model", "tokenizer", "renderer", "error_rate", "seed")
     return {key: value for key, value in _dump_section(server).items() if key in keep}
 
@@ -112,7 +112,7 @@ def _without_timeouts(value: Any) -> Any:
     return [_without_timeouts(item) for item in value] if isinstance(value, list) else value
 
 
-def _filled(
+def _fill_in_files(
     value: Any, value_at: Callable[[NodePath], object], content: Callable[[str], str], path: NodePath = ()
 ) -> Any:
     """Return the value at `path` with the content of its files, so that moving a spec to another directory does not
@@ -122,9 +122,9 @@ def _filled(
     host file of that name has nothing to do with the rollout.
     """
     if isinstance(value, dict):
-        return {key: _filled(item, value_at, content, (*path, key)) for key, item in value.items()}
+        return {key: _fill_in_files(item, value_at, content, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, value_at, content, (*path, index)) for index, item in enumerate(value)]
+        return [_fill_in_files(item, value_at, content, (*path, index)) for index, item in enumerate(value)]
     if not isinstance(value, str) or not value.startswith("/") or is_template(value):
         return value
     if not names_host_file(path, value_at):
@@ -133,11 +133,11 @@ def _filled(
     return f"{content(file)}:{name}" if colon and file.endswith(".py") else content(value)
 
 
-def _content(path: str) -> str:
+def _files_digest(path: str) -> str:
     try:
         if any(wildcard in path for wildcard in "*?["):
             paths = sorted(Path("/").glob(path.lstrip("/")))
-            return "+".join(_content(str(file)) for file in paths) if paths else path
+            return "+".join(_files_digest(str(file)) for file in paths) if paths else path
         if Path(path).is_file():
             return _hash_file(Path(path))
         return _hash_folder(Path(path)) if Path(path).is_dir() else path

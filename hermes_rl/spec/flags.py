@@ -46,7 +46,7 @@ class Flag(NamedTuple):
         return None if value is None else replace(node, value=value, text=str(value))
 
 
-def _passed(name: str, kind: str, description: str, possible: tuple[str, ...] = ()) -> Flag:
+def _atropos(name: str, kind: str, description: str, possible: tuple[str, ...] = ()) -> Flag:
     return Flag((f"atropos.{name}",), kind, description, possible)
 
 
@@ -55,28 +55,28 @@ def _of_server(key: str, kind: str, note: str = "") -> Flag:
 
 
 _PASSED = (
-    _passed("max_num_workers", "integer", "Groups in flight at a time, -1 for max_num_workers_per_node per server."),
-    _passed("max_eval_workers", "integer", "Evaluation groups in flight at a time."),
-    _passed("max_num_workers_per_node", "integer", "Groups in flight per server."),
-    _passed(
+    _atropos("max_num_workers", "integer", "Groups in flight at a time, -1 for max_num_workers_per_node per server."),
+    _atropos("max_eval_workers", "integer", "Evaluation groups in flight at a time."),
+    _atropos("max_num_workers_per_node", "integer", "Groups in flight per server."),
+    _atropos(
         "eval_handling", "string", "What training does during an evaluation.", ("STOP_TRAIN", "LIMIT_TRAIN", "NONE")
     ),
-    _passed("eval_limit_ratio", "number", "Share of the workers that train during an evaluation, 0 to 1."),
-    _passed("inference_weight", "number", "Weight of this environment among the trainer's, -1 to ignore it."),
-    _passed("batch_size", "integer", "Sequences per training batch, -1 for the trainer's own."),
-    _passed("max_batches_offpolicy", "integer", "Batches that may wait at the trainer."),
-    _passed("num_rollouts_to_keep", "integer", "Rollouts shown in wandb."),
-    _passed("num_rollouts_per_group_for_logging", "integer", "Rollouts of a group shown in wandb, -1 for all."),
-    _passed("data_path_to_save_groups", "string", "File that groups are written to, instead of the run directory's."),
-    _passed(
+    _atropos("eval_limit_ratio", "number", "Share of the workers that train during an evaluation, 0 to 1."),
+    _atropos("inference_weight", "number", "Weight of this environment among the trainer's, -1 to ignore it."),
+    _atropos("batch_size", "integer", "Sequences per training batch, -1 for the trainer's own."),
+    _atropos("max_batches_offpolicy", "integer", "Batches that may wait at the trainer."),
+    _atropos("num_rollouts_to_keep", "integer", "Rollouts shown in wandb."),
+    _atropos("num_rollouts_per_group_for_logging", "integer", "Rollouts of a group shown in wandb, -1 for all."),
+    _atropos("data_path_to_save_groups", "string", "File that groups are written to, instead of the run directory's."),
+    _atropos(
         "data_dir_to_save_evals", "string", "Folder that evaluations are written to, instead of the run directory."
     ),
-    _passed("min_items_sent_before_logging", "integer", "Groups sent between two logs, 0 for each."),
-    _passed("include_messages", "boolean", "Send the messages to the trainer in addition to the tokens."),
-    _passed("min_batch_allocation", "number", "Minimum share of each batch for this environment, 0 to 1."),
-    _passed("worker_timeout", "number", "Accepted as -1; groups have no timeout, `agent.timeout` limits a rollout."),
-    _passed("custom_thinking_prompt", "string", "System text put in front for reasoning."),
-    _passed("tool_pool_size", "integer", "Accepted; tools need no pool of threads."),
+    _atropos("min_items_sent_before_logging", "integer", "Groups sent between two logs, 0 for each."),
+    _atropos("include_messages", "boolean", "Send the messages to the trainer in addition to the tokens."),
+    _atropos("min_batch_allocation", "number", "Minimum share of each batch for this environment, 0 to 1."),
+    _atropos("worker_timeout", "number", "Accepted as -1; groups have no timeout, `agent.timeout` limits a rollout."),
+    _atropos("custom_thinking_prompt", "string", "System text put in front for reasoning."),
+    _atropos("tool_pool_size", "integer", "Accepted; tools need no pool of threads."),
 )
 PASSED = {flag.keys[0].removeprefix("atropos."): flag for flag in _PASSED}
 """Fields that are set under `atropos:` because the spec has no separate key for them."""

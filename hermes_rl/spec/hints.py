@@ -71,7 +71,7 @@ _OF_VALUES: dict[NodePath, dict[type, str]] = {
 
 def home_of(name: str) -> str:
     """Return `; it is agent.max_turns` for a key that belongs to another section, or an empty string."""
-    homes = _homes(name)
+    homes = _sections_with(name)
     return f"; it is {' or '.join(f'`{home}`' for home in homes)}" if homes else ""
 
 
@@ -81,11 +81,13 @@ def option_for(option: str) -> str:
     name = option.lstrip("-").replace("-", "_")
     if name in _COMMAND_LINE:
         return f"; {_COMMAND_LINE[name]}"
-    ways = [f"{_AS_OPTIONS[home]} VALUE" if home in _AS_OPTIONS else f"--set {home}=VALUE" for home in _homes(name)]
+    ways = [
+        f"{_AS_OPTIONS[home]} VALUE" if home in _AS_OPTIONS else f"--set {home}=VALUE" for home in _sections_with(name)
+    ]
     return f"; write {' or '.join(ways)}" if ways else ""
 
 
-def _homes(name: str) -> tuple[str, ...]:
+def _sections_with(name: str) -> tuple[str, ...]:
     if name in _OTHER_NAMES:
         return _OTHER_NAMES[name]
     sections = (section for section in _SECTIONS if name in keys_at(Spec, tuple(section.split("."))))

@@ -134,7 +134,7 @@ class CompiledSchema:
             if keyword == "$ref" and isinstance(subschemas, str):
                 subschemas = self._target(subschemas)
             if keyword in ("properties", "patternProperties", "dependentSchemas"):
-                subschemas = list(_mapping(part, keyword).values())
+                subschemas = list(_get_mapping(part, keyword).values())
             for each in subschemas if isinstance(subschemas, list) else [subschemas]:
                 if isinstance(each, Mapping):
                     yield each
@@ -171,7 +171,7 @@ class CompiledSchema:
         """Return the schemas of a property in parts of the schema, also by `patterns` of names, which may never end."""
         candidates: list[Any] = []
         for part in parts:
-            properties, by_pattern = _mapping(part, "properties"), _mapping(part, "patternProperties")
+            properties, by_pattern = _get_mapping(part, "properties"), _get_mapping(part, "patternProperties")
             matches = [properties[name]] if name in properties else []
             matches += [schema for pattern, schema in by_pattern.items() if patterns and re.search(pattern, name)]
             candidates += matches or [part.get("additionalProperties")]
@@ -185,12 +185,12 @@ class CompiledSchema:
             return types_by_id[id(schema)]
         types_by_id[id(schema)] = every  # for a schema that refers to itself
         declared_type = schema.get("type")
-        if kinds := every.intersection([declared_type] if isinstance(declared_type, str) else _texts(declared_type)):
+        if kinds := every.intersection([declared_type] if isinstance(declared_type, str) else _texts_of(declared_type)):
             allowed &= kinds | {"integer"} if "number" in kinds else kinds
         if "const" in schema or isinstance(schema.get("enum"), list):
             choices = [schema["const"]] if "const" in schema else schema["enum"]
             allowed &= {kind for kind in TYPES for choice in choices if is_of(choice, {kind})}
-        for part in (*_get_list(schema, "allOf"), *([self._target(schema["$ref"])] if _refers(schema) else ())):
+        for part in (*_get_list(schema, "allOf"), *([self._target(schema["$ref"])] if _has_reference(schema) else ())):
             allowed &= self._types(part, types_by_id)
         for keyword in ("anyOf", "oneOf"):
             if branches := _get_list(schema, keyword):
@@ -220,7 +220,7 @@ class CompiledSchema:
                 visited_ids.add(id(part))
                 yield part
                 waiting += _get_list(part, "allOf")
-                if _refers(part):
+                if _has_reference(part):
                     waiting.append(self._target(part["$ref"]))
 
     def unknown_properties(self, value: Mapping[str, Any]) -> list[str]:
@@ -236,8 +236,8 @@ class CompiledSchema:
             visited_ids.add(id(part))
             if part.get("additionalProperties") or part.get("unevaluatedProperties"):
                 return []
-            declared_keys.update(_mapping(part, "properties"))
-            patterns.update(_mapping(part, "patternProperties"))
+            declared_keys.update(_get_mapping(part, "properties"))
+            patterns.update(_get_mapping(part, "patternProperties"))
             parts += self._subschemas(part, _SAME_VALUE)
         unknown = (key for key in value if key not in declared_keys)
         return [key for key in unknown if not any(re.search(pattern, key) for pattern in patterns)]
@@ -263,7 +263,7 @@ class _Coercion:
 
     def value(self, value: Any, schema: Schema) -> Any:
         parts = list(self._compiled.conjunction(schema))
-        converted = _converted(value, self._compiled.types(schema), self._repair)
+        converted = _coerce(value, self._compiled.types(schema), self._repair)
         self.repaired += isinstance(value, str) and converted is not value
         if isinstance(converted, dict):
             converted = self._object(converted, parts)
@@ -276,7 +276,7 @@ class _Coercion:
         return converted
 
     def _object(self, value: dict[str, Any], parts: list[Schema]) -> dict[str, Any]:
-        required = {key for part in parts for key in _texts(part.get("required"))}
+        required = {key for part in parts for key in _texts_of(part.get("required"))}
         coerced: dict[str, Any] = {}
         for key, item in value.items():
             schemas = self._compiled.schemas_of_property(parts, key)
@@ -308,7 +308,7 @@ class _Coercion:
         return value
 
 
-def _converted(value: Any, types: frozenset[str], repair: bool) -> Any:
+def _coerce(value: Any, types: frozenset[str], repair: bool) -> Any:
     if is_of(value, types):
         return int(value) if isinstance(value, float) and "integer" in types and "number" not in types else value
     if repair and isinstance(value, str):
@@ -317,7 +317,7 @@ def _converted(value: Any, types: frozenset[str], repair: bool) -> Any:
         except ValueError:
             return value
         if not isinstance(read, str) and read is not None:
-            converted = _converted(read, types, repair)
+            converted = _coerce(read, types, repair)
             return converted if is_of(converted, types) else value
     return value
 
@@ -341,16 +341,16 @@ def _get_list(schema: Schema, keyword: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
+def _get_mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
     value = schema.get(keyword)
     return value if isinstance(value, Mapping) else {}
 
 
-def _texts(value: object) -> list[str]:
+def _texts_of(value: object) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
-def _refers(schema: Schema) -> bool:
+def _has_reference(schema: Schema) -> bool:
     return isinstance(schema.get("$ref"), str)
 
 
@@ -361,7 +361,7 @@ def _refers(schema: Schema) -> bool:
 def _validator_class(draft: Any) -> Any:
     from jsonschema import validators
 
-    return validators.extend(draft, {"uniqueItems": _unique})  # type: ignore[no-untyped-call]
+    return validators.extend(draft, {"uniqueItems": _check_unique})  # type: ignore[no-untyped-call]
 
 
 def frozen(value: Any) -> Hashable:
@@ -375,7 +375,7 @@ def frozen(value: Any) -> Hashable:
     return type(value), value
 
 
-def _unique(validator: Any, unique_items: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_unique(validator: Any, unique_items: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
     """Check `uniqueItems` in linear time; jsonschema compares each object in the list with each other."""
     from jsonschema import ValidationError
 

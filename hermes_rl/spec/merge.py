@@ -63,7 +63,7 @@ _SHORT_FOR: Mapping[Pattern, str] = {
 _DEFAULTS = {"backend": "bubblewrap", "type": DEFAULT}
 
 
-def _kind(block: MappingNode, choosers: tuple[str, ...], name: str) -> str | None:
+def _chosen_kind(block: MappingNode, choosers: tuple[str, ...], name: str) -> str | None:
     if len(choosers) == 1:
         node = block.get(choosers[0])
         return str(to_builtins(node)) if isinstance(node, ScalarNode) else _DEFAULTS.get(choosers[0], name)
@@ -99,7 +99,7 @@ def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> boo
     choosers = next((keys for pattern, keys in _KINDS.items() if is_in(path, (pattern,))), ())
     if not any(not is_null(after.get(key)) and after.get(key) is not None for key in choosers):
         return False
-    old, new = (_kind(block, choosers, str(path[-1])) for block in (before, after))
+    old, new = (_chosen_kind(block, choosers, str(path[-1])) for block in (before, after))
     return old is not None and old != new
 
 

@@ -245,7 +245,7 @@ FREE = (
 """Values that belong to the user: null stays null there."""
 
 
-def _matches(pattern: Pattern, path: NodePath) -> bool:
+def _path_matches(pattern: Pattern, path: NodePath) -> bool:
     if pattern[-1] == "**":
         pattern = pattern[:-1]
         path = path[: len(pattern)]
@@ -254,7 +254,7 @@ def _matches(pattern: Pattern, path: NodePath) -> bool:
 
 def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:
     """Return True where one of these covers the path."""
-    return any(_matches(pattern, path) for pattern in among)
+    return any(_path_matches(pattern, path) for pattern in among)
 
 
 def is_template_place(path: NodePath) -> bool:

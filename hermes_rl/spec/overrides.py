@@ -61,7 +61,7 @@ class NoPlaceError(Exception):
     """The key of an option leads through something that has no keys."""
 
 
-def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
+def _assign(node: Node | None, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
     """Return `node` with the option's value in it; `base` is what the file says there. Raises NoPlaceError."""
     if len(done) == len(assignment.path):
         return assignment.node
@@ -74,7 +74,7 @@ def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done
     if not isinstance(current_node, MappingNode):
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` holds no keys")
     before = base.get(str(step)) if isinstance(base, MappingNode) else None
-    value = _assigned(current_node.get(str(step)), before, assignment, (*done, step))
+    value = _assign(current_node.get(str(step)), before, assignment, (*done, step))
     is_existing = str(step) in current_node.entries and len(done) + 1 < len(assignment.path)
     entry = Entry(current_node.entries[str(step)].key if is_existing else assignment.position, value)
     current_node = _without_old_kind(current_node, base, assignment, done)
@@ -106,12 +106,12 @@ def _assigned_item(current_node: SequenceNode, base: Node | None, assignment: As
     items = list(current_node.items)
     if assignment.all_servers and not isinstance(step, int):
         bases = base.items if isinstance(base, SequenceNode) else items
-        changed = [_assigned(item, bases[index], assignment, done) for index, item in enumerate(items)]
+        changed = [_assign(item, bases[index], assignment, done) for index, item in enumerate(items)]
         return replace(current_node, items=tuple(changed))
     if not isinstance(step, int) or step >= len(items):
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` is a list of {len(items)}; name an item by its number from 0")
     before = base.items[step] if isinstance(base, SequenceNode) and step < len(base.items) else None
-    items[step] = _assigned(items[step], before, assignment, (*done, step))
+    items[step] = _assign(items[step], before, assignment, (*done, step))
     return replace(current_node, items=tuple(items))
 
 
@@ -171,13 +171,13 @@ class Overrides(NamedTuple):
         problems: list[Problem] = []
         if self.earlier is not None:
             root, problems = self.earlier.apply(root, mode)
-        sets = [_current(assignment, problems) for assignment in self.sets]
+        sets = [_with_new_names(assignment, problems) for assignment in self.sets]
         assignments = [*sets, *(assignment for use in self.flags for assignment in use.assignments(mode))]
-        problems += _doubles(assignments)
+        problems += _double_options(assignments)
         base = root
         for assignment in sorted(assignments, key=lambda assignment: len(assignment.path)):
             try:
-                changed = _assigned(root, base, assignment, ())
+                changed = _assign(root, base, assignment, ())
                 assert isinstance(changed, MappingNode)
                 root = changed
             except NoPlaceError as error:
@@ -191,7 +191,7 @@ def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
     assignments = [assignment for text in sets if (assignment := _read_set(text, problems)) is not None]
     uses: list[_FlagUse] = []
     key: SecretStr | None = None
-    for option, text in _pairs(argv, problems):
+    for option, text in _option_pairs(argv, problems):
         if option == "--openai.api_key":
             if key is not None:
                 problems.append(Problem(option, None, None, "is given twice"))
@@ -207,7 +207,7 @@ def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
     return Overrides(tuple(assignments), tuple(uses), key)
 
 
-def _value(text: str, option: str, problems: list[Problem]) -> Node:
+def _parse_value(text: str, option: str, problems: list[Problem]) -> Node:
     """Return the YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
     position = Mark(SourceText(option, Path.cwd(), has_lines=False), 1, 1)
     if text.startswith(("{{", "{%", "${")):
@@ -225,11 +225,11 @@ def _read_set(text: str, problems: list[Problem]) -> Assignment | None:
         problems.append(Problem(option, None, None, "expected KEY=VALUE, such as process.groups=10"))
         return None
     return Assignment(
-        option, tuple(int(step) if step.isdigit() else step for step in steps), _value(value, option, problems)
+        option, tuple(int(step) if step.isdigit() else step for step in steps), _parse_value(value, option, problems)
     )
 
 
-def _pairs(argv: Sequence[str], problems: list[Problem]) -> list[tuple[str, str | None]]:
+def _option_pairs(argv: Sequence[str], problems: list[Problem]) -> list[tuple[str, str | None]]:
     """Return options with their values, written `--a.b V` or `--a.b=V`; a value may start with a minus sign."""
     pairs: list[tuple[str, str | None]] = []
     rest = list(argv)
@@ -256,7 +256,9 @@ def _read_flag(option: str, text: str | None, problems: list[Problem]) -> _FlagU
     if wrong is not None or flag is None:
         problems.append(Problem(option, None, None, str(wrong)))
         return None
-    return _FlagUse(option, flag, _as_text(_value("true" if text is None else text, option, problems), flag, text))
+    return _FlagUse(
+        option, flag, _as_text(_parse_value("true" if text is None else text, option, problems), flag, text)
+    )
 
 
 def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
@@ -268,7 +270,7 @@ def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
     return replace(node, value=text)
 
 
-def _current(assignment: Assignment, problems: list[Problem]) -> Assignment:
+def _with_new_names(assignment: Assignment, problems: list[Problem]) -> Assignment:
     """Return the assignment with the new names of its keys, each of which is a problem."""
     path = current(assignment.path)
     if path != assignment.path:
@@ -279,7 +281,7 @@ def _current(assignment: Assignment, problems: list[Problem]) -> Assignment:
     return assignment._replace(path=path, node=node)
 
 
-def _doubles(assignments: list[Assignment]) -> list[Problem]:
+def _double_options(assignments: list[Assignment]) -> list[Problem]:
     first: dict[NodePath, Assignment] = {}
     problems = []
     for assignment in assignments:

@@ -40,7 +40,7 @@ def salvage(validated: Validated) -> Draft | None:
         tree = tree.without(section) if is_unusable else tree.having(**{section: _drop_entries(tree, section, names)})
     if _roles_are_unknown(validated.tree, wrong):
         tree = tree.without("rewards")
-    spec = parse_tree(_complete(tree))
+    spec = parse_tree(_add_placeholders(tree))
     return None if spec is None else Draft(spec, ("dataset",) not in wrong)
 
 
@@ -66,7 +66,7 @@ def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
     return ("servers",) in wrong or (tree.get("servers") is None and bool(models))
 
 
-def _complete(tree: MappingNode) -> MappingNode:
+def _add_placeholders(tree: MappingNode) -> MappingNode:
     """Return the spec with placeholders for missing sections that every spec requires."""
     position = tree.position
     if tree.get("dataset") is None:

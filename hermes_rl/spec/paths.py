@@ -50,7 +50,7 @@ def absolute(root: MappingNode) -> Node:
         ):
             return node
         folder = node.position.source.folder
-        value = _code(node.value, folder) if nodes.is_in(path, nodes.CODE) else _join(folder, node.value)
+        value = _join_code_path(node.value, folder) if nodes.is_in(path, nodes.CODE) else _join_path(folder, node.value)
         return replace(node, value=value)
 
     return rewrite(root, change)
@@ -64,7 +64,7 @@ def leading_out(root: Node, folder: Path) -> Iterator[Problem]:
             continue
         if not node.position.source.folder.resolve().is_relative_to(top) or nodes.is_in(path, nodes.OUTPUTS):
             continue  # a command line or a set may name what it likes
-        if names_host_file(path, lambda other: _value(root, other)):
+        if names_host_file(path, lambda other: _value_at(root, other)):
             file = node.value.rpartition(":")[0] if nodes.is_in(path, nodes.CODE) else node.value
             if file.startswith("/") and not Path(file).resolve().is_relative_to(top):
                 yield node.position.problem(f"a spec of a repository names files of it alone; this is {file}")
@@ -99,10 +99,10 @@ def _format_of(value: str, folder: Path) -> str | None:
     if _URL.match(value):
         return file_format(value)
     if glob.has_magic(value) and file_format(value) is None:
-        paths = glob.iglob(_join(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
+        paths = glob.iglob(_join_path(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
         kinds = {file_format(name) for name in paths if Path(name).is_file()}
         return kinds.pop() if len(kinds) == 1 else None
-    return None if kind_of(Path(_join(folder, value))) == stat.S_IFDIR else file_format(value)
+    return None if kind_of(Path(_join_path(folder, value))) == stat.S_IFDIR else file_format(value)
 
 
 def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
@@ -117,7 +117,7 @@ def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> b
 
 
 def _is_path(root: MappingNode, path: NodePath, node: ScalarNode) -> bool:
-    if not names_host_file(path, lambda other: _value(root, other)):
+    if not names_host_file(path, lambda other: _value_at(root, other)):
         return False
     if _is_data_file(path):
         return not _URL.match(node.value)
@@ -135,7 +135,7 @@ def _may_be_on_hub(path: NodePath) -> bool:
     return path in _DATASETS or (path[:1] == ("servers",) and path[-1] == "tokenizer")
 
 
-def _value(root: Node, path: NodePath) -> object:
+def _value_at(root: Node, path: NodePath) -> object:
     node = find(root, path)
     return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
 
@@ -155,11 +155,11 @@ def kind_of(path: Path) -> int:
         return 0
 
 
-def _join(folder: Path, value: str) -> str:
+def _join_path(folder: Path, value: str) -> str:
     expanded = Path(value).expanduser() if value.startswith("~/") else Path(value)
     return normpath(folder / expanded)  # keep symlinks, so that the user recognizes the path
 
 
-def _code(value: str, folder: Path) -> str:
+def _join_code_path(value: str, folder: Path) -> str:
     file, colon, name = value.rpartition(":")
-    return f"{_join(folder, file)}:{name}" if colon and file.endswith(".py") else value
+    return f"{_join_path(folder, file)}:{name}" if colon and file.endswith(".py") else value

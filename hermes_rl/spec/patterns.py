@@ -49,14 +49,14 @@ def limited(method: str, pattern: str, text: str, *more: Any) -> Any:
         Code.from_ref(f"{__name__}:called"), arguments, "hermes_rl.plugins:identity", SECONDS
     )
     try:
-        return asyncio.run_coroutine_threadsafe(call, _loop(os.getpid())).result()
+        return asyncio.run_coroutine_threadsafe(call, _pattern_loop(os.getpid())).result()
     except (EndedError, ForeignError) as error:
         excerpt = pattern if len(pattern) <= 80 else f"{pattern[:80]}…"
         raise SlowPatternError(f"regex_{method}: {excerpt!r} on {len(text)} characters: {error}") from None
 
 
 @cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
+def _pattern_loop(process: int) -> asyncio.AbstractEventLoop:
     """Return this process's event loop in a separate thread, because the caller may be inside another loop."""
     import asyncio
 
@@ -70,7 +70,7 @@ def called(method: str, pattern: str, text: str, more: list[Any]) -> Any:
     return METHODS[method](pattern, text, *more)
 
 
-def _search(pattern: str, text: str, group: int | str | None = None) -> str | None:
+def _search_text(pattern: str, text: str, group: int | str | None = None) -> str | None:
     match = re.search(pattern, text)
     if match is None:
         return None
@@ -78,17 +78,17 @@ def _search(pattern: str, text: str, group: int | str | None = None) -> str | No
     return groups if groups is None else str(groups)
 
 
-def _findall(pattern: str, text: str) -> list[Any]:
+def _find_all(pattern: str, text: str) -> list[Any]:
     return [list(groups) if isinstance(groups, tuple) else groups for groups in re.findall(pattern, text)]
 
 
-def _replace(pattern: str, text: str, replacement: str) -> str:
+def _replace_matches(pattern: str, text: str, replacement: str) -> str:
     if (len(text) + 1) * len(replacement) > LARGEST:
         raise SlowPatternError(f"regex_replace: the text may have more than {LARGEST} characters")
     return re.sub(pattern, replacement, text)
 
 
-METHODS: Mapping[str, Callable[..., Any]] = {"search": _search, "findall": _findall, "replace": _replace}
+METHODS: Mapping[str, Callable[..., Any]] = {"search": _search_text, "findall": _find_all, "replace": _replace_matches}
 
 
 @lru_cache(maxsize=1024)
@@ -96,33 +96,33 @@ def degree(pattern: str) -> float:
     """Return the degree of the polynomial that bounds a search's time in the text's length; infinite without such a
     bound."""
     try:
-        return _degree(parser.parse(pattern))
+        return _growth_degree(parser.parse(pattern))
     except (re.error, RecursionError, OverflowError, TypeError):
         return 0  # not a valid pattern, which is reported when it is used
 
 
-def _degree(part: Any) -> float:
+def _growth_degree(part: Any) -> float:
     """Return the degree of a part of a pattern, including its nested parts."""
     if isinstance(part, parser.SubPattern):
-        return sum(_degree(each) for each in part)
+        return sum(_growth_degree(each) for each in part)
     if not isinstance(part, tuple | list):
         return 0
     operator, value = (part[0], part[1:]) if isinstance(part, tuple) and part else (None, part)
     if operator in _REPEATS:
         low, high, repeated_part = value[0]
         if high <= 1:
-            return _degree(repeated_part)
-        within = inf if _branches(repeated_part) else 0
+            return _growth_degree(repeated_part)
+        within = inf if _is_ambiguous(repeated_part) else 0
         return within or (1 if high - low >= _FEW else 0)
-    return sum(_degree(each) for each in value)
+    return sum(_growth_degree(each) for each in value)
 
 
-def _branches(part: Any) -> bool:
+def _is_ambiguous(part: Any) -> bool:
     """Return True if a part of a pattern may match one text in several ways."""
     if isinstance(part, parser.SubPattern):
-        return any(_branches(each) for each in part)
+        return any(_is_ambiguous(each) for each in part)
     if not isinstance(part, tuple | list):
         return False
     if isinstance(part, tuple) and part and part[0] in (*_REPEATS, codes.BRANCH):
-        return part[0] is codes.BRANCH or part[1][0] != part[1][1] or _branches(part[1][2])
-    return any(_branches(each) for each in part)
+        return part[0] is codes.BRANCH or part[1][0] != part[1][1] or _is_ambiguous(part[1][2])
+    return any(_is_ambiguous(each) for each in part)

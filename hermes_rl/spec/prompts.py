@@ -82,7 +82,7 @@ class _Rendering:
 
     def content(self, content: str | TextFile | tuple[Part, ...], location: str) -> str | list[dict[str, Any]]:
         if isinstance(content, TextFile):
-            return self._text(_read(content.file), content.file)
+            return self._text(_read_prompt_file(content.file), content.file)
         if isinstance(content, str):
             return self._text(content, location)
         parts = [self._part(part, f"{location}[{index}]") for index, part in enumerate(content)]
@@ -106,7 +106,7 @@ class _Rendering:
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: str) -> str:
+def _read_prompt_file(path: str) -> str:
     try:
         return read_regular(Path(path)).decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -97,7 +97,7 @@ def check_templates(root: Node) -> tuple[Node, list[Problem]]:
             return node
         if node.raw:
             return replace(node, value=literal(node.value)) if nodes.is_template_place(path) else node
-        problem = _problem(path, node)
+        problem = _template_problem(path, node)
         if problem is not None:
             problems.append(problem)
             return replace(node, broken=True)
@@ -106,14 +106,14 @@ def check_templates(root: Node) -> tuple[Node, list[Problem]]:
     return rewrite(root, change), problems
 
 
-def _problem(path: NodePath, node: ScalarNode) -> Problem | None:
+def _template_problem(path: NodePath, node: ScalarNode) -> Problem | None:
     expression = nodes.is_in(path, nodes.EXPRESSIONS)
     if not is_template(node.value):
-        return _syntax(node, f"{{{{ {node.value} }}}}") if expression else None
+        return _syntax_problem(node, f"{{{{ {node.value} }}}}") if expression else None
     if expression:
         return node.position.problem("the filter is an expression: leave the braces out")
     if nodes.is_template_place(path):
-        return _syntax(node, node.value)
+        return _syntax_problem(node, node.value)
     if nodes.is_in(path, _LEFT_ALONE) or _is_unknown(path):
         return None
     return node.position.problem(f"templates are not rendered here, only in {_WHERE}")
@@ -125,7 +125,7 @@ def _is_unknown(path: NodePath) -> bool:
     return any(keys and step not in keys for keys, step in zip(keys_by_depth, path, strict=True))
 
 
-def _syntax(node: ScalarNode, source: str) -> Problem | None:
+def _syntax_problem(node: ScalarNode, source: str) -> Problem | None:
     try:
         check_syntax(source)
     except TemplateError as error:

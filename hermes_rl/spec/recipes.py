@@ -73,29 +73,29 @@ def _with_recipe(
     if not isinstance(recipe_node, ScalarNode) or not isinstance(recipe_node.value, str):
         return root, []
     assert isinstance(program, MappingNode)
-    recipe, problems = _recipe(recipe_node, within)
+    recipe, problems = _read_recipe(recipe_node, within)
     if recipe is None:
-        return _having(root, path, ScalarNode(recipe_node.position, None, "", False, broken=True)), problems
+        return _with_value(root, path, ScalarNode(recipe_node.position, None, "", False, broken=True)), problems
     agent = recipe.get("agent")
     assert isinstance(agent, MappingNode)
     for step in reversed(agent_path):
         agent = mapping(recipe.position, **{step: agent})
     below = replace(recipe, entries={**recipe.without("agent").entries, **agent.entries})
-    tree = _laid_below(below, _having(root, path, program.without("recipe")), ())
+    tree = _laid_below(below, _with_value(root, path, program.without("recipe")), ())
     assert isinstance(tree, MappingNode)
     return tree, problems
 
 
-def _having(root: MappingNode, path: tuple[str, ...], value: Node) -> MappingNode:
+def _with_value(root: MappingNode, path: tuple[str, ...], value: Node) -> MappingNode:
     """Return the tree with another value at a path that it has."""
     child = root.get(path[0])
     if path[1:]:
         assert isinstance(child, MappingNode)
-        value = _having(child, path[1:], value)
+        value = _with_value(child, path[1:], value)
     return root.having(**{path[0]: value})
 
 
-def _recipe(recipe_node: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
+def _read_recipe(recipe_node: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
     """Return the part of a recipe that is merged below a spec, or None with the reasons."""
     shipped = shipped_recipes()
     if recipe_node.value in shipped:

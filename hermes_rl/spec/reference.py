@@ -23,7 +23,7 @@ LONGEST_EXAMPLE = 200
 
 
 @cache
-def _schema() -> dict[str, Any]:
+def _spec_schema() -> dict[str, Any]:
     schema = spec_json_schema()
     # `atropos` lists its keys on the spot: it gets a section as the others have.
     atropos = schema["properties"]["atropos"]
@@ -60,37 +60,37 @@ class Key:
 
 def find_key(path: str) -> Key | None:
     """Return the key at a path, in which a name of the user's may stand for `NAME`, or None if there is none."""
-    schema, names = _schema(), [name.removesuffix("[]") for name in path.split(".")]
-    match = _at(schema, names)
+    schema, names = _spec_schema(), [name.removesuffix("[]") for name in path.split(".")]
+    match = _find(schema, names)
     if names[0] == "rewards" and names[2:3] == ["args"] and (section := schema["$defs"].get(f"args_{names[1]}")):
-        match = _at(section, names[3:]) if names[3:] else match
+        match = _find(section, names[3:]) if names[3:] else match
         match = None if match is None else ([*names[:3], *match[0]], *match[1:])
     if match is None:
         return None
     names, value, owner = match
-    kinds = [_plain(kind) for kind in dict.fromkeys(_kinds(value, _titles(schema)))]
+    kinds = [_plain(kind) for kind in dict.fromkeys(_type_descriptions(value, _section_titles(schema)))]
     title = ".".join(names)
     subsection: dict[str, Any] = next((schema["$defs"][name] for name, _ in _sections_in(value)), {})
     return Key(
         path=title,
         kind=" or ".join("section" if kind == title else kind for kind in kinds) or "anything",
-        default=_plain(_default(names[-1], value, owner)).strip("`") or "none",
+        default=_plain(_default_text(names[-1], value, owner)).strip("`") or "none",
         meaning=_plain(value.get("description") or subsection.get("description", "")),
-        example=_example(names, value),
+        example=_shortest_example(names, value),
         keys={key: _plain(each.get("description", "")) for key, each in subsection.get("properties", {}).items()},
     )
 
 
 def key_paths() -> list[str]:
     """Return the path of every key; `NAME` is a name of the user's, and `[]` an item of a list."""
-    schema = _schema()
-    titles = {"": schema, **{f"{title}.": schema["$defs"][name] for name, title in _titles(schema).items()}}
+    schema = _spec_schema()
+    titles = {"": schema, **{f"{title}.": schema["$defs"][name] for name, title in _section_titles(schema).items()}}
     return [f"{prefix}{key}" for prefix, section in titles.items() for key in section.get("properties", {})]
 
 
 def reward_arguments(reward: str) -> list[Key]:
     """Return the arguments of a shipped reward."""
-    names = _schema()["$defs"].get(f"args_{reward}", {}).get("properties", {})
+    names = _spec_schema()["$defs"].get(f"args_{reward}", {}).get("properties", {})
     return [key for name in names if (key := find_key(f"rewards.{reward}.args.{name}")) is not None]
 
 
@@ -98,11 +98,11 @@ def reward_example(reward: str) -> str:
     """Return a use of a shipped reward, as YAML: from a shipped spec, else with the arguments that it requires."""
     uses = [
         {name: use}
-        for spec in _shipped()
+        for spec in _load_shipped_specs()
         for name, use in (spec.get("rewards") or {}).items()
         if isinstance(use, dict) and use.get("fn", name) == reward
     ]
-    required = _schema()["$defs"].get(f"args_{reward}", {}).get("required", ())
+    required = _spec_schema()["$defs"].get(f"args_{reward}", {}).get("required", ())
     arguments = {key.path.rpartition(".")[2]: key.example for key in reward_arguments(reward)}
     minimal_use = {reward: {"args": {name: arguments[name] for name in required}} if required else {}}
     value = min(uses, key=lambda use: len(str(use)), default=minimal_use)
@@ -112,27 +112,27 @@ def reward_example(reward: str) -> str:
 _ITEM = "[]"
 
 
-def _at(value: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
+def _find(value: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
     """Return the full path of a key with its schema and the schema of its section; None if there is no such key."""
     if "$ref" in value:
-        return _at(_schema()["$defs"][value["$ref"].rpartition("/")[2]], names)
+        return _find(_spec_schema()["$defs"][value["$ref"].rpartition("/")[2]], names)
     name, *rest = names
     held = (*value.get("patternProperties", {}).values(), value.get("additionalProperties"))
     child = value.get("properties", {}).get(name, held[0])
     if isinstance(child, dict):
         if not rest:
             return [name], child, dict(value)
-        if (match := _at(child, rest)) is not None:
+        if (match := _find(child, rest)) is not None:
             first, *remaining = match[0]
             return ([f"{name}[]", *remaining] if first == _ITEM else [name, first, *remaining]), *match[1:]
-    for choice in _choices(value):
-        if (match := _at(choice, names)) is not None:
+    for choice in _alternatives(value):
+        if (match := _find(choice, names)) is not None:
             return match
-    match = _at(value["items"], names) if "items" in value else None
+    match = _find(value["items"], names) if "items" in value else None
     return None if match is None else ([_ITEM, *match[0]], *match[1:])
 
 
-def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _alternatives(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for kind in ("anyOf", "oneOf", "allOf"):
         yield from value.get(kind, ())
 
@@ -144,45 +144,47 @@ def _plain(text: str) -> str:
 
 
 @cache
-def _shipped() -> list[dict[str, Any]]:
+def _load_shipped_specs() -> list[dict[str, Any]]:
     return [yaml.safe_load(path.read_text(encoding="utf-8")) for path in shipped_specs().values()]
 
 
-def _example(names: Sequence[str], value: Mapping[str, Any]) -> Any:
+def _shortest_example(names: Sequence[str], value: Mapping[str, Any]) -> Any:
     """Return the shortest value that a shipped spec has there, else one that the schema allows."""
-    used = [each for spec in _shipped() for each in _values(spec, names)]
+    used = [each for spec in _load_shipped_specs() for each in _values_at(spec, names)]
     used = [each for each in used if each not in (None, [], {}) and len(str(each)) <= LONGEST_EXAMPLE]
     used.sort(key=lambda each: len(str(each)))
     code = ["file.py:name"] if "file.py:" in value.get("description", "") else []
-    return next(each for each in (*used, *code, *_made(value)) if each != {} and _fits(each, value))
+    return next(each for each in (*used, *code, *_possible_values(value)) if each != {} and _is_valid(each, value))
 
 
-def _fits(example: Any, value: Mapping[str, Any]) -> bool:
-    return bool(CompiledSchema({"$defs": _schema()["$defs"], **value}).validator.is_valid(example))
+def _is_valid(example: Any, value: Mapping[str, Any]) -> bool:
+    return bool(CompiledSchema({"$defs": _spec_schema()["$defs"], **value}).validator.is_valid(example))
 
 
-def _values(value: Any, names: Sequence[str]) -> Iterator[Any]:
+def _values_at(value: Any, names: Sequence[str]) -> Iterator[Any]:
     """Yield the values of a spec at a path; NAME in the path matches every user-defined name."""
     if isinstance(value, list):
         for each in value:
-            yield from _values(each, names)
+            yield from _values_at(each, names)
     elif not names:
         yield value
     elif isinstance(value, dict):
         name = names[0].removesuffix("[]")
         children = [value[name]] if name in value else list(value.values()) if name == "NAME" else []
         for each in children:
-            yield from _values(each, names[1:]) if names[1:] else [each]
+            yield from _values_at(each, names[1:]) if names[1:] else [each]
 
 
-def _made(value: Mapping[str, Any]) -> Iterator[Any]:
+def _possible_values(value: Mapping[str, Any]) -> Iterator[Any]:
     """Yield values that a schema may allow."""
     if "$ref" in value:
-        section = _schema()["$defs"][value["$ref"].rpartition("/")[2]]
+        section = _spec_schema()["$defs"][value["$ref"].rpartition("/")[2]]
         properties = section.get("properties", {})
         for chosen in (section.get("required", ()), *([name] for name in properties)):
             section_value = {
-                name: next((each for each in _made(properties[name]) if _fits(each, properties[name])), None)
+                name: next(
+                    (each for each in _possible_values(properties[name]) if _is_valid(each, properties[name])), None
+                )
                 for name in chosen
             }
             yield section_value
@@ -190,13 +192,13 @@ def _made(value: Mapping[str, Any]) -> Iterator[Any]:
     if value.get("default") not in (None, []) and not isinstance(value["default"], dict):
         yield (not value["default"]) if isinstance(value["default"], bool) else value["default"]
     yield from value.get("enum", [value["const"]] if "const" in value else ())
-    for choice in _choices(value):
-        yield from _made(choice)
+    for choice in _alternatives(value):
+        yield from _possible_values(choice)
     if "items" in value:
-        yield from ([each] for each in _made(value["items"]))
+        yield from ([each] for each in _possible_values(value["items"]))
     held = value.get("additionalProperties")
     if isinstance(held, dict):
-        yield from ({"NAME": each} for each in _made(held))
+        yield from ({"NAME": each} for each in _possible_values(held))
     yield from (value["minimum"],) if "minimum" in value else ()
     yield from (True, 1, 0.5, "text", "{{ column }}", "file.py:name", {"key": "text"}, ["text"])
 
@@ -206,9 +208,9 @@ def _made(value: Mapping[str, Any]) -> Iterator[Any]:
 
 def reference_page() -> str:
     """Return the page: a table for the top of a spec, for each section, and for the arguments of each reward."""
-    schema = _schema()
+    schema = _spec_schema()
     sections = schema["$defs"]
-    titles = _titles(schema)
+    titles = _section_titles(schema)
     lines = [
         "# Every key of a spec",
         "",
@@ -220,10 +222,16 @@ def reference_page() -> str:
         "",
         "## The top of a spec",
         "",
-        *_table(schema, titles),
+        *_section_table(schema, titles),
     ]
     for name, title in titles.items():
-        lines += [f"## {title}", "", _prose(sections[name]["description"]), "", *_table(sections[name], titles)]
+        lines += [
+            f"## {title}",
+            "",
+            _as_markdown(sections[name]["description"]),
+            "",
+            *_section_table(sections[name], titles),
+        ]
     lines += [
         "## Arguments of the shipped rewards",
         "",
@@ -232,12 +240,12 @@ def reference_page() -> str:
     ]
     for name in sorted(sections):
         if name.startswith("args_"):
-            description = _prose(sections[name].get("description", ""))
-            lines += [f"### {name.removeprefix('args_')}", "", description, "", *_table(sections[name], titles)]
+            description = _as_markdown(sections[name].get("description", ""))
+            lines += [f"### {name.removeprefix('args_')}", "", description, "", *_section_table(sections[name], titles)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _titles(schema: dict[str, Any]) -> dict[str, str]:
+def _section_titles(schema: dict[str, Any]) -> dict[str, str]:
     """Return each section with the shortest path of keys that leads to it, in the order of the spec's top."""
     titles: dict[str, str] = {}
     level = [("", schema)]
@@ -255,7 +263,7 @@ def _titles(schema: dict[str, Any]) -> dict[str, str]:
 
 def _sections_in(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the sections that a value may be or contain, each with the path suffix that leads from the key to it."""
-    if (name := _section(value)) is not None:
+    if (name := _section_name(value)) is not None:
         yield name, suffix
     for choice in (*value.get("anyOf", ()), *value.get("oneOf", ())):
         yield from _sections_in(choice, suffix)
@@ -266,67 +274,67 @@ def _sections_in(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str,
             yield from _sections_in(value_schema, f"{suffix}.NAME")
 
 
-def _section(value: dict[str, Any]) -> str | None:
+def _section_name(value: dict[str, Any]) -> str | None:
     name = value.get("$ref", "").rpartition("/")[2]
     return name if name and name != "variable" else None
 
 
-def _table(section: dict[str, Any], titles: dict[str, str]) -> list[str]:
+def _section_table(section: dict[str, Any], titles: dict[str, str]) -> list[str]:
     rows = ["| key | type | default | |", "|---|---|---|---|"]
     for key, value in section.get("properties", {}).items():
-        kinds = " or ".join(dict.fromkeys(_kinds(value, titles))) or "anything"
-        cells = (f"`{key}`", kinds, _default(key, value, section), _prose(value.get("description", "")))
+        kinds = " or ".join(dict.fromkeys(_type_descriptions(value, titles))) or "anything"
+        cells = (f"`{key}`", kinds, _default_text(key, value, section), _as_markdown(value.get("description", "")))
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return [*rows, ""]
 
 
-def _prose(description: str) -> str:
+def _as_markdown(description: str) -> str:
     """Return a description as Markdown, with `<name>` escaped because it is not an HTML tag."""
     return description.replace("``", "`").replace("<", "&lt;")
 
 
-def _default(key: str, value: dict[str, Any], section: dict[str, Any]) -> str:
+def _default_text(key: str, value: dict[str, Any], section: dict[str, Any]) -> str:
     if key in section.get("required", ()):
         return "required"
     default = value.get("default")
     if default in (None, []) or isinstance(default, dict):
         return ""  # absent, or the section's table has the defaults
-    return _code(default)
+    return _flow_yaml(default)
 
 
-def _code(value: object) -> str:
+def _flow_yaml(value: object) -> str:
     """Return a value as YAML has it in flow style; a text stands without its quotes."""
     return f"`{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}`"
 
 
-def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
+def _type_descriptions(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
     """Yield descriptions of a value's possible types. The top of the page explains null and `${VAR}`."""
-    name = _section(value)
+    name = _section_name(value)
     if name is not None:
-        yield f"[{titles[name]}](#{_anchor(titles[name])})"
+        yield f"[{titles[name]}](#{_anchor_of(titles[name])})"
     elif choices := (*value.get("anyOf", ()), *value.get("oneOf", ())):
         for choice in choices:
-            yield from _kinds(choice, titles)
+            yield from _type_descriptions(choice, titles)
     elif "enum" in value or "const" in value:
-        yield from map(_code, value.get("enum", [value.get("const")]))
+        yield from map(_flow_yaml, value.get("enum", [value.get("const")]))
     elif "{{" in value.get("pattern", "").replace("\\", ""):
         yield "template"
     elif value.get("type") == "array":
-        content_kinds = list(dict.fromkeys(_kinds(value.get("items") or {}, titles)))
+        content_kinds = list(dict.fromkeys(_type_descriptions(value.get("items") or {}, titles)))
         yield f"list of {' or '.join(content_kinds)}" if content_kinds else "list"
     elif value.get("type") == "object":
         held = value.get("additionalProperties")
-        content_kinds = list(dict.fromkeys(_kinds(held, titles))) if isinstance(held, dict) else []
+        content_kinds = list(dict.fromkeys(_type_descriptions(held, titles))) if isinstance(held, dict) else []
         yield f"mapping to {' or '.join(content_kinds)}" if content_kinds else "mapping"
     elif value.get("type") not in ("null", None):
-        yield _bounded({"string": "text"}.get(value["type"], value["type"]), value)
+        yield _describe_bounds({"string": "text"}.get(value["type"], value["type"]), value)
 
 
-def _bounded(kind: str, value: dict[str, Any]) -> str:
+def _describe_bounds(kind: str, value: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign}&nbsp;{value[name]:g}" for name, sign in signs.items() if name in value]
     return f"{kind} {', '.join(bounds)}" if bounds else kind
 
 
-def _anchor(title: str) -> str:
+def _anchor_of(title: str) -> str:
     return re.sub(r"[^\w\s-]", "", title).strip().lower()

@@ -42,12 +42,12 @@ class _ByPath:
         return next((value for pattern, value in entries if is_in(path, (pattern,))), None)
 
 
-def _sibling(key: str, name: str) -> str:
+def _sibling_key(key: str, name: str) -> str:
     return ".".join([*key.split(".")[:-1], name])
 
 
 _NEW_NAMES = _ByPath(KEYS)
-_OLD_NAMES = _ByPath({_sibling(key, name): key.split(".")[-1] for key, name in KEYS.items()})
+_OLD_NAMES = _ByPath({_sibling_key(key, name): key.split(".")[-1] for key, name in KEYS.items()})
 _NEW_VALUES = _ByPath(VALUES)
 _OLD_VALUES = _ByPath({key: {new: old for old, new in values.items()} for key, values in VALUES.items()})
 

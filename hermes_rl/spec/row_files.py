@@ -35,7 +35,7 @@ class PlacedFile(NamedTuple):
 def placed_files(files: Sequence[File], folder: Path, location: str = "sandbox.files") -> list[PlacedFile]:
     """Return the rendered files of a spec; a folder gives all files in it. Raises `TemplateError` for one that cannot
     be had, or that is there twice."""
-    placed = [each for file in files for each in _placed(file, folder, location)]
+    placed = [each for file in files for each in _placed_files(file, folder, location)]
     targets: set[str] = set()
     for each in placed:
         target = posixpath.normpath(each.to)
@@ -45,7 +45,7 @@ def placed_files(files: Sequence[File], folder: Path, location: str = "sandbox.f
     return placed
 
 
-def _placed(file: File, folder: Path, location: str) -> list[PlacedFile]:
+def _placed_files(file: File, folder: Path, location: str) -> list[PlacedFile]:
     sources = {"content": file.content, "from": file.from_, "base64": file.base64}
     if sum(value is not None for value in sources.values()) != 1:
         raise TemplateError(f"{file.to!r} needs exactly one of content, from, base64", location=location)
@@ -118,8 +118,8 @@ def image_path(image: str, template: str, folder: Path, location: str) -> Path:
     """
     match = TEMPLATE_MARK.search(template)
     if match is not None:
-        allowed_folders = [_normal(folder / each) for each in _folders(template, match.start())]
-        if not any(_normal(folder / image).is_relative_to(each) for each in allowed_folders):
+        allowed_folders = [_normalize(folder / each) for each in _folders_in_template(template, match.start())]
+        if not any(_normalize(folder / image).is_relative_to(each) for each in allowed_folders):
             raise TemplateError(
                 f"{image[:200]!r} is outside {allowed_folders[0]}: start the template with the directory of the "
                 "images, "
@@ -129,12 +129,12 @@ def image_path(image: str, template: str, folder: Path, location: str) -> Path:
     return folder / image
 
 
-def _normal(path: Path) -> Path:
+def _normalize(path: Path) -> Path:
     """Return a path without `..`, and with one leading slash."""
     return Path("/", os.path.normpath(path).lstrip("/"))
 
 
-def _folders(template: str, start: int) -> list[str]:
+def _folders_in_template(template: str, start: int) -> list[str]:
     """Return the directory in front of the first template, and the directories below / at the start of texts in
     templates."""
     return [

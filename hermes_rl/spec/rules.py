@@ -35,7 +35,7 @@ from hermes_rl.values import LARGEST_NUMBER, LONGEST_NAME
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
 
-def _name(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_name(data: dict[str, Any]) -> Iterator[Fault]:
     name = data.get("name")
     if not isinstance(name, str):
         return
@@ -56,7 +56,7 @@ PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
 """Keys that say more about `path` and mean nothing without it."""
 
 
-def _sources(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_sources(data: dict[str, Any]) -> Iterator[Fault]:
     for path in (("dataset",), ("dataset", "fallback")):
         source = section(data, *path)
         if source or (isinstance(data.get("dataset"), dict) and path == ("dataset",)):
@@ -74,7 +74,7 @@ def _sources(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "items"), "there must be at least one row")
 
 
-def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_fallback(data: dict[str, Any]) -> Iterator[Fault]:
     dataset = section(data, "dataset")
     if "fallback" in dataset and "path" not in dataset:
         yield Fault(("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", part="key")
@@ -83,7 +83,7 @@ def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("dataset", "fallback", key), "a fallback is items or path", part="key")
 
 
-def _eval(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_eval(data: dict[str, Any]) -> Iterator[Fault]:
     dataset = section(data, "dataset")
     rows = section(dataset, "eval")
     path: NodePath = ("dataset", "eval")
@@ -97,7 +97,7 @@ def _eval(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault((*path, "only"), "`only` is true or absent")
 
 
-def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_prompt(data: dict[str, Any]) -> Iterator[Fault]:
     prompt = data.get("prompt")
     if "prompt" not in data and "agents" not in data:
         yield Fault((), "missing key `prompt`")
@@ -112,7 +112,7 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("prompt", "messages"), "there must be at least one message")
 
 
-def _parts(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_parts(data: dict[str, Any]) -> Iterator[Fault]:
     """Report parts of prompts without exactly one kind, and parts that a server of the agent does not accept."""
     seats = [(path, section(seat)) for path, seat in entries(data, "agents")]
     prompts: dict[tuple[str, ...], list[dict[str, Any]]] = {("prompt",): [] if seats else [{}]}
@@ -144,7 +144,7 @@ _EXCLUSIVE = (
 """Sections, and two keys of each that exclude each other."""
 
 
-def _exclusive(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_exclusive_keys(data: dict[str, Any]) -> Iterator[Fault]:
     for name, key, other in _EXCLUSIVE:
         if {key, other} <= section(data, name).keys():
             yield Fault((name, key), f"`{key}` and `{other}` exclude each other", part="key")
@@ -156,7 +156,7 @@ def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
     yield from entries(data, "user", "tools")
 
 
-def _tools(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_tools(data: dict[str, Any]) -> Iterator[Fault]:
     for path, tool in tool_entries(data):
         yield from exactly_one(tool, path, ("python", "state", "mcp"), "a tool")
         tool = section(tool)
@@ -168,7 +168,7 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*path, "ends_rollout", index), f"the tool is named `{function.rpartition(':')[2]}`")
         if "schemas" in tool and "state" not in tool:
             yield Fault((*path, "schemas"), "`schemas` goes with `state`; other tools have schemas already", part="key")
-        yield from _chosen(path, tool)
+        yield from _check_selection(path, tool)
         if "arguments" in tool and "mcp" in tool:
             yield Fault(
                 (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", part="key"
@@ -179,10 +179,10 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         if "external" in tool and "python" not in tool:
             yield Fault((*path, "external"), "`external` goes with `python`; of other tools it is known", part="key")
         if isinstance(tool.get("mcp"), dict):
-            yield from _mcp((*path, "mcp"), tool["mcp"])
+            yield from _check_mcp((*path, "mcp"), tool["mcp"])
 
 
-def _chosen(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
+def _check_selection(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
     """Report keys that select tools of an entry that does not allow a selection."""
     many = str(tool.get("python")).endswith(":*")
     for key in ("names", "decorated_with"):
@@ -197,7 +197,7 @@ def _chosen(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
         )
 
 
-def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
+def _check_mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
     yield from exactly_one(server, path, ("command", "url"), "an MCP server")
     if "url" in server:
         yield from address((*path, "url"), server["url"], "headers_env")
@@ -213,7 +213,7 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
         yield Fault((*path, "headers_env"), "`headers_env` is for a server at a `url`", part="key")
 
 
-def _user(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_user(data: dict[str, Any]) -> Iterator[Fault]:
     user = section(data, "user")
     for key in ("state", "turns"):
         others = [
@@ -240,7 +240,7 @@ def _user(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("user", "max_turns"), "`turns` has as many turns as there are words", part="key")
 
 
-def _seats(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_seats(data: dict[str, Any]) -> Iterator[Fault]:
     names = [str(path[-1]) for path, _ in entries(data, "agents")]
     if not names:
         if "schedule" in data:
@@ -258,7 +258,7 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
             name = ".".join((*outer, key))
             yield Fault((*outer, key), f"`{name}` is for one agent; of several {reason}", part="key")
     for path, seat in entries(data, "agents"):
-        yield from _seat(data, path, section(seat))
+        yield from _check_seat(data, path, section(seat))
     seats = [section(seat) for _, seat in entries(data, "agents")]
     trained = {str(seat.get("server", "policy")) for seat in seats if seat.get("train") is not False}
     if trained - {"policy"} and "max_staleness" in section(data, "serve"):
@@ -266,9 +266,9 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
             "a seat of another server than `policy` is trained, whose versions of weights this bound does not know"
         )
         yield Fault(("serve", "max_staleness"), message, part="key")
-    yield from _play(data, names)
-    yield from _paid(data, names)
-    yield from _unasked(data, names)
+    yield from _check_schedule(data, names)
+    yield from _check_paid_seats(data, names)
+    yield from _check_seat_prompts(data, names)
 
 
 def asked_first(order: object, names: Sequence[str]) -> Sequence[str]:
@@ -276,11 +276,11 @@ def asked_first(order: object, names: Sequence[str]) -> Sequence[str]:
     return names if order == "simultaneous" else names[:1] if order in ("alternate", "call") else ()
 
 
-def _unasked(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
+def _check_seat_prompts(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     """Report a seat whose prompt replaces the spec's, but lacks its question."""
     if not {"user", "messages"} & section(data, "prompt").keys():
         return
-    for name in asked_first(_order(data), names):
+    for name in asked_first(_speaking_order(data), names):
         seat_prompt = section(data, "agents", name, "prompt")
         if seat_prompt and not {"user", "messages"} & seat_prompt.keys():
             message = (
@@ -294,7 +294,7 @@ def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
     first = next((str(path[-1]) for path, _ in entries(data, "agents")), None)
     if first is None or "user" not in data:
         return
-    if _order(data) != "call":
+    if _speaking_order(data) != "call":
         yield Fault(
             ("user",), "the first seat of `schedule: call` talks to a `user`; here the others answer", part="key"
         )
@@ -302,24 +302,24 @@ def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("user",), "a `user` needs the built-in loop, but the first seat runs an agent program", part="key")
 
 
-def _order(data: dict[str, Any]) -> Any:
+def _speaking_order(data: dict[str, Any]) -> Any:
     """Return the speaking order of `schedule`, in either form."""
     play = data.get("schedule")
     return play if isinstance(play, str) else section(data, "schedule").get("order")
 
 
-def _seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterator[Fault]:
+def _check_seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterator[Fault]:
     name, role, roles = str(path[-1]), seat.get("server", "policy"), section(data, "servers")
     if not _SEAT.fullmatch(name) or name in _TAKEN_SEATS:
         yield Fault(path, f"`{name}` cannot name a seat; use letters, digits and _, and not row or episode", part="key")
     if isinstance(role, str) and role not in (*roles, "policy"):
         yield Fault((*path, "server"), f"there is no server role `{role}`{choices(role, (*roles, 'policy'))}")
-    yield from _rivals(path, seat, roles)
+    yield from _check_opponents(path, seat, roles)
     if not section(data, "prompt") and not section(seat, "prompt"):
         yield Fault(path, "it has no prompt: give it one, or give the spec a `prompt` for all", part="key")
 
 
-def _rivals(path: NodePath, seat: dict[str, Any], roles: dict[str, Any]) -> Iterator[Fault]:
+def _check_opponents(path: NodePath, seat: dict[str, Any], roles: dict[str, Any]) -> Iterator[Fault]:
     opponents = seat.get("opponents")
     if "opponent_sampling" in seat and not opponents:
         yield Fault((*path, "opponent_sampling"), "`opponent_sampling` goes with `opponents`", part="key")
@@ -343,7 +343,7 @@ _OF_ONE_AGENT: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
+def _check_schedule(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     play = data.get("schedule")
     if isinstance(play, str):
         play = {"order": play}
@@ -366,7 +366,7 @@ def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
             yield Fault((*path, "description"), message, part="key")
 
 
-def _paid(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
+def _check_paid_seats(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
     """Find fault with the seats that rewards and turns of the solution name."""
     for path, reward in entries(data, "rewards"):
         seats = section(reward).get("seats")
@@ -397,7 +397,7 @@ def _without_seats(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "seat"), "there are no `agents:` in this spec", part="key")
 
 
-def _steps(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_per_step(data: dict[str, Any]) -> Iterator[Fault]:
     for path, reward in entries(data, "rewards"):
         if section(reward).get("per_step") is None:
             continue
@@ -443,8 +443,8 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 DATA_RULES = (
-    _name, _sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _user, _steps, _seats, _user_of_seats,
-    _without_seats, _tool_names,
+    _check_name, _check_sources, _check_fallback, _check_eval, _check_prompt, _check_parts, _check_exclusive_keys,
+    _check_tools, _check_user, _check_per_step, _check_seats, _user_of_seats, _without_seats, _tool_names,
 )  # fmt: skip
 
 
@@ -455,7 +455,7 @@ REAL_ONLY = ("base_url", "api_key_env", "headers_env")
 """Keys of a server that scripted ones alone have, and that they alone do not have."""
 
 
-def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_reasoning(data: dict[str, Any]) -> Iterator[Fault]:
     for path in (("agent",), ("evaluate", "agent")):
         if "reasoning" in section(data, *path):
             reasoning = section(data, *path)["reasoning"]
@@ -470,7 +470,7 @@ def _extra_body(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", part="key")
 
 
-def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_rewards(data: dict[str, Any]) -> Iterator[Fault]:
     for path, reward in entries(data, "rewards"):
         if not isinstance(reward, dict):
             continue
@@ -481,7 +481,7 @@ def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "fn"), "expected file.py:function")
 
 
-def _judges(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_judges(data: dict[str, Any]) -> Iterator[Fault]:
     """Find fault with judges by a rubric that have what goes with assertions, and the other way round."""
     for path, reward in entries(data, "rewards"):
         args = section(reward).get("args", {})
@@ -493,7 +493,7 @@ def _judges(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*path, "args", key), f"`{key}` has no effect together with `{other}`", part="key")
 
 
-def _replays(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_gold_replays(data: dict[str, Any]) -> Iterator[Fault]:
     """Report rewards that repeat the gold tool calls in a spec without a state, or without gold."""
     for path, reward in entries(data, "rewards"):
         if section(reward).get("fn", path[-1]) != "state_matches":
@@ -504,7 +504,7 @@ def _replays(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, "`solution` has no turns for this reward; add them or set `args.gold`", part="key")
 
 
-def _code(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_code(data: dict[str, Any]) -> Iterator[Fault]:
     references: list[tuple[NodePath, Any]] = [
         (("dataset", "generator"), section(data, "dataset").get("generator")),
         (("schedule", "fn"), section(data, "schedule").get("fn")),
@@ -520,7 +520,7 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault(path, f"expected file.py:{kind}")
 
 
-def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_bounds(data: dict[str, Any]) -> Iterator[Fault]:
     pairs: list[tuple[NodePath, Any]] = [(("score", "clamp"), section(data, "score").get("clamp"))]
     pairs += [((*path, "range"), section(reward).get("range")) for path, reward in entries(data, "rewards")]
     for path, pair in pairs:
@@ -552,29 +552,29 @@ def _stop_reasons(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, f"there is no stop reason `{name}`{choices(name, stop_reasons)}", part="key")
 
 
-def _checks(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_checks(data: dict[str, Any]) -> Iterator[Fault]:
     for path, _ in entries(data, "checks"):
         name = str(path[-1])
         if name not in DEEP_CHECKS:
             yield Fault(path, f"`validate --deep` has no check `{name}`{choices(name, DEEP_CHECKS)}", part="key")
 
 
-def _programs(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_programs(data: dict[str, Any]) -> Iterator[Fault]:
     if "program" in section(data, "evaluate", "agent"):
         yield Fault(("evaluate", "agent", "program"), "training and evaluation use the same agent program", part="key")
     seats = [("agents", str(path[-1])) for path, _ in entries(data, "agents")]
     if not seats:
-        yield from _program(data, ("agent",), (("toolsets",), ("tools",), ("user",)))
+        yield from _check_program(data, ("agent",), (("toolsets",), ("tools",), ("user",)))
     for path in seats:
         # The spec's tools are other seats' too.
-        yield from _program(data, (*path, "agent"), ((*path, "tools"),))
+        yield from _check_program(data, (*path, "agent"), ((*path, "tools"),))
     program = section(data, *seats[0], "agent", "program") if seats else {}
-    if _order(data) == "call" and program and "tools" not in program:
+    if _speaking_order(data) == "call" and program and "tools" not in program:
         message = "the others are its tools, and it is offered none: write `tools: mcp`"
         yield Fault((*seats[0], "agent", "program"), message, part="key")
 
 
-def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tuple[str, ...]]) -> Iterator[Fault]:
+def _check_program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tuple[str, ...]]) -> Iterator[Fault]:
     """Report faults of an agent's program; `of_loop` are paths outside the agent that only the built-in loop uses."""
     if "program" not in section(data, *agent):
         return
@@ -587,7 +587,7 @@ def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tup
         if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
             hint = f"; `{'.'.join(program_path)}.tools: mcp` offers them to it" if offered else ""
             yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{hint}", part="key")
-    yield from _started(program_path, section(data, *agent)["program"])
+    yield from _check_program_start(program_path, section(data, *agent)["program"])
     if "python" in program:
         return  # it lives outside of the sandbox
     backend = section(data, "sandbox").get("backend", "bubblewrap")
@@ -602,7 +602,7 @@ def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tup
         )
 
 
-def _started(program_path: NodePath, program: Any) -> Iterator[Fault]:
+def _check_program_start(program_path: NodePath, program: Any) -> Iterator[Fault]:
     """Find fault with how a program is started: by a command in the sandbox, or as a function outside of it."""
     if isinstance(program, dict) and not program.get("command") and "python" not in program:
         alternatives = "a `command`, a `python` function, or the `recipe` that has one"
@@ -614,7 +614,7 @@ def _started(program_path: NodePath, program: Any) -> Iterator[Fault]:
                 yield Fault((*program_path, key), f"`{key}` goes with `command`", part="key")
 
 
-def _solution(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_solution(data: dict[str, Any]) -> Iterator[Fault]:
     for path, _ in entries(data, "solution"):
         name = str(path[-1])
         if name not in ("turns", "patch") and difflib.get_close_matches(name, ["turns", "patch"], cutoff=0.75):
@@ -633,7 +633,7 @@ def servers(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
             yield path, role
 
 
-def _roles(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_roles(data: dict[str, Any]) -> Iterator[Fault]:
     for path, role_servers in entries(data, "servers"):
         role = str(path[-1])
         if role_servers == []:
@@ -650,7 +650,7 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((part, "server"), message) if "server" in data[part] else Fault((part,), message, part="key")
 
 
-def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_teacher(data: dict[str, Any]) -> Iterator[Fault]:
     """Report a teacher whose servers do not return log-probabilities of given tokens."""
     role = section(data, "distill").get("server", "teacher")
     for path, server in servers(data) if isinstance(data.get("distill"), dict) else ():
@@ -667,7 +667,7 @@ ASKING = {"reward_model": "reward_model", "llm_judge": "judge", "llm_pairwise": 
 """Shipped rewards that ask a server, and the role that they ask if `args.server` names none."""
 
 
-def _rating(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_reward_models(data: dict[str, Any]) -> Iterator[Fault]:
     """Report reward models used for generation, and rewards that need ratings or text from a server that has none."""
     kinds: dict[str, list[ServerType]] = {}
     speaking = {"policy", str(section(data, "user").get("server", "user" if "user" in data else "policy"))}
@@ -717,7 +717,7 @@ def _find_missing_servers(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault(path, message, part="key")
 
 
-def _servers(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_servers(data: dict[str, Any]) -> Iterator[Fault]:
     for path, server in servers(data):
         if not isinstance(server, dict):
             continue
@@ -741,20 +741,20 @@ def _known_type(name: str) -> ServerType | None:
         return None
 
 
-def _urls(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_urls(data: dict[str, Any]) -> Iterator[Fault]:
     urls = [((*path, "base_url"), section(server).get("base_url")) for path, server in servers(data)]
     urls.append((("serve", "api_url"), section(data, "serve").get("api_url")))
     for path, url in urls:
         yield from address(path, url, "api_key_env or headers_env")
 
 
-def _env(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_atropos(data: dict[str, Any]) -> Iterator[Fault]:
     for path, value in entries(data, "atropos"):
         for message, part in check_field(str(path[-1]), value):
             yield Fault(path, message, part="key" if part == "key" else "value")
 
 
-def _process(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_process(data: dict[str, Any]) -> Iterator[Fault]:
     process = section(data.get("process"))
     for key in ("min_score", "keep_best"):
         if process.get(key) is not None and (form := process.get("format", "atropos")) in ("atropos", "dpo", "kto"):
@@ -764,15 +764,16 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _stop_reasons, _checks, _programs,
-    _solution, _roles, _teacher, _rating, _find_missing_servers, _servers, _urls, _env,
+    _check_process, _check_reasoning, _extra_body, _check_rewards, _check_judges, _check_gold_replays, _check_code,
+    _check_bounds, _stop_reasons, _check_checks, _check_programs, _check_solution, _check_roles, _check_teacher,
+    _check_reward_models, _find_missing_servers, _check_servers, _check_urls, _check_atropos,
 )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- Sandbox, its files, and artifacts
 
 
-def _backend(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_backend(data: dict[str, Any]) -> Iterator[Fault]:
     name = section(data, "sandbox").get("backend")
     if not isinstance(name, str) or name in BACKENDS:
         return
@@ -796,7 +797,7 @@ def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("sandbox", "limits", key), message, part="key")
 
 
-def _packages(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_packages(data: dict[str, Any]) -> Iterator[Fault]:
     """Report package directories of the host for backends that cannot mount them; backend `none` uses the host's
     packages."""
     sandbox = section(data, "sandbox")
@@ -811,7 +812,7 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("sandbox", key), f"`{key}` is for bubblewrap and docker; {hint}", part="key")
 
 
-def _services(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_services(data: dict[str, Any]) -> Iterator[Fault]:
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
     if backend in BACKENDS and backend != "docker" and section(sandbox, "services"):
@@ -819,7 +820,7 @@ def _services(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("sandbox", "services"), message, part="key")
 
 
-def _ssh(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_ssh(data: dict[str, Any]) -> Iterator[Fault]:
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
     if "ssh" in sandbox and backend != "ssh":
@@ -839,7 +840,7 @@ def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     yield from ((path, files) for path, files in lists if isinstance(files, list))
 
 
-def _files(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_files(data: dict[str, Any]) -> Iterator[Fault]:
     for path, files in file_lists(data):
         targets: dict[str, int] = {}
         for index, file in enumerate(files):
@@ -874,7 +875,7 @@ def is_below(source: str, folder: Path) -> bool:
     return (top / source).resolve().is_relative_to(top)
 
 
-def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
+def _check_artifacts(data: dict[str, Any]) -> Iterator[Fault]:
     for path, artifact in entries(data, "artifacts"):
         yield from exactly_one(artifact, path, ("path", "command"), "an artifact")
     names = [str(path[-1]) for path, _ in entries(data, "artifacts")]
@@ -888,7 +889,15 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*path, "args", "reference"), "the spec has no `solution` with `turns` or a `patch`")
 
 
-SANDBOX_RULES = (_backend, _bare_machine, _packages, _services, _ssh, _files, _artifacts)
+SANDBOX_RULES = (
+    _check_backend,
+    _bare_machine,
+    _check_packages,
+    _check_services,
+    _check_ssh,
+    _check_files,
+    _check_artifacts,
+)
 
 
 # ----------------------------------------------------------------------------------------------------- All rules

@@ -50,34 +50,35 @@ def type_of(annotation: str, names: Mapping[str, ast.AST] = EMPTY) -> Any | None
     if not annotation:
         return None
     try:
-        return _evaluate(ast.parse(annotation, mode="eval").body, names)
+        return _evaluate_default(ast.parse(annotation, mode="eval").body, names)
     except (SyntaxError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
-def _evaluate(node: ast.expr, names: Mapping[str, ast.AST]) -> Any:
+def _evaluate_default(node: ast.expr, names: Mapping[str, ast.AST]) -> Any:
     if isinstance(node, ast.Name):
         defined = names.get(node.id)
         if isinstance(defined, ast.ClassDef):
             return _typed_dict(defined, names)
         if isinstance(defined, ast.Assign):
-            return _evaluate(defined.value, names)
+            return _evaluate_default(defined.value, names)
         return _NAMES[node.id]
     if isinstance(node, ast.Attribute):
         return _NAMES[node.attr]
     if isinstance(node, ast.Constant) and isinstance(node.value, str | None):
-        return None if node.value is None else _evaluate(ast.parse(node.value, mode="eval").body, names)
+        return None if node.value is None else _evaluate_default(ast.parse(node.value, mode="eval").body, names)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        left_type, right = _evaluate(node.left, names), _evaluate(node.right, names)
+        left_type, right = _evaluate_default(node.left, names), _evaluate_default(node.right, names)
         return typing.Union[left_type, right]  # noqa: UP007 - None | X is no type
     if not isinstance(node, ast.Subscript):
         raise ValueError("not a simple annotation")
-    outer = _evaluate(node.value, names)
+    outer = _evaluate_default(node.value, names)
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if outer is typing.Literal:
         return typing.Literal[tuple(ast.literal_eval(part) for part in parts)]
     arguments = tuple(
-        ... if isinstance(part, ast.Constant) and part.value is ... else _evaluate(part, names) for part in parts
+        ... if isinstance(part, ast.Constant) and part.value is ... else _evaluate_default(part, names)
+        for part in parts
     )
     return outer[arguments if len(arguments) > 1 else arguments[0]]
 
@@ -87,7 +88,7 @@ def _typed_dict(node: ast.ClassDef, names: Mapping[str, ast.AST]) -> Any:
     if [ast.unparse(base).rpartition(".")[2] for base in node.bases] != ["TypedDict"]:
         raise ValueError("not a TypedDict, or one that inherits keys")
     fields = {
-        each.target.id: _evaluate(each.annotation, names)
+        each.target.id: _evaluate_default(each.annotation, names)
         for each in node.body
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     }
@@ -223,15 +224,15 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
         sections[f"args_{name}"] = {
             "type": "object",
             "description": signature.help,
-            "properties": {argument.name: _argument(argument) for argument in signature.arguments()},
+            "properties": {argument.name: _argument_schema(argument) for argument in signature.arguments()},
             "additionalProperties": signature.open,
         }
     properties["rewards"]["properties"] = reward_schemas
     properties["rewards"]["additionalProperties"] = {"$ref": "#/$defs/Reward"}
-    _nullable(top, sections)
+    _make_nullable(top, sections)
 
 
-def _nullable(top: dict[str, Any], sections: dict[str, Any]) -> None:
+def _make_nullable(top: dict[str, Any], sections: dict[str, Any]) -> None:
     """Allow null for every key: it is the same as an absent key, and deletes a parent's value."""
     for section in (top, *sections.values()):
         for key, field in section.get("properties", {}).items():
@@ -241,7 +242,7 @@ def _nullable(top: dict[str, Any], sections: dict[str, Any]) -> None:
                 section["properties"][key] = _with_choice(field, dict(_NULLABLE))
 
 
-def _argument(parameter: Parameter) -> dict[str, Any]:
+def _argument_schema(parameter: Parameter) -> dict[str, Any]:
     kind = type_of(parameter.annotation)
     schema: dict[str, Any] = {}
     if kind is not None:

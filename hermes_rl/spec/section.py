@@ -79,11 +79,11 @@ def types_at(model: type[BaseModel], path: NodePath) -> list[Any]:
     """Return the types that the value at a path may have."""
     possible: list[Any] = [model]
     for step in path:
-        possible = [child_type for outer in possible for child_type in _step(outer, step)]
+        possible = [child_type for outer in possible for child_type in _step_into(outer, step)]
     return possible
 
 
-def _step(outer: Any, step: str | int) -> list[Any]:
+def _step_into(outer: Any, step: str | int) -> list[Any]:
     if isinstance(outer, type) and issubclass(outer, BaseModel):
         for name, field in outer.model_fields.items():
             if step in (name, field.alias):
@@ -94,7 +94,9 @@ def _step(outer: Any, step: str | int) -> list[Any]:
         item_types = members(args[0])
         # one server may be written without its list
         return (
-            item_types if isinstance(step, int) else [part for argument in item_types for part in _step(argument, step)]
+            item_types
+            if isinstance(step, int)
+            else [part for argument in item_types for part in _step_into(argument, step)]
         )
     if container is not None and isinstance(container, type) and issubclass(container, Mapping):
         return members(args[1])
@@ -193,7 +195,7 @@ def _unless_template(
     return handler(value)
 
 
-def _written(value: Any, handler: core_schema.SerializerFunctionWrapHandler) -> Any:
+def _dump_late(value: Any, handler: core_schema.SerializerFunctionWrapHandler) -> Any:
     return value if is_template(value) else handler(value)
 
 
@@ -202,7 +204,7 @@ class MayTemplate:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
-        written = core_schema.wrap_serializer_function_ser_schema(_written, schema=schema)
+        written = core_schema.wrap_serializer_function_ser_schema(_dump_late, schema=schema)
         return core_schema.with_info_wrap_validator_function(_unless_template, schema, serialization=written)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
@@ -219,7 +221,7 @@ class LazySection:
         return self.section.model_validate(value, context=info.context)
 
 
-def _built(value: Section, handler: core_schema.SerializerFunctionWrapHandler) -> Any:
+def _dump_section(value: Section, handler: core_schema.SerializerFunctionWrapHandler) -> Any:
     type(value).model_rebuild()
     return handler(value)
 
@@ -229,7 +231,7 @@ class _BuiltLater:
     spec."""
 
     def __get_pydantic_core_schema__(self, source: type[Section], handler: GetCoreSchemaHandler) -> CoreSchema:
-        written = core_schema.wrap_serializer_function_ser_schema(_built)
+        written = core_schema.wrap_serializer_function_ser_schema(_dump_section)
         return core_schema.with_info_plain_validator_function(LazySection(source), serialization=written)
 
 
@@ -245,7 +247,7 @@ def _of_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
     return validate
 
 
-def _text(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     """Return numbers and booleans as text, for programs that read text anyway."""
     text = str(value) if isinstance(value, int | float) else value
     return text.lower() if isinstance(value, bool) else text
@@ -256,7 +258,7 @@ def _for_system(value: str) -> str:
     return value
 
 
-def _encodable(value: str) -> str:
+def _check_encodable(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -286,8 +288,8 @@ Pair = Annotated[tuple[float, float], Strict(False)]
 Size = Annotated[int, BeforeValidator(_of_text(parse_size))]
 Seconds = Annotated[float, BeforeValidator(_of_text(parse_duration))]
 SystemText = Annotated[str, AfterValidator(_of_text(_for_system))]
-EnvText = Annotated[SystemText, BeforeValidator(_text)]
+EnvText = Annotated[SystemText, BeforeValidator(_as_text)]
 UrlText = Annotated[str, AfterValidator(_of_text(url_text))]
-FileText = Annotated[str, AfterValidator(_encodable)]
+FileText = Annotated[str, AfterValidator(_check_encodable)]
 PathText = Annotated[SystemText, AfterValidator(_for_path)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

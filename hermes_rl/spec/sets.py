@@ -210,11 +210,11 @@ def _in_full(root: MappingNode) -> MappingNode:
     body = _without_nulls(body)
     for key, entry in body.entries.items():
         if isinstance(entry.value, SequenceNode) and key in ("specs", "models", "settings"):
-            body = body.having(**{key: replace(entry.value, items=tuple(map(_item, entry.value.items)))})
+            body = body.having(**{key: replace(entry.value, items=tuple(map(_clean_item, entry.value.items)))})
     return root.having(set=body)
 
 
-def _item(node: Node) -> Node:
+def _clean_item(node: Node) -> Node:
     if isinstance(node, ScalarNode) and isinstance(node.value, str):
         return MappingNode(node.position, {"spec": Entry(node.position, node)})
     return _without_nulls(node) if isinstance(node, MappingNode) else node

@@ -52,7 +52,7 @@ class CodeError(Exception):
 
 
 @lru_cache(maxsize=256)
-def _tree(path: str, changed: float) -> ast.Module:
+def _parse_file(path: str, changed: float) -> ast.Module:
     try:
         return ast.parse(Path(path).read_bytes(), filename=path)
     except SyntaxError as error:
@@ -64,7 +64,7 @@ def _tree(path: str, changed: float) -> ast.Module:
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file. Raises CodeError if the file is missing or not valid Python."""
     try:
-        return _tree(str(path), path.stat().st_mtime)
+        return _parse_file(str(path), path.stat().st_mtime)
     except OSError as error:
         raise CodeError(f"{path}: {error.strerror}") from None
 
@@ -112,27 +112,29 @@ def function(path: Path, name: str) -> Function | None:
     names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     values = [*arguments.defaults, *arguments.kw_defaults]
     defaults = [*[None] * (len(names) - len(values)), *values]
-    parameters = tuple(_parameter(*pair, helps) for pair in zip(names, defaults, strict=True))
-    decorators = dict(map(_decorator, node.decorator_list))
-    requirements = tuple(each for decorator in node.decorator_list if (each := _requirement(decorator)) is not None)
+    parameters = tuple(_read_parameter(*pair, helps) for pair in zip(names, defaults, strict=True))
+    decorators = dict(map(_decorator_name, node.decorator_list))
+    requirements = tuple(
+        each for decorator in node.decorator_list if (each := _read_requirement(decorator)) is not None
+    )
     return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None, decorators, requirements)
 
 
-def _requirement(node: ast.expr) -> Requirement | None:
+def _read_requirement(node: ast.expr) -> Requirement | None:
     if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "requires":
         return None
     texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return (texts[0], texts[1]) if len(texts) == 2 else None
 
 
-def _decorator(node: ast.expr) -> tuple[str, str | None]:
+def _decorator_name(node: ast.expr) -> tuple[str, str | None]:
     call = node if isinstance(node, ast.Call) else None
     first = call.args[0] if call is not None and call.args else None
     text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
     return ast.unparse(node if call is None else call.func).rpartition(".")[2], text
 
 
-def _parameter(argument: ast.arg, default: ast.expr | None, helps: dict[str, str]) -> Parameter:
+def _read_parameter(argument: ast.arg, default: ast.expr | None, helps: dict[str, str]) -> Parameter:
     annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
     value: Any = None
     if default is not None:

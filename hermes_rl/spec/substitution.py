@@ -30,7 +30,7 @@ def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Probl
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
         try:
-            return _changed(path, node, environ)
+            return _substituted(path, node, environ)
         except ValueError as error:
             problems.append(node.position.problem(str(error)))
             return replace(node, broken=True, value=None)
@@ -38,31 +38,31 @@ def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Probl
     return rewrite(root, change), problems
 
 
-def _changed(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> ScalarNode:
-    if not isinstance(node.value, str) or "$" not in node.text or node.raw or _stays(path, node):
+def _substituted(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> ScalarNode:
+    if not isinstance(node.value, str) or "$" not in node.text or node.raw or _is_kept(path, node):
         return node
     match = _WHOLE.fullmatch(node.text)
     if match:
-        return _filled(node, _value(match[1], match[2], environ))
+        return _with_text(node, _variable_value(match[1], match[2], environ))
     if nodes.is_in(path, nodes.PROSE):
-        return _filled(node, node.text[1:]) if _ESCAPED.fullmatch(node.text) else node
+        return _with_text(node, node.text[1:]) if _ESCAPED.fullmatch(node.text) else node
     if _PART.search(node.text):
         raise ValueError("a variable must be the whole value: ${VAR} or ${VAR:-default}; write $${ for the characters")
-    return _filled(node, node.text.replace("$$", "$")) if "$$" in node.text else node
+    return _with_text(node, node.text.replace("$$", "$")) if "$$" in node.text else node
 
 
-def _stays(path: NodePath, node: ScalarNode) -> bool:
+def _is_kept(path: NodePath, node: ScalarNode) -> bool:
     if nodes.is_row(path) or nodes.is_command(path) or nodes.is_in(path, nodes.EXPRESSIONS):
         return True
     return nodes.is_template_place(path) and is_template(node.text)
 
 
-def _filled(node: ScalarNode, text: str) -> ScalarNode:
+def _with_text(node: ScalarNode, text: str) -> ScalarNode:
     value = resolve(text) if node.is_plain else text
     return replace(node, value=value, text=text, written=node.text)
 
 
-def _value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
+def _variable_value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
     if _SECRET.search(name):
         raise ValueError(f"{name} looks like a secret, which must not enter a spec; name it in a key that ends in _env")
     value = environ.get(name, "")
@@ -87,11 +87,11 @@ def read_env_file(path: Path) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.strip()):
             raise UserError(f"{path}:{line_number}:1: expected NAME=value")
-        variables[name.strip()] = _unquoted(value.strip())
+        variables[name.strip()] = _strip_comment(value.strip())
     return variables
 
 
-def _unquoted(value: str) -> str:
+def _strip_comment(value: str) -> str:
     if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
         return value[1:-1]
     return value.partition(" #")[0].rstrip()

@@ -66,46 +66,46 @@ def limited_rendering() -> Iterator[None]:
         _rendering.deadline, _rendering.bytes_left = before
 
 
-def _tick() -> None:
+def _check_deadline() -> None:
     _rendering.ticks += 1
     if _rendering.ticks & 7 == 0 and time.thread_time() > _rendering.deadline:
         raise TemplateTooLarge(f"the template computes for more than {SECONDS:g} s")
 
 
-def _charged(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     """Return a value that a template has created, after checking its size."""
     if isinstance(value, Sized):
-        _require(len(value))
+        _require_size(len(value))
         _rendering.bytes_left -= sys.getsizeof(value)
         if _rendering.bytes_left < 0:
             raise TemplateTooLarge(f"the template makes values of more than {TOTAL >> 20} MiB")
     return value
 
 
-def _require(size: float) -> None:
+def _require_size(size: float) -> None:
     if size > LARGEST:
         raise TemplateTooLarge(f"the template makes a value of more than {LARGEST} elements")
 
 
-def _joined(values: Iterable[Any]) -> str:
+def _join_texts(values: Iterable[Any]) -> str:
     size, texts = 0, []
     for value in values:
-        text = value if type(value) is str else str(_writable(value))
+        text = value if type(value) is str else str(_check_written(value))
         texts.append(text)
         size += len(text)
         if size > LARGEST:
-            _require(size)
-    return str(_charged("".join(texts)))
+            _require_size(size)
+    return str(_check_size("".join(texts)))
 
 
-def _writable(value: Any) -> Any:
+def _check_written(value: Any) -> Any:
     """Return a value that a template writes, after checking its size; a list of few entries may be large as a text."""
     if type(value) not in _SCALARS:
-        _require(len(value) if type(value) is str else _size(value, {}))
+        _require_size(len(value) if type(value) is str else _element_count(value, {}))
     return value
 
 
-def _size(value: Any, size_cache: dict[int, int]) -> int:
+def _element_count(value: Any, size_cache: dict[int, int]) -> int:
     """Return the number of elements of a value, nested ones included; repeated ones count each time."""
     kind = type(value)
     if kind is str or isinstance(value, (str, bytes)):
@@ -114,7 +114,7 @@ def _size(value: Any, size_cache: dict[int, int]) -> int:
         return 1
     if id(value) not in size_cache:
         children = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
-        size_cache[id(value)] = 1 + sum(_size(each, size_cache) for each in children)
+        size_cache[id(value)] = 1 + sum(_element_count(each, size_cache) for each in children)
     return size_cache[id(value)]
 
 
@@ -122,11 +122,11 @@ def _require_operands(operator: str, left_operand: Any, right: Any) -> None:
     if isinstance(left_operand, str) and operator == "%":
         _require_call((left_operand, *(right if isinstance(right, tuple) else (right,))), {}, formats=True)
     elif operator == "+" and isinstance(left_operand, Sized) and isinstance(right, Sized):
-        _require(len(left_operand) + len(right))
+        _require_size(len(left_operand) + len(right))
     elif operator == "*":
         for value, count in ((left_operand, right), (right, left_operand)):
             if isinstance(value, Sized) and isinstance(count, int):
-                _require(len(value) * max(count, 0))
+                _require_size(len(value) * max(count, 0))
     if isinstance(left_operand, int) and isinstance(right, int) and operator in ("*", "**"):
         bits = (
             left_operand.bit_length() * max(right, 1)
@@ -139,7 +139,7 @@ def _require_operands(operator: str, left_operand: Any, right: Any) -> None:
 
 def _require_call(arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, formats: bool = False) -> None:
     """Raise `TemplateTooLarge` if the result of a filter or method may be too large for its arguments."""
-    _tick()
+    _check_deadline()
     values = [*arguments, *keywords.values()]
     if any(isinstance(value, int) and abs(value) > LARGEST_COUNT for value in values):
         raise TemplateTooLarge(f"the template gives a filter or method a number above {LARGEST_COUNT}")
@@ -164,14 +164,14 @@ def _require_result(name: str, arguments: tuple[Any, ...], keywords: Mapping[str
         return
     texts = [value for value in arguments if isinstance(value, str)]
     if name == "replace" and len(texts) == 3:
-        _require(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
+        _require_size(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
         return
     size_cache = dict[int, int]()
-    sizes = sorted((_size(value, size_cache) for value in (*arguments, *keywords.values())), reverse=True)
-    _require(math.prod(sizes[:2]) if name in _MULTIPLYING else sum(sizes))
+    sizes = sorted((_element_count(value, size_cache) for value in (*arguments, *keywords.values())), reverse=True)
+    _require_size(math.prod(sizes[:2]) if name in _MULTIPLYING else sum(sizes))
 
 
-def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter with limits."""
     if name in _LOOKING:
         return function
@@ -182,7 +182,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if not (keywords or formats) and all(type(value) is str and len(value) <= SHORT for value in arguments):
             return function(*arguments)
         _require_result(name, arguments, keywords)
-        return _charged(function(*arguments, **keywords))
+        return _check_size(function(*arguments, **keywords))
 
     return call
 
@@ -191,7 +191,7 @@ class _Filters(dict[str, Callable[..., Any]]):
     """Filters of an environment, each with limits."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
-        super().__setitem__(name, _limited(name, function))
+        super().__setitem__(name, _limit_filter(name, function))
 
 
 class _Generator(CodeGenerator):
@@ -214,12 +214,12 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with limits of time, within `limited_rendering`, and of size."""
 
     code_generator_class = _Generator
-    concat = staticmethod(_joined)
+    concat = staticmethod(_join_texts)
     intercepted_binops = frozenset({"+", "*", "**", "%"})
-    tick = staticmethod(_tick)
+    tick = staticmethod(_check_deadline)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"finalize": _writable, **options})
+        super().__init__(*arguments, **{"finalize": _check_written, **options})
         filters = self.filters
         self.filters = _Filters()
         for name, function in filters.items():
@@ -228,12 +228,12 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _require_operands(operator, left, right)
-        return _charged(super().call_binop(context, operator, left, right))
+        return _check_size(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         subject = getattr(inspect.unwrap(__obj), "__self__", None)  # the sandbox wraps `format`
         if not isinstance(subject, (str, list, tuple, dict)):
-            _tick()
+            _check_deadline()
             return super().call(__context, __obj, *args, **kwargs)
         _require_result(__obj.__name__, (subject, *args), kwargs)
-        return _charged(super().call(__context, __obj, *args, **kwargs))
+        return _check_size(super().call(__context, __obj, *args, **kwargs))

@@ -107,7 +107,7 @@ def default(value: Any, default_value: Any = "", boolean: bool = False) -> Any:
     return value
 
 
-def _bytes(value: Any) -> bytes:
+def _as_bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
@@ -126,9 +126,9 @@ FILTERS = {
     "regex_replace": regex_replace,
     "default": default,
     "d": default,
-    "b64encode": lambda value: base64.b64encode(_bytes(value)).decode("ascii"),
+    "b64encode": lambda value: base64.b64encode(_as_bytes(value)).decode("ascii"),
     "b64decode": lambda value: base64.b64decode(value).decode(),
-    "sha256": lambda value: hashlib.sha256(_bytes(value)).hexdigest(),
+    "sha256": lambda value: hashlib.sha256(_as_bytes(value)).hexdigest(),
     "quote": lambda value: shlex.quote(str(value)),
 }
 """Filters besides Jinja's own."""
@@ -140,7 +140,7 @@ _TEXT_FILTER = "_not_none"
 
 
 @lru_cache(maxsize=1)
-def _environment() -> RowEnvironment:
+def _row_environment() -> RowEnvironment:
     """Return the environment that every template of a spec is compiled in."""
     environment = RowEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     environment.filters.update(FILTERS)
@@ -165,17 +165,17 @@ def guard_text(template: nodes.Template) -> nodes.Template:
 
 def columns_of(node: nodes.Node) -> list[str]:
     """Return the names that an expression reads, and the columns that it reads through `row`."""
-    names = [name.name for name in _all(node, nodes.Name) if name.ctx == "load"]
-    for item in _all(node, nodes.Getitem):
+    names = [name.name for name in _all_nodes(node, nodes.Name) if name.ctx == "load"]
+    for item in _all_nodes(node, nodes.Getitem):
         if isinstance(item.node, nodes.Name) and item.node.name == ROW and isinstance(item.arg, nodes.Const):
             names.append(str(item.arg.value))
-    for item in _all(node, nodes.Getattr):
+    for item in _all_nodes(node, nodes.Getattr):
         if isinstance(item.node, nodes.Name) and item.node.name == ROW:
             names.append(item.attr)
     return [name for name in dict.fromkeys(names) if name != ROW and name not in GLOBALS]
 
 
-def _all(node: nodes.Node, kind: type[Any]) -> list[Any]:
+def _all_nodes(node: nodes.Node, kind: type[Any]) -> list[Any]:
     root_match = [node] if isinstance(node, kind) else []
     return [*root_match, *node.find_all(kind)]
 
@@ -194,9 +194,9 @@ class Compiled:
             raise TemplateSyntaxError(f"it is nested too deeply or too long ({type(error).__name__})", 1) from None
 
     def _compile(self, source: str) -> None:
-        environment = _environment()
+        environment = _row_environment()
         tree = environment.parse(source)
-        self.columns = _columns(tree)
+        self.columns = _columns_read(tree)
         expression = _single_expression(source)
         self.typed: TemplateExpression | None = None
         self.text: JinjaTemplate | None = None
@@ -208,7 +208,7 @@ class Compiled:
     def __call__(self, row: Mapping[str, Any]) -> Any:
         values = {**row, ROW: row}
         if self.typed is not None:
-            return _settled(self.typed(values))
+            return _settle_value(self.typed(values))
         assert self.text is not None
         return self.text.render(values)
 
@@ -218,7 +218,7 @@ compiled = lru_cache(maxsize=4096)(Compiled)
 
 def _single_expression(source: str) -> str | None:
     """Return the expression of a string that is exactly one `{{ expression }}`."""
-    tokens = list(_environment().lex(source))
+    tokens = list(_row_environment().lex(source))
     if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
         return None
     expression_tokens = tokens[1:-1]
@@ -229,7 +229,7 @@ def _single_expression(source: str) -> str | None:
     return "".join(text for _, _, text in expression_tokens)
 
 
-def _columns(tree: nodes.Template) -> dict[str, int]:
+def _columns_read(tree: nodes.Template) -> dict[str, int]:
     """Return the columns that a template reads, each with the line that reads it first."""
     columns = set(columns_of(tree)) - {name.name for name in tree.find_all(nodes.Name)}  # through `row`
     columns |= find_undeclared_variables(tree) - GLOBALS.keys() - {ROW}
@@ -241,7 +241,7 @@ def _columns(tree: nodes.Template) -> dict[str, int]:
     return lines
 
 
-def _settled(value: Any) -> Any:
+def _settle_value(value: Any) -> Any:
     """Return the value of an expression: iterators run out, and nothing in it may be missing."""
     if type(value) in _PLAIN:
         return value
@@ -250,9 +250,9 @@ def _settled(value: Any) -> Any:
     if isinstance(value, Iterator) or type(value) in (range, zip, enumerate):
         value = list(value)
     if isinstance(value, (list, tuple)):
-        return [_settled(item) for item in value]
+        return [_settle_value(item) for item in value]
     if isinstance(value, (dict, Mapping)):
-        return {key: _settled(item) for key, item in value.items()}
+        return {key: _settle_value(item) for key, item in value.items()}
     return value
 
 
@@ -312,14 +312,14 @@ def render(value: Any, row: Mapping[str, Any], *, location: str = "", key: str =
         return [render(item, row, location=_below(location, index), key=key) for index, item in enumerate(value)]
     if not is_template(value):
         return value
-    return _rendered(value, row, location, key)
+    return _render(value, row, location, key)
 
 
 def _below(location: str, step: object) -> str:
     return f"{location}.{step}" if location else str(step)
 
 
-def _rendered(source: str, row: Mapping[str, Any], location: str, key: str) -> Any:
+def _render(source: str, row: Mapping[str, Any], location: str, key: str) -> Any:
     try:
         with limited_rendering():
             return compiled(source)(row)
@@ -328,12 +328,12 @@ def _rendered(source: str, row: Mapping[str, Any], location: str, key: str) -> A
     except TemplateSyntaxError as error:
         raise TemplateError(f"template: {error.message}", location=location, row=key, line=error.lineno) from None
     except UndefinedError as error:
-        raise _missing(error, source, row, location, key) from None
+        raise _missing_error(error, source, row, location, key) from None
     except (
         JinjaError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError
     ) as error:  # fmt: skip
         message = f"template: {type(error).__name__}: {error}"
-        raise TemplateError(message, location=location, row=key, line=_line(error, source)) from None
+        raise TemplateError(message, location=location, row=key, line=_failed_line(error, source)) from None
 
 
 def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], location: str, key: str) -> TemplateError:
@@ -344,15 +344,17 @@ def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], location: str,
     return TemplateError(message, location=location, row=key, line=error.line, column=column)
 
 
-def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], location: str, key: str) -> TemplateError:
+def _missing_error(
+    error: UndefinedError, source: str, row: Mapping[str, Any], location: str, key: str
+) -> TemplateError:
     for name, line in compiled(source).columns.items():
         if name not in row:
             message = f"there is no column `{name}`{did_you_mean(name, row)}"
             return TemplateError(message, location=location, row=key, line=line, column=name)
-    return TemplateError(f"template: {error.message}", location=location, row=key, line=_line(error, source))
+    return TemplateError(f"template: {error.message}", location=location, row=key, line=_failed_line(error, source))
 
 
-def _line(error: BaseException, source: str) -> int | None:
+def _failed_line(error: BaseException, source: str) -> int | None:
     """Return the line of a text in which rendering failed; Jinja keeps none for a single expression."""
     if compiled(source).typed is not None:
         return None
@@ -388,11 +390,11 @@ def render_section(part: S, row: Mapping[str, Any], *, location: str = "", key: 
 def _wrong_type(error: ValidationError, location: str, key: str) -> TemplateError:
     first = error.errors(include_url=False, include_input=False)[0]
     value_location = ".".join(str(step) for step in (location, *first["loc"]) if step != "")
-    message = f"the template gives a value that does not fit: {_reason(first)}"
+    message = f"the template gives a value that does not fit: {_reason_text(first)}"
     return TemplateError(message, location=value_location, row=key, path=first["loc"])
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason_text(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return f"there is no key `{error['loc'][-1]}` here"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}"
@@ -407,7 +409,7 @@ def coerce(value: Any, annotation: Any, *, location: str = "", key: str = "") ->
         first = error.errors(include_url=False, include_input=False)[0]
         subpath = ".".join(map(str, first["loc"][1:]))
         raise TemplateError(
-            f"the template gives a value that does not fit{subpath and f' (at {subpath})'}: {_reason(first)}",
+            f"the template gives a value that does not fit{subpath and f' (at {subpath})'}: {_reason_text(first)}",
             location=location,
             row=key,
             path=first["loc"][1:],
@@ -420,40 +422,40 @@ def _adapter_of(annotation: Any) -> TypeAdapter[tuple[Any]]:
     try:
         hash(annotation)
     except TypeError:  # what `Annotated` adds may be anything
-        return _adapter.__wrapped__(annotation)
-    return _adapter(annotation)
+        return _tuple_adapter.__wrapped__(annotation)
+    return _tuple_adapter(annotation)
 
 
 @lru_cache(maxsize=256, typed=True)
-def _adapter(annotation: Any) -> TypeAdapter[tuple[Any]]:
+def _tuple_adapter(annotation: Any) -> TypeAdapter[tuple[Any]]:
     """Return a validator for a value inside a tuple, so that types without configuration inherit the tuple's."""
     config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
-    return TypeAdapter(tuple[_portable(annotation)], config=config)  # type: ignore[misc]
+    return TypeAdapter(tuple[_portable_type(annotation)], config=config)  # type: ignore[misc]
 
 
-def _portable(annotation: Any) -> Any:
+def _portable_type(annotation: Any) -> Any:
     """Return an annotation that pydantic takes in Python 3.11 too, for which `typing.TypedDict` keeps too little."""
     if sys.version_info >= (3, 12):
         return annotation
     if is_typeddict(annotation) and not hasattr(annotation, "__pydantic_config__"):
         hints = get_type_hints(annotation, include_extras=True)
         required = annotation.__required_keys__
-        fields = {name: _portable(kind) for name, kind in hints.items()}
+        fields = {name: _portable_type(kind) for name, kind in hints.items()}
         fields = {name: kind if name in required else NotRequired[kind] for name, kind in fields.items()}
         return TypedDict(annotation.__name__, fields)  # type: ignore[operator]
     outer, parts = get_origin(annotation), get_args(annotation)
     if outer is Annotated:
-        return Annotated[(_portable(parts[0]), *parts[1:])]
+        return Annotated[(_portable_type(parts[0]), *parts[1:])]
     if outer in (Union, UnionType):
-        return Union[tuple(map(_portable, parts))]  # noqa: UP007 - of as many as there are
+        return Union[tuple(map(_portable_type, parts))]  # noqa: UP007 - of as many as there are
     if isinstance(outer, type) and issubclass(outer, Collection):
-        return outer[tuple(map(_portable, parts))]  # type: ignore[index]
+        return outer[tuple(map(_portable_type, parts))]  # type: ignore[index]
     return annotation
 
 
 def evaluate(expression: str, row: Mapping[str, Any], *, location: str = "", key: str = "") -> Any:
     """Return the value of an expression without braces, such as `dataset.filter`; raises TemplateError."""
-    return _rendered(f"{{{{ {expression} }}}}", row, location, key)
+    return _render(f"{{{{ {expression} }}}}", row, location, key)
 
 
 def has_template(value: Any) -> bool:

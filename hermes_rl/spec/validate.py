@@ -102,7 +102,7 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
     """
     # YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same.
     tree = rewrite(
-        _prune(root, ()),
+        _prune_nulls(root, ()),
         lambda path, node: (
             replace(node, value=node.text)
             if node.is_plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
@@ -110,7 +110,7 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
         ),
     )
     assert isinstance(tree, MappingNode)
-    tree, spec, errors = _parse(tree)
+    tree, spec, errors = _parse_variables(tree)
     wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
     clear = [error for error, path in zip(errors, wrong, strict=True) if not _is_below(path, misspelt)]
     problems = [problem for error in clear if (problem := problem_of(tree, error)) is not None]
@@ -130,13 +130,13 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
 
 def parse_tree(tree: MappingNode) -> Spec | None:
     """Return the spec of a tree with valid types, regardless of the rules, or None if a type is wrong."""
-    tree, spec, _ = _parse(tree)
+    tree, spec, _ = _parse_variables(tree)
     if spec is not None:
         spec._tree = tree
     return spec
 
 
-def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetails]]:
+def _parse_variables(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetails]]:
     """Return a variable's value as the type of its field: text where text is wanted, even if it is 8."""
     try:
         return tree, Spec.model_validate(to_builtins(tree)), []
@@ -147,7 +147,7 @@ def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetai
     if changed == tree:
         return tree, None, errors
     assert isinstance(changed, MappingNode)
-    return _parse(changed)
+    return _parse_variables(changed)
 
 
 def _as_text(node: ScalarNode) -> ScalarNode:
@@ -156,7 +156,7 @@ def _as_text(node: ScalarNode) -> ScalarNode:
     return replace(node, value=node.text)
 
 
-def _prune(node: Node, path: NodePath) -> Node:
+def _prune_nulls(node: Node, path: NodePath) -> Node:
     """Return the tree without the keys whose value is null, which are the same as absent, except in the user's data."""
     if not isinstance(node, MappingNode) or nodes.is_in(path, nodes.FREE):
         return node
@@ -165,7 +165,7 @@ def _prune(node: Node, path: NodePath) -> Node:
         entry_path = (*path, key)
         if is_null(entry.value) and not nodes.is_in(entry_path, nodes.FREE):
             continue
-        entries[key] = Entry(entry.key, _prune(entry.value, entry_path))
+        entries[key] = Entry(entry.key, _prune_nulls(entry.value, entry_path))
     return replace(node, entries=entries)
 
 

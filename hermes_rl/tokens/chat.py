@@ -67,7 +67,7 @@ def chat_tokens(
         return ChatTokens(None, "no assistant turn was sampled")
     try:
         with refusals(tokenizer.name):
-            steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
+            steps = _Steps(tokenizer, renderer or _template_renderer(tokenizer), tools, longest)
             for turn_index, reply_index in enumerate(reply_indices):
                 turn = turns[turn_index] if turn_index < len(turns) else SampledTurn()
                 if not steps.add(messages[: reply_index + 1], turn):
@@ -130,7 +130,7 @@ class _Steps:
 
 
 @functools.lru_cache(maxsize=8)
-def _renderer(tokenizer: Tokenizer) -> Renderer:
+def _template_renderer(tokenizer: Tokenizer) -> Renderer:
     return TemplateRenderer(tokenizer)
 
 

@@ -169,7 +169,7 @@ class FamilyRenderer:
         try:
             if few or MARK not in text:
                 response = await parse_in_thread(
-                    partial(_response, self._renderer, sampled, before, tool_list), len(sampled)
+                    partial(_parse_turn, self._renderer, sampled, before, tool_list), len(sampled)
                 )
             else:
                 response = await self._apart(sampled, before, tool_list)
@@ -226,7 +226,7 @@ class FamilyRenderer:
         return Parsed(content, response["reasoning"], calls)
 
 
-def _response(renderer: Any, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
+def _parse_turn(renderer: Any, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
     """Return the package's parse result for a turn, as plain values."""
     response = renderer.parse_response(sampled, tools=tools, prompt_ids=before)
     calls = [
@@ -356,7 +356,7 @@ def parse_response(
 ) -> dict[str, Any]:
     """Parse a turn in a worker process."""
     tokenizer.texts = texts
-    return _response(_family_renderer(family, tokenizer, retention), sampled, before, tools)
+    return _parse_turn(_family_renderer(family, tokenizer, retention), sampled, before, tools)
 
 
 parse_response.imports = ("renderers",)  # type: ignore[attr-defined]

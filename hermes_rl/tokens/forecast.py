@@ -39,27 +39,27 @@ class Forecast:
 
 def forecast(renderer: Renderer, *, system: bool, tools: bool, user: bool) -> Forecast:
     """Return the forecast for a rollout of this kind; raise `TemplateRefused` if the template refuses it."""
-    without_thoughts = _played(renderer, system, tools, user, thought=False)
-    thoughtful = _played(renderer, system, tools, user, thought=True)
+    without_thoughts = _sample_transcript(renderer, system, tools, user, thought=False)
+    thoughtful = _sample_transcript(renderer, system, tools, user, thought=True)
     return Forecast(len(without_thoughts.turns), len(without_thoughts.branches), len(thoughtful.branches))
 
 
-def _played(renderer: Renderer, system: bool, tools: bool, user: bool, *, thought: bool) -> Transcript:
+def _sample_transcript(renderer: Renderer, system: bool, tools: bool, user: bool, *, thought: bool) -> Transcript:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
     messages.append(QUESTION)
     transcript = Transcript()
     for index in range(2 if tools else 0):
         calling = {**make_reply(""), "tool_calls": [call(TOOL_NAME, {"x": "v"}, f"c{index:08d}")]}
-        _turn(renderer, transcript, messages, tools, thinking(calling, thought))
+        _add_turn(renderer, transcript, messages, tools, thinking(calling, thought))
         messages.append({"role": "tool", "tool_call_id": f"c{index:08d}", "name": TOOL_NAME, "content": "r"})
     for index in range(2 if user else 1):
-        _turn(renderer, transcript, messages, tools, thinking(make_reply("said"), thought))
+        _add_turn(renderer, transcript, messages, tools, thinking(make_reply("said"), thought))
         if user and index == 0:
             messages.append({"role": "user", "content": "and?"})
     return transcript
 
 
-def _turn(
+def _add_turn(
     renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, answer: dict[str, Any]
 ) -> None:
     offered = [TOOL] if tools else None

@@ -40,7 +40,7 @@ class HubTokenizer:
 
     def __init__(self, name_or_path: str, tokenizer: Any = None, *, local: bool = False) -> None:
         self.name = name_or_path
-        self._tokenizer = _load(name_or_path, local) if tokenizer is None else tokenizer
+        self._tokenizer = _load_pretrained(name_or_path, local) if tokenizer is None else tokenizer
         self._engine = _engine_of(self._tokenizer)
         _limit_templates()
         self._lock = Lock()
@@ -189,7 +189,7 @@ def _engine_of(tokenizer: Any) -> Any:
     return engine
 
 
-def _load(name_or_path: str, local: bool) -> Any:
+def _load_pretrained(name_or_path: str, local: bool) -> Any:
     try:
         loader = auto_tokenizer()
         offline = local or (not Path(name_or_path).exists() and not hub_reachable())

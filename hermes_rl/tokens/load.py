@@ -77,14 +77,14 @@ def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None
     if name != TEMPLATE:
         with suppress(RendererRefused):  # a model of that name with another tokenizer
             family = family_renderer(name, tokenizer, settings)
-            if _agrees(family, tokenizer):
+            if _family_agrees(family, tokenizer):
                 return family
     renderer = TemplateRenderer(tokenizer, settings)
     _ = renderer.parser  # if no parser reads the template's calls, this raises now and not in the first turn
     return renderer
 
 
-def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
+def _family_agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
     """Return True if a family guessed from the model's name renders a prompt like the tokenizer's own template."""
     messages = [{"role": "system", "content": "s"}, QUESTION]
     for tools in (None, [TOOL]):
@@ -105,7 +105,7 @@ def load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer
         RendererRefused: its template does not allow exact tokens.
     """
     with _LOADING:
-        return _loaded(tokenizer, settings)
+        return _load_renderer(tokenizer, settings)
 
 
 def renderer_for(tokenizer: Any, settings: RendererSettings) -> Renderer:
@@ -117,5 +117,5 @@ def renderer_for(tokenizer: Any, settings: RendererSettings) -> Renderer:
 
 
 @functools.lru_cache(maxsize=16)
-def _loaded(tokenizer: str | None, settings: RendererSettings) -> Renderer:
+def _load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer:
     return make_renderer(load_tokenizer(tokenizer), settings)

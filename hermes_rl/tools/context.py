@@ -44,7 +44,7 @@ async def _of_this_machine(read: Callable[[Path], T], path: Path) -> T:
         raise _OfThisMachineError(error.errno, error.strerror, error.filename) from error
 
 
-def _inside(folder: Path) -> list[Path]:
+def _paths_inside(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder))
     return sorted(folder.rglob("*"))
@@ -102,7 +102,7 @@ class ToolContext(RenamedAttributes):
 
         Its time is limited to the time that `agent.task_timeout` leaves to the rewards of a rollout.
         """
-        return self._run(timeout, lambda sandbox, seconds: sandbox.run(command, timeout=seconds), _answer)
+        return self._run(timeout, lambda sandbox, seconds: sandbox.run(command, timeout=seconds), _result_fields)
 
     def terminal_heard(self, command: str, timeout: float = 180) -> dict[str, Any]:
         """Run a shell command as `terminal` does, and add ``"heard"``: the messages of its processes on `REPORT_FD`.
@@ -199,23 +199,23 @@ class ToolContext(RenamedAttributes):
 
     def resolve(self, path: str) -> str:
         """Return the absolute form of a path of the sandbox."""
-        return self._on_sandbox(_itself).resolve(path)
+        return self._on_sandbox(_same_sandbox).resolve(path)
 
     def relative(self, path: str) -> str:
         """Return a path of the sandbox, relative to the working directory if it is below it."""
-        return _relative(self._on_sandbox(_itself), path)
+        return _relative_path(self._on_sandbox(_same_sandbox), path)
 
     def spec_files(self) -> list[str]:
         """Return the files that the spec itself writes into the sandbox, as `relative` paths."""
-        sandbox = self._on_sandbox(_itself)
-        return [_relative(sandbox, file.to) for file in self.runtime.config.files]
+        sandbox = self._on_sandbox(_same_sandbox)
+        return [_relative_path(sandbox, file.to) for file in self.runtime.config.files]
 
     def restored_files(self) -> dict[str, bool]:
         """Return the artifact files in this fresh sandbox, by `relative` path: True if the file replaced another."""
         replaced = self.runtime.laid.replaced
 
         async def work(sandbox: Sandbox) -> dict[str, bool]:
-            return {_relative(sandbox, path): before is not None for path, before in replaced.items()}
+            return {_relative_path(sandbox, path): before is not None for path, before in replaced.items()}
 
         return self._on_sandbox(work)
 
@@ -264,7 +264,7 @@ class ToolContext(RenamedAttributes):
         written = self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
         if "error" in written:
             return _not_uploaded(1, written["error"])
-        return _uploaded(remote, written["bytes_written"])
+        return _upload_result(remote, written["bytes_written"])
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a file or a directory of this machine into the sandbox, replacing whatever exists there.
@@ -296,7 +296,7 @@ class ToolContext(RenamedAttributes):
         if not Path(local).is_dir():
             return [_not_uploaded(-1, f"Local directory not found: {local}")]
         sizes, problem = self._upload_folder(Path(local), remote, replace=False)
-        return [_uploaded(*file) for file in sizes.items()] + ([_not_uploaded(1, problem)] if problem else [])
+        return [_upload_result(*file) for file in sizes.items()] + ([_not_uploaded(1, problem)] if problem else [])
 
     def _upload_folder(self, local: Path, remote: str, *, replace: bool) -> tuple[dict[str, int], str | None]:
         """Copy a directory, byte by byte, without a shell, and with the permissions of its files.
@@ -309,7 +309,7 @@ class ToolContext(RenamedAttributes):
             if replace:
                 await staging.clear(sandbox, remote)
             await staging.make_dir(sandbox, remote)
-            for path in await _of_this_machine(_inside, local):
+            for path in await _of_this_machine(_paths_inside, local):
                 target = f"{remote}/{path.relative_to(local)}"
                 content = await _of_this_machine(_content, path)
                 if content is None:
@@ -426,19 +426,19 @@ class ToolContext(RenamedAttributes):
 
     def web_search(self, query: str, limit: int = 5) -> Any:
         """Return the result of the tool of that name, which the rollout must have, as a value."""
-        return _value(self.call_tool("web_search", {"query": query, "limit": limit}))
+        return _parse_json_text(self.call_tool("web_search", {"query": query, "limit": limit}))
 
     def web_extract(self, urls: list[str]) -> Any:
         """See `web_search`."""
-        return _value(self.call_tool("web_extract", {"urls": urls}))
+        return _parse_json_text(self.call_tool("web_extract", {"urls": urls}))
 
     def browser_navigate(self, url: str) -> Any:
         """See `web_search`; the page is the one that the model has open."""
-        return _value(self.call_tool("browser_navigate", {"url": url}))
+        return _parse_json_text(self.call_tool("browser_navigate", {"url": url}))
 
     def browser_snapshot(self) -> Any:
         """See `web_search`."""
-        return _value(self.call_tool("browser_snapshot", {}))
+        return _parse_json_text(self.call_tool("browser_snapshot", {}))
 
     def confined(self) -> ToolContext:
         """Return the context for code in a sandbox, which may have run the text of the policy."""
@@ -546,7 +546,7 @@ def cleanup_all_environments() -> None:
         cleanup_vm(runtime.task_id)
 
 
-def _uploaded(path: str, size: int) -> dict[str, Any]:
+def _upload_result(path: str, size: int) -> dict[str, Any]:
     return {"exit_code": 0, "output": "", "bytes_written": size, "path": path}
 
 
@@ -554,25 +554,25 @@ def _not_uploaded(exit_code: int, problem: str) -> dict[str, Any]:
     return {"exit_code": exit_code, "output": problem, "bytes_written": 0, "error": problem}
 
 
-def _answer(result: CommandResult) -> dict[str, Any]:
+def _result_fields(result: CommandResult) -> dict[str, Any]:
     answer = {"exit_code": result.exit_code, "output": result.output}
     answer |= {"timed_out": True} if result.timed_out else {}
     return answer | ({"truncated": True} if result.truncated else {})
 
 
 def _add_messages(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
-    return {**_answer(done[0]), "heard": done[1]}
+    return {**_result_fields(done[0]), "heard": done[1]}
 
 
-async def _itself(sandbox: Sandbox) -> Sandbox:
+async def _same_sandbox(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
-def _relative(sandbox: Sandbox, path: str) -> str:
+def _relative_path(sandbox: Sandbox, path: str) -> str:
     return sandbox.resolve(path).removeprefix(f"{sandbox.workdir.rstrip('/')}/")
 
 
-def _value(answer: str) -> Any:
+def _parse_json_text(answer: str) -> Any:
     """Return the value of a tool's JSON; other text is returned unchanged."""
     try:
         return read_json(answer)

@@ -57,7 +57,7 @@ class LooseMatch:
 
     def span(self, old: str, new: str) -> Span:
         """Return the replacement of `old` by `new` at this location; raises `NoMatchError` if it would be too large."""
-        text = new if self.indent is None else _reindented(new, old, self.indent)
+        text = new if self.indent is None else _reindent(new, old, self.indent)
         return Span(self.start, self.end, text.removesuffix("\n") if self.cut else text)
 
 
@@ -69,11 +69,11 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         raise NoMatchError("old_string and new_string are the same: nothing would change")
     crlf = only_crlf(text)
     unix_text, old, new = (unix(part) if crlf else part for part in (text, old, new))
-    count, changed = _replaced(unix_text, old, new, MOST_ADDED)
+    count, changed = _replace_all(unix_text, old, new, MOST_ADDED)
     matches = [] if count else find_lines(unix_text, old)
     times = count or len(matches)
     if not times:
-        raise NoMatchError(f"old_string was not found in the file{_nearest(unix_text, old)}")
+        raise NoMatchError(f"old_string was not found in the file{_nearest_hint(unix_text, old)}")
     if times > 1 and not everywhere:
         raise NoMatchError(f"old_string is in the file {times} times; add lines around it, or set replace_all=true")
     _require_room(count * (len(new) - len(old)) + len(matches) * len(new))
@@ -83,10 +83,10 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         added += len(spans[-1].text)
         _require_room(added)
     changed = changed if count else apply(unix_text, spans)
-    return _windows(changed) if crlf else changed
+    return _windows_lines(changed) if crlf else changed
 
 
-def _replaced(text: str, old: str, new: str, most_added: float = math.inf) -> tuple[int, str]:
+def _replace_all(text: str, old: str, new: str, most_added: float = math.inf) -> tuple[int, str]:
     """Return the number of occurrences of `old`, and the text with `new` instead; incomplete if that adds too much.
 
     Works in chunks, between which other threads get their turn: one call of `str` would block them all.
@@ -110,11 +110,11 @@ def only_crlf(text: str) -> bool:
 
 
 def unix(text: str) -> str:
-    return _replaced(text, "\r\n", "\n")[1]
+    return _replace_all(text, "\r\n", "\n")[1]
 
 
-def _windows(text: str) -> str:
-    return _replaced(text, "\n", "\r\n")[1]
+def _windows_lines(text: str) -> str:
+    return _replace_all(text, "\n", "\r\n")[1]
 
 
 def _require_room(added: int) -> None:
@@ -130,7 +130,7 @@ def find_lines(text: str, old: str) -> list[LooseMatch]:
     if len(text) > LENIENT_CHARACTERS or text.count("\n") > LENIENT_LINES:
         return []
     lines = text.split("\n")
-    for normal, reindent in ((str.rstrip, False), (str.strip, True), (_folded, True)):
+    for normal, reindent in ((str.rstrip, False), (str.strip, True), (_fold_line, True)):
         matches = _by_lines(lines, old, normal, reindent=reindent)
         if matches:
             return matches
@@ -160,14 +160,14 @@ def _by_lines(lines: list[str], old: str, normal: Callable[[str], str], *, reind
     while offset != -1:
         i = bisect_left(begins, offset)
         cut = not (old.endswith("\n") and i + size < len(lines))
-        matches.append(LooseMatch(starts[i], starts[i + size] - cut, _indent(lines[i]) if reindent else None, cut))
+        matches.append(LooseMatch(starts[i], starts[i + size] - cut, _indentation(lines[i]) if reindent else None, cut))
         offset = full_text.find(part, begins[i + size])
     return matches
 
 
-def _reindented(new: str, old: str, want: str) -> str:
+def _reindent(new: str, old: str, want: str) -> str:
     """Return `new` moved by the distance from the indentation of the first line of `old` to the wanted one."""
-    have = _indent(old.split("\n", 1)[0])
+    have = _indentation(old.split("\n", 1)[0])
     if have == want:
         return new
     lines = new.split("\n")
@@ -175,15 +175,15 @@ def _reindented(new: str, old: str, want: str) -> str:
     return "\n".join(want + line.removeprefix(have) if line.strip() else line for line in lines)
 
 
-def _indent(line: str) -> str:
+def _indentation(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _folded(line: str) -> str:
+def _fold_line(line: str) -> str:
     return re.sub(r"\s+", " ", line.translate(_PLAIN)).strip()
 
 
-def _nearest(text: str, old: str) -> str:
+def _nearest_hint(text: str, old: str) -> str:
     """Return a hint if the first line of `old` occurs in the text alone."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
     offset = text.find(first) if first else -1
@@ -247,12 +247,12 @@ class Change:
 def parse(patch: str) -> list[Change]:
     """Return the changes in the order of the patch; raises `PatchFormError`."""
     changes: list[Change] = []
-    for line in _body(patch):
+    for line in _patch_body(patch):
         header = _HEADER.match(line)
         if header:
-            changes.append(_change(header.group(1).lower(), header.group(2).rstrip()))
+            changes.append(_make_change(header.group(1).lower(), header.group(2).rstrip()))
         elif changes:
-            _take(changes[-1], line)
+            _take_line(changes[-1], line)
         elif line.strip():
             raise PatchFormError(f"expected '*** Update File: path' or the like, found {line[:80]!r}")
     if not changes:
@@ -273,10 +273,10 @@ def update(text: str, hunks: list[Hunk]) -> str:
     position, search = 0, LenientSearch()
     for index, hunk in enumerate(hunks, 1):
         try:
-            text, position = _apply(text, hunk, position, search)
+            text, position = _apply_hunk(text, hunk, position, search)
         except NoMatchError as error:
             raise NoMatchError(f"hunk {index}: {error}") from None
-    return _windows(text) if crlf else text
+    return _windows_lines(text) if crlf else text
 
 
 class LenientSearch:
@@ -297,7 +297,7 @@ def added(change: Change) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _body(patch: str) -> list[str]:
+def _patch_body(patch: str) -> list[str]:
     lines = unix(patch).split("\n")
     starts = [i for i, line in enumerate(lines) if re.match(r"\*\*\*\s*Begin Patch", line)]
     ends = [i for i, line in enumerate(lines) if re.match(r"\*\*\*\s*End Patch", line)]
@@ -307,7 +307,7 @@ def _body(patch: str) -> list[str]:
     return body
 
 
-def _change(kind: Any, path: str) -> Change:
+def _make_change(kind: Any, path: str) -> Change:
     """Return the change of a header; `kind` is one of the kinds of `Change`."""
     if kind != "move":
         return Change(kind, path)
@@ -317,7 +317,7 @@ def _change(kind: Any, path: str) -> Change:
     return Change(kind, source.strip(), target.strip())
 
 
-def _take(change: Change, line: str) -> None:
+def _take_line(change: Change, line: str) -> None:
     """Add a line below a header to the change."""
     moved = _MOVE_TO.match(line)
     if moved and change.kind == "update":
@@ -332,11 +332,11 @@ def _take(change: Change, line: str) -> None:
         raise PatchFormError(f"{change.kind} of {change.path}: unexpected line {line[:80]!r}")
 
 
-def _apply(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple[str, int]:
+def _apply_hunk(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple[str, int]:
     """Return the text after one hunk, and the offset from which to search for the next."""
     start = _after_hint(text, hunk.hint, position)
     if not hunk.before:
-        return _insert(text, hunk, start if hunk.hint else len(text))
+        return _insert_hunk(text, hunk, start if hunk.hint else len(text))
     span = _whole_lines(text, hunk, start)
     if span is None:
         old, new = "\n".join(hunk.before), "\n".join(hunk.after)
@@ -370,7 +370,7 @@ def _after_hint(text: str, hint: str, position: int) -> int:
     return len(text) if end == -1 else end + 1
 
 
-def _insert(text: str, hunk: Hunk, offset: int) -> tuple[str, int]:
+def _insert_hunk(text: str, hunk: Hunk, offset: int) -> tuple[str, int]:
     new = "\n".join(hunk.after) + "\n"
     if offset == len(text) and text and not text.endswith("\n"):
         new = "\n" + new

@@ -222,14 +222,16 @@ async def execute_calls(
     """
 
     def answer(call: _Call) -> Coroutine[Any, Any, ToolOutcome]:
-        return _answer(call, toolkit, runtime, turn, tool_timeout, repair)
+        return _run_call(call, toolkit, runtime, turn, tool_timeout, repair)
 
     async def execute() -> list[ToolOutcome]:
         outcomes: list[ToolOutcome] = []
-        for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]):
-            outcomes += await _together(list(map(answer, batch)))
+        for batch in _parallel_batches(
+            [_read_call(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]
+        ):
+            outcomes += await _await_all(list(map(answer, batch)))
         for i in range(MOST_CALLS, len(calls)):
-            outcomes.append(await answer(replace(_read(calls[i], toolkit, turn, i), problem=TOO_MANY)))
+            outcomes.append(await answer(replace(_read_call(calls[i], toolkit, turn, i), problem=TOO_MANY)))
             if i % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return outcomes
@@ -240,7 +242,7 @@ async def execute_calls(
 TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at most"
 
 
-def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
+def _read_call(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
     """Return a call, with defaults for parts that the model has omitted or written wrongly."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
@@ -257,7 +259,7 @@ def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -
     )
 
 
-def _batches(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
+def _parallel_batches(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
     batch: list[_Call] = []
     for call in calls:
         if batch and not (call.parallel and batch[-1].parallel):
@@ -268,7 +270,7 @@ def _batches(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
         yield batch
 
 
-async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[ToolOutcome]:
+async def _await_all(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[ToolOutcome]:
     """Return all results in order. The first exception ends the other calls, and is raised when they have ended."""
     if len(work) == 1:
         return [await work[0]]
@@ -281,11 +283,11 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
         await end_tasks(tasks)
 
 
-async def _answer(
+async def _run_call(
     call: _Call, toolkit: Toolkit, runtime: ToolRuntime, turn: int, tool_timeout: float | None, repair: bool
 ) -> ToolOutcome:
     start_time, starting = time.perf_counter(), runtime.start_seconds
-    arguments: Mapping[str, Any] | str = _written(call.raw)
+    arguments: Mapping[str, Any] | str = _arguments_text(call.raw)
     repaired = 0
     error: ToolError | None = None
     try:
@@ -301,7 +303,7 @@ async def _answer(
     except (ToolInputError, ToolFailedError) as problem:
         content = capped(error_json(str(problem)), RESULT_LIMIT)
         detail = capped(getattr(problem, "detail", str(problem)), RESULT_LIMIT)
-        error = ToolError(turn, call.name, _written(call.raw), detail, content)
+        error = ToolError(turn, call.name, _arguments_text(call.raw), detail, content)
     seconds = max(0.0, time.perf_counter() - start_time - (runtime.start_seconds - starting))
     content, started_at = capped(content, RESULT_LIMIT), time.time() - seconds
     return ToolOutcome(call.id, call.name, arguments, content, error, seconds, repaired, started_at)
@@ -315,7 +317,7 @@ async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeo
     context = contextvars.copy_context()
     context.run(CALL_TIMEOUT.set, bound)
     # A separate task distinguishes a tool that raises CancelledError from the cancellation of this one.
-    task = asyncio.create_task(_guarded(tool, args, runtime), context=context)
+    task = asyncio.create_task(_call_guarded(tool, args, runtime), context=context)
     try:
         await asyncio.wait([task], timeout=bound)
         if not task.done():
@@ -329,7 +331,7 @@ async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeo
     return _outcome_of(task, tool)
 
 
-async def _guarded(tool: Tool, args: dict[str, Any], runtime: ToolRuntime) -> str:
+async def _call_guarded(tool: Tool, args: dict[str, Any], runtime: ToolRuntime) -> str:
     try:
         return await tool.call(args, runtime)
     except SystemExit as error:
@@ -351,5 +353,5 @@ def _outcome_of(task: asyncio.Task[str], tool: Tool) -> str:
     raise ToolFailedError(f"tool {tool.name!r} failed: {describe(error)}", f"{type(error).__name__}: {error}")
 
 
-def _written(raw: object) -> str:
+def _arguments_text(raw: object) -> str:
     return raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False, default=str)

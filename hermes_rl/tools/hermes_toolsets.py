@@ -113,7 +113,7 @@ class HermesToolsets:
             raise UserError(problem)
         description = self._descriptions[source]
         for tool in description["missing"]:
-            log.warning("toolset %s: %s is omitted, %s", source, tool, _remedy(source, description["missing"]))
+            log.warning("toolset %s: %s is omitted, %s", source, tool, _remedy_for(source, description["missing"]))
         return tuple(HermesTool(self, schema["function"]) for schema in description["schemas"])
 
     def problem(self, toolset: str) -> str | None:
@@ -127,7 +127,7 @@ class HermesToolsets:
         description = self._descriptions[toolset]
         if description["schemas"]:
             return None
-        return f"toolset {toolset} cannot work here: {_remedy(toolset, description['missing'])}"
+        return f"toolset {toolset} cannot work here: {_remedy_for(toolset, description['missing'])}"
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
         """Return the connection of the rollout."""
@@ -252,7 +252,7 @@ class HermesSession:
                 )
 
 
-def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
+def _remedy_for(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
     variables = sorted({name for names in missing.values() for name in names})
     if toolset in REMEDIES:
         return REMEDIES[toolset]

@@ -86,7 +86,7 @@ def serve_rollout(connection: socket.socket) -> None:
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool, connection.makefile("rb") as lines:
             for line in lines:
-                pool.submit(_answer, json.loads(line), connection, answering)
+                pool.submit(_answer_call, json.loads(line), connection, answering)
             if "tools.browser_tool" in sys.modules:
                 from tools.browser_tool import cleanup_all_browsers
 
@@ -96,7 +96,7 @@ def serve_rollout(connection: socket.socket) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _answer(call: dict[str, Any], connection: socket.socket, answering: threading.Lock) -> None:
+def _answer_call(call: dict[str, Any], connection: socket.socket, answering: threading.Lock) -> None:
     from model_tools import handle_function_call
 
     try:

@@ -181,7 +181,7 @@ class McpSession:
         finally:
             self.calls -= 1
             EXCHANGE.reset(context)
-        return _text(result), result.is_error
+        return _result_text(result), result.is_error
 
     def retire(self) -> None:
         """Accept no further calls; waiting calls may still get a result."""
@@ -267,11 +267,11 @@ def problem_of(content: Any, schema: Mapping[str, Any]) -> str | None:
 problem_of.imports = ("jsonschema", "referencing")  # type: ignore[attr-defined]
 
 
-def _text(result: CallToolResult) -> str:
+def _result_text(result: CallToolResult) -> str:
     """Return the text for the model: texts unchanged, a placeholder for other parts; structured content alone as
     JSON.
     """
-    parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content[:MOST_BLOCKS]]
+    parts = [_placeholder(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content[:MOST_BLOCKS]]
     if len(result.content) > MOST_BLOCKS:
         parts.append(f"[... {len(result.content) - MOST_BLOCKS} parts omitted ...]")
     if not parts and result.structured_content is not None:
@@ -279,7 +279,7 @@ def _text(result: CallToolResult) -> str:
     return "\n".join(parts)
 
 
-def _block(block: dict[str, Any]) -> str:
+def _placeholder(block: dict[str, Any]) -> str:
     if "text" in block:
         return str(block["text"])
     resource = block.get("resource", {})
@@ -289,7 +289,7 @@ def _block(block: dict[str, Any]) -> str:
     return f"[{block.get('type', 'content')}: {label}]"
 
 
-def _message(line: bytes) -> JSONRPCMessage | None:
+def _parse_message(line: bytes) -> JSONRPCMessage | None:
     """Return the message of a line, or None for one with too many values; raises ValueError for an invalid message."""
     from mcp_types import jsonrpc_message_adapter
 
@@ -363,7 +363,9 @@ class _Pump:
                 if self._received > FLOOD_LIMIT:
                     return
                 try:
-                    message = _message(line) if len(line) <= IN_THREAD else await run_exclusively(_message, line)
+                    message = (
+                        _parse_message(line) if len(line) <= IN_THREAD else await run_exclusively(_parse_message, line)
+                    )
                 except ValueError:
                     continue  # a server that prints to its standard output; no caller needs that
                 if message is None:

@@ -68,11 +68,11 @@ class BoundedClient(httpx2.AsyncClient):
             await response.aclose()
             return httpx2.Response(500, request=request)
         if response.status_code >= 400:
-            return await _refused(request, response, exchange)
+            return await _error_response(request, response, exchange)
         if response.status_code == 200 and kind == "text/event-stream":
             response.stream = Events(response, exchange)
         elif response.status_code == 200 and kind == "application/json":
-            body = await _body(response, ANSWER_LIMIT)
+            body = await _read_body(response, ANSWER_LIMIT)
             if await run_exclusively(too_many_values, body) if len(body) > MOST_VALUES else False:
                 raise TooLargeError
             return httpx2.Response(200, headers=_select_headers(response), content=body, request=request)
@@ -81,11 +81,11 @@ class BoundedClient(httpx2.AsyncClient):
         return response
 
 
-async def _refused(request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
+async def _error_response(request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
     """Return a response with an error status, whose body is retained if it is the server's response to the request."""
     status = response.status_code
     try:
-        body = await _body(response, ERROR_LIMIT)
+        body = await _read_body(response, ERROR_LIMIT)
     except TooLargeError:
         body = b""
     request_body, response_body = (read_object(each, ANSWER_LIMIT) or {} for each in (request.content, body))
@@ -105,7 +105,7 @@ def _select_headers(response: httpx2.Response) -> dict[str, str]:
     return {name: response.headers[name] for name in names if name in response.headers}
 
 
-async def _body(response: httpx2.Response, limit: int) -> bytes:
+async def _read_body(response: httpx2.Response, limit: int) -> bytes:
     """Return the complete body; raises `TooLargeError`."""
     body = bytearray()
     try:

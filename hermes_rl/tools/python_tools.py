@@ -53,8 +53,8 @@ class Signature:
             )
         descriptions = _argument_texts(text)
         fields: dict[str, Any] = {}
-        for parameter in _parameters(function, name, skip_first=skip_first):
-            fields[parameter.name] = _field(parameter, descriptions.get(parameter.name))
+        for parameter in _typed_parameters(function, name, skip_first=skip_first):
+            fields[parameter.name] = _field_type(parameter, descriptions.get(parameter.name))
         # A TypedDict, since a model class would reserve names such as `schema` and `copy` for itself.
         shape = TypedDict(name, fields)  # type: ignore[misc]
         shape.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ class Signature:
             raise UserError(f"tool {name!r}: the types cannot be described to a model: {error}") from error
         lines = text.split("\n")
         sections = (n for n, line in enumerate(lines) if _SECTION.match(line) or line.strip().startswith(":param"))
-        return cls("\n".join(lines[: next(sections, len(lines))]).strip(), _tidy(schema), adapter)
+        return cls("\n".join(lines[: next(sections, len(lines))]).strip(), _remove_titles(schema), adapter)
 
     def values(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the annotated types; raises `ToolInputError`."""
@@ -77,7 +77,7 @@ class Signature:
         return values
 
 
-def _parameters(function: Callable[..., Any], name: str, *, skip_first: bool) -> list[inspect.Parameter]:
+def _typed_parameters(function: Callable[..., Any], name: str, *, skip_first: bool) -> list[inspect.Parameter]:
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -91,7 +91,7 @@ def _parameters(function: Callable[..., Any], name: str, *, skip_first: bool) ->
     return [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
 
 
-def _field(parameter: inspect.Parameter, description: str | None) -> Any:
+def _field_type(parameter: inspect.Parameter, description: str | None) -> Any:
     extra: dict[str, Any] = {}
     optional = parameter.default is not parameter.empty
     if optional and isinstance(parameter.default, str | int | float | bool):
@@ -101,7 +101,7 @@ def _field(parameter: inspect.Parameter, description: str | None) -> Any:
     return typing.NotRequired[typed] if optional else typed
 
 
-def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
+def _remove_titles(schema: dict[str, Any]) -> dict[str, Any]:
     """Remove the titles that pydantic makes of names: they cost tokens and tell a model nothing."""
     schema.setdefault("properties", {})
     for part in (schema, *schema.get("$defs", {}).values()):
@@ -197,17 +197,17 @@ def python_tool(function: Callable[..., Any] | str, name: str | None = None, bas
 async def call_function(function: Callable[..., Any], values: dict[str, Any], turns: CallThrottle) -> Any:
     """Return the result of a function that may be sync or async, off the event loop where it could block."""
     if inspect.iscoroutinefunction(function):
-        with _contained():
+        with _contain_exits():
             return await function(**values)
-    result = await turns.call(_contained()(functools.partial(function, **values)))
+    result = await turns.call(_contain_exits()(functools.partial(function, **values)))
     if not inspect.isawaitable(result):
         return result
-    with _contained():
+    with _contain_exits():
         return await result
 
 
 @contextmanager
-def _contained() -> Iterator[None]:
+def _contain_exits() -> Iterator[None]:
     """Raise `RuntimeError` for what would end the run or the event loop where the code of a tool raises it."""
     try:
         yield
@@ -266,11 +266,11 @@ Schemas = str | Mapping[str, str] | Sequence[Mapping[str, Any]]
 def described_tools(state: object, method: str, schemas: Schemas, choice: Choice) -> tuple[Tool, ...]:
     """Return the chosen tools that `schemas` describes and the method `method` of a state answers. Raises `UserError`
     if there is no such attribute, file or method, or if it describes no tools."""
-    turns = _turns_of(_method(state, method))
+    turns = _turns_of(_get_method(state, method))
     source = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
-    tool_schemas: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas
+    tool_schemas: Any = _get_attribute(state, schemas) if isinstance(schemas, str) else schemas
     if isinstance(tool_schemas, Mapping):
-        source, tool_schemas = tool_schemas["file"], _document(tool_schemas["file"])
+        source, tool_schemas = tool_schemas["file"], _read_document(tool_schemas["file"])
     if not isinstance(tool_schemas, list | tuple):
         tool_schemas = [tool_schemas]
     tool_schemas = [each.get("function", each) if isinstance(each, Mapping) else each for each in tool_schemas]
@@ -286,7 +286,7 @@ def described_tools(state: object, method: str, schemas: Schemas, choice: Choice
 
 
 @functools.lru_cache(maxsize=64)
-def _document(file: str) -> Any:
+def _read_document(file: str) -> Any:
     try:
         return read_json(Path(file).read_bytes())
     except (OSError, ValueError) as error:
@@ -329,9 +329,9 @@ class Choice:
 def state_tools(state: object, name: str | None = None, choice: Choice | None = None) -> tuple[Tool, ...]:
     """Return the tools of a state object; the same names and schemas for every state of its class."""
     choice = choice or Choice()
-    owner = state if name is None else _attribute(state, name)
+    owner = state if name is None else _get_attribute(state, name)
     if isinstance(owner, list | tuple):
-        member = [(str(each), _method(state, str(each))) for each in owner]
+        member = [(str(each), _get_method(state, str(each))) for each in owner]
         return tuple(StateTool(None, method, each) for each, method in member if choice.takes(each, method))
     if name is not None and inspect.isroutine(owner):
         return (StateTool(None, owner, name),) if choice.takes(name, owner) else ()
@@ -376,15 +376,15 @@ def tools_of_state(
     return tools
 
 
-def _attribute(state: object, name: str) -> object:
+def _get_attribute(state: object, name: str) -> object:
     if not hasattr(state, name):
         names = {each for each in dir(state) if not each.startswith("_")}
         raise UserError(f"the state {type(state).__name__} has no {name!r}{did_you_mean(name, names)}")
     return getattr(state, name)
 
 
-def _method(state: object, name: str) -> Callable[..., Any]:
-    method = _attribute(state, name)
+def _get_method(state: object, name: str) -> Callable[..., Any]:
+    method = _get_attribute(state, name)
     if not callable(method):
         raise UserError(f"{name!r} of the state {type(state).__name__} is not a method")
     return method

@@ -41,7 +41,7 @@ class Recorder:
         self._writing = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._recorded_tools = {(line["source"], line["function"]["name"]) for line in _lines(folder / TOOLS)}
+            self._recorded_tools = {(line["source"], line["function"]["name"]) for line in _read_lines(folder / TOOLS)}
         except OSError as error:
             raise UserError(f"toolsets.record: {folder} cannot be used: {error.strerror}") from error
 
@@ -82,13 +82,13 @@ class Replay:
         """Number of times that each rollout has made each call."""
         try:
             self._tools: dict[str, dict[str, Tool]] = defaultdict(dict)
-            for line in _lines(folder / TOOLS):
+            for line in _read_lines(folder / TOOLS):
                 name, description = line["function"]["name"], str(line["function"]["description"])
                 tool = _Outside(name, description, line["function"]["parameters"], partial(self.answer, name))
                 self._tools[line["source"]][name] = tool
             self._answers: dict[str, list[tuple[str, bool]]] = defaultdict(list)
-            for line in _lines(folder / ANSWERS):
-                self._answers[_key(line["tool"], line["arguments"])].append((line["answer"], line["error"]))
+            for line in _read_lines(folder / ANSWERS):
+                self._answers[_call_key(line["tool"], line["arguments"])].append((line["answer"], line["error"]))
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"toolsets.replay: {folder} holds no recording: {error}") from error
 
@@ -101,7 +101,7 @@ class Replay:
 
     async def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
         """Return the recorded result; raises `ToolInputError` if there is none, as the model chose the arguments."""
-        key = _key(tool, arguments)
+        key = _call_key(tool, arguments)
         if key not in self._answers:
             log.warning(
                 "%s has no answer to %s; record it with toolsets.record", self.folder, escape_controls(key[:500])
@@ -129,14 +129,14 @@ class _Outside(DescribedTool):
         return await self._answer(args, runtime)
 
 
-def _lines(path: Path) -> Iterable[dict[str, Any]]:
+def _read_lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.exists():
         return []
     # Not `splitlines`: a result may contain other line separators unescaped, such as U+2028.
     return [read_own_json(line) for line in path.read_bytes().split(b"\n") if line]
 
 
-def _key(tool: str, arguments: Mapping[str, Any]) -> str:
+def _call_key(tool: str, arguments: Mapping[str, Any]) -> str:
     return f"{tool}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
 
 
@@ -157,10 +157,10 @@ def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
             f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in "
             'toolsets.demo_answers, such as {web_search: \'{"data": {"web": []}}\'}'
         )
-    return tuple(_canned(name, answer) for name, answer in answers.items())
+    return tuple(_canned_tool(name, answer) for name, answer in answers.items())
 
 
-def _canned(name: str, text: str) -> Tool:
+def _canned_tool(name: str, text: str) -> Tool:
     async def answer(args: dict[str, Any], runtime: ToolRuntime) -> str:
         return text
 

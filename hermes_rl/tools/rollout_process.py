@@ -130,7 +130,7 @@ class RolloutProcess:
 
 
 def read_answer(answer: Any) -> Mapping[str, str]:
-    """Return the validated result of `_answered` from the process; raises `WireError` for anything else."""
+    """Return the validated result of `_result_or_error` from the process; raises `WireError` for anything else."""
     return require_texts(answer, {"text"}, {"input"}, {"failed", "detail"})
 
 
@@ -253,7 +253,7 @@ def describe_tools(source: dict[str, Any]) -> list[dict[str, Any]]:
 
 def call_described(member: str, called: str, args: dict[str, Any]) -> dict[str, str]:
     """Call the method of the state that handles a tool of this name."""
-    return _answered(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
+    return _result_or_error(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
 
 
 def call_method(source: str, method: str, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
@@ -261,14 +261,14 @@ def call_method(source: str, method: str, args: dict[str, Any], arguments: Argum
     (tool,) = tools_of_state(current_runner().objects[STATE], source, arguments=arguments, names=[method])
     assert isinstance(tool, StateTool)
     called = tool.method_of(current_runner().objects[STATE])
-    return _answered(lambda: called(**tool.values(args)), answer_of)
+    return _result_or_error(lambda: called(**tool.values(args)), answer_of)
 
 
 def call_function(code: Code, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
     """Call a function as a tool."""
     tool = PythonTool(code.load())
     tool.arguments = arguments
-    return _answered(lambda: tool.function(**tool.values(args)), answer_of)
+    return _result_or_error(lambda: tool.function(**tool.values(args)), answer_of)
 
 
 def load_plugins() -> None:
@@ -282,7 +282,7 @@ call_function.prepare = load_plugins  # type: ignore[attr-defined]
 
 def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:
     """Call a method or read an attribute of the state for the run."""
-    return _answered(lambda: query_state(current_runner().objects[STATE], member, **args), answer_in_json)
+    return _result_or_error(lambda: query_state(current_runner().objects[STATE], member, **args), answer_in_json)
 
 
 def query_state(state: object, member: str, arguments: Sequence[Any]) -> Any:
@@ -296,7 +296,7 @@ def answer_in_json(value: Any) -> str:
     return as_json(to_jsonable_python(value, fallback=str))
 
 
-def _answered(call: Callable[[], Any], form: Callable[[Any], str]) -> dict[str, str]:
+def _result_or_error(call: Callable[[], Any], form: Callable[[Any], str]) -> dict[str, str]:
     try:
         return {"text": form(settled(call()))}
     except ToolInputError as error:

@@ -104,10 +104,10 @@ class Staging:
             if info is None:
                 await sandbox.make_dir(path)
                 self._placed.append(_Placed(path))
-            elif info.kind != "directory" and (info.kind != "symlink" or _owned(sandbox, path)):
+            elif info.kind != "directory" and (info.kind != "symlink" or _is_owned(sandbox, path)):
                 await self._clear(sandbox, path)
                 await sandbox.make_dir(path)
-            elif info.kind == "directory" and _owned(sandbox, path):
+            elif info.kind == "directory" and _is_owned(sandbox, path):
                 await self._open(sandbox, path, info)
 
     async def _open(self, sandbox: Sandbox, path: str, info: FileInfo) -> None:
@@ -137,7 +137,7 @@ class Staging:
         self._placed.append(_Placed(path, aside))
 
 
-def _owned(sandbox: Sandbox, path: str) -> bool:
+def _is_owned(sandbox: Sandbox, path: str) -> bool:
     """Return True in the agent's home or working directory, and everywhere else outside system directories."""
     inside = any(f"{path}/".startswith(f"{top.rstrip('/')}/") for top in (sandbox.home, sandbox.workdir))
     return inside or path.split("/")[1] not in SYSTEM

@@ -27,7 +27,7 @@ def own_trainer(spec: Spec) -> Trainer | None:
     if reference == ATROPOS:
         return None
     try:
-        trainer = _load(reference)(spec)
+        trainer = _load_trainer(reference)(spec)
     except HermesRLError:
         raise
     except Exception as error:
@@ -40,7 +40,7 @@ def own_trainer(spec: Spec) -> Trainer | None:
     return cast(Trainer, trainer)
 
 
-def _load(reference: str) -> type:
+def _load_trainer(reference: str) -> type:
     if ":" in reference:
         return cast(type, load_object(reference))
     points = published(TRAINERS, "trainer", (ATROPOS,))

@@ -514,7 +514,7 @@ class SharedTrainer:
         permanently, since it is always full.
         """
         lagging_environments = [
-            serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)
+            serving for serving in self.feeding if serving.weight >= 0 and _used_share(serving) < _used_share(mine)
         ]
         return mine.weight < 0 or not any(
             serving.full or (serving.can_start and (serving.room or serving.looked < mine.looked))
@@ -527,5 +527,5 @@ class SharedTrainer:
             serving.wake()
 
 
-def _used(serving: Serving) -> float:
+def _used_share(serving: Serving) -> float:
     return serving.started_sequences / serving.weight if serving.weight > 0 else inf

@@ -107,7 +107,7 @@ class StartedProcess:
         loop = asyncio.get_running_loop()
         while (returncode := self.poll()) is None:
             readable: asyncio.Future[None] = loop.create_future()
-            loop.add_reader(self._status, _settle, readable)
+            loop.add_reader(self._status, _set_done, readable)
             try:
                 await readable
             finally:
@@ -127,7 +127,7 @@ class StartedProcess:
         self._status.close()
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -185,7 +185,7 @@ class ForkServer:
             connection = None
             try:
                 connection = self._connect()
-                return _request(connection, request, message, descriptors)
+                return _request_process(connection, request, message, descriptors)
             except (ForkServerError, OSError) as error:
                 log.info("the fork server cannot start a process: %s", error)
                 self._disconnect(connection)
@@ -260,14 +260,14 @@ class ForkServer:
                 connection.close()
 
 
-def _request(
+def _request_process(
     connection: socket.socket, request: Mapping[str, Any], message: bytes, descriptors: Sequence[int]
 ) -> StartedProcess:
     """Request a process from the fork server. Raises ForkServerError or OSError."""
     parent_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent_end.settimeout(START_SECONDS)
     try:
-        with theirs, _memory_file(message) as start, _outputs() as outputs:
+        with theirs, _memory_file(message) as start, _output_descriptors() as outputs:
             sent_descriptors = [theirs.fileno(), start, *outputs, *descriptors]
             socket.send_fds(connection, [json.dumps(request).encode()], sent_descriptors)
         answer = json.loads(parent_end.recv(REQUEST_BYTES) or b'{"error": "it has ended"}')
@@ -308,7 +308,7 @@ def _memory_file(content: bytes) -> Iterator[int]:
 
 
 @contextmanager
-def _outputs() -> Iterator[list[int]]:
+def _output_descriptors() -> Iterator[list[int]]:
     """Yield the standard output and error of this process, with /dev/null for a closed one."""
     with ExitStack() as stack:
         outputs = []
@@ -448,7 +448,7 @@ class _Server:
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
             for descriptor in descriptors[:1]:
-                _refuse(socket.socket(fileno=descriptor), "too many open files")
+                _refuse_client(socket.socket(fileno=descriptor), "too many open files")
         elif "entry" in request:
             self._fork(request, *descriptors)
         elif "preload" in request:
@@ -474,11 +474,11 @@ class _Server:
             server_end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             parent = os.getpid()
             if (pid := os.fork()) == 0:
-                _become(
+                _become_process(
                     partial(self._leave, connection, server_end), parent, request["name"], run, theirs, *descriptors
                 )
         except Exception as error:  # noqa: BLE001 - an import may raise anything, and the client is told
-            _refuse(connection, f"{type(error).__name__}: {error}")
+            _refuse_client(connection, f"{type(error).__name__}: {error}")
             return
         finally:
             for descriptor in descriptors:
@@ -525,7 +525,7 @@ class _Server:
             child.deadline = None
 
 
-def _refuse(connection: socket.socket, reason: str) -> None:
+def _refuse_client(connection: socket.socket, reason: str) -> None:
     with connection, suppress(OSError):
         connection.send(json.dumps({"error": reason[:10_000]}).encode())
 
@@ -533,7 +533,7 @@ def _refuse(connection: socket.socket, reason: str) -> None:
 # ------------------------------------------------------------------------------------------------------- The child
 
 
-def _become(
+def _become_process(
     leave: Callable[[], None],
     parent: int,
     name: str,
@@ -625,10 +625,10 @@ FORK_SERVER = ForkServer()
 atexit.register(FORK_SERVER.close)
 
 
-def _forget() -> None:
+def _forget_server() -> None:
     for process in list(_started):
         process.release()
     FORK_SERVER.forget()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_server)

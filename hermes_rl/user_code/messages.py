@@ -73,24 +73,26 @@ def read_message(content: Any) -> Question | LogLine | Reply:
             if not (isinstance(args, list) and isinstance(kwargs, dict)) or len(args) + len(kwargs) > MOST_ARGUMENTS:
                 raise WireError("a question has a list and an object of arguments")
             return Question(
-                _require_number(question_id), _require_number(object_id), _text(method, LONGEST_NAME), args, kwargs
+                _require_number(question_id), _require_number(object_id), _read_text(method, LONGEST_NAME), args, kwargs
             )
         case {"log": [logger, level, text]} if len(content) == 1:
-            return LogLine(_text(logger, LONGEST_NAME), _require_number(level, 1 << 16), _text(text, LONGEST_LOG))
+            return LogLine(
+                _read_text(logger, LONGEST_NAME), _require_number(level, 1 << 16), _read_text(text, LONGEST_LOG)
+            )
         case {"call": call, "secret": secret, "returned": returned} if len(content) == 3:
-            return Reply(_require_number(call), _text(secret, LONGEST_NAME), returned)
+            return Reply(_require_number(call), _read_text(secret, LONGEST_NAME), returned)
         case {"call": call, "secret": secret, "raised": raised} if len(content) == 3:
-            return Reply(_require_number(call), _text(secret, LONGEST_NAME), raised=_raised(raised))
+            return Reply(_require_number(call), _read_text(secret, LONGEST_NAME), raised=_read_raised(raised))
     raise WireError("neither a reply, a question nor a line of the log")
 
 
-def _raised(content: Any) -> Raised:
+def _read_raised(content: Any) -> Raised:
     match content:
         case {"ours": class_names, "text": text, "stop_reason": stop_reason} if len(content) == 3:
-            stop_reason = None if stop_reason is None else _text(stop_reason, LONGEST_NAME)
-            return Raised(_text(text, LONGEST_TEXT), _names(class_names), stop_reason)
+            stop_reason = None if stop_reason is None else _read_text(stop_reason, LONGEST_NAME)
+            return Raised(_read_text(text, LONGEST_TEXT), _read_names(class_names), stop_reason)
         case {"text": text} if len(content) == 1:
-            return Raised(_text(text, LONGEST_TEXT))
+            return Raised(_read_text(text, LONGEST_TEXT))
     raise WireError("an exception has a text and its classes")
 
 
@@ -103,18 +105,18 @@ def require_score(value: Any, depth: int = DEEPEST) -> None:
             for each in value:
                 require_score(each, depth - 1)
         case {"type": kind} if len(value) == 1:
-            _text(kind, LONGEST_NAME)
+            _read_text(kind, LONGEST_NAME)
         case {"value": score_value, "reason": reason, "metrics": metrics, "overrides": more} if (
             len(value) == 4 and depth
         ):
             require_score(score_value, depth - 1)
             _require_short(more)
             if reason is not None:
-                _text(reason, LONGEST_TEXT)
+                _read_text(reason, LONGEST_TEXT)
             if isinstance(metrics, dict):
                 require_score(list(metrics.values()), depth - 1)
             else:
-                _text(metrics, LONGEST_NAME)
+                _read_text(metrics, LONGEST_NAME)
         case _:
             raise WireError("what a reward returned has another form")
 
@@ -139,7 +141,7 @@ def require_texts(value: Any, *keys: Collection[str]) -> Mapping[str, str]:
 
 def require_text(value: Any) -> str:
     """Return a text; raise `WireError` for anything else."""
-    return _text(value, LARGEST)
+    return _read_text(value, LARGEST)
 
 
 def _require_number(value: Any, limit: int = MOST_NUMBER) -> int:
@@ -148,13 +150,13 @@ def _require_number(value: Any, limit: int = MOST_NUMBER) -> int:
     return value
 
 
-def _text(value: Any, longest: int) -> str:
+def _read_text(value: Any, longest: int) -> str:
     if not isinstance(value, str) or len(value) > longest:
         raise WireError(f"a text has at most {longest} characters")
     return value
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _read_names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MOST_KINDS:
         raise WireError(f"an exception has at most {MOST_KINDS} classes")
-    return tuple(_text(name, LONGEST_NAME) for name in value)
+    return tuple(_read_text(name, LONGEST_NAME) for name in value)

@@ -107,7 +107,7 @@ class ProcessPool:
                 self._warm = Warm()
             elif self._warm.variables != listed_variables():  # the old one stays until its last fork has ended
                 while self._free:
-                    run_detached(partial(_reap, self._free.pop()))
+                    run_detached(partial(_close_worker, self._free.pop()))
                 self._warm = Warm()
             warm = self._warm
         for code in codes:
@@ -165,7 +165,7 @@ class ProcessPool:
             worker = self._free.pop()
             if worker.fits(*codes):
                 return worker
-            run_detached(partial(_reap, worker))
+            run_detached(partial(_close_worker, worker))
         return None
 
     def _leave(self, worker: Worker, *, stays: bool) -> None:
@@ -176,7 +176,7 @@ class ProcessPool:
                 self._free.append(worker)
         if not stays:
             worker.end("was abandoned")
-            run_detached(partial(_reap, worker))
+            run_detached(partial(_close_worker, worker))
 
 
 class _Slots:
@@ -224,7 +224,7 @@ class _Slots:
         self._look_later()
 
 
-def _reap(worker: Worker) -> None:
+def _close_worker(worker: Worker) -> None:
     with suppress(RewardFailure):  # the warm process has ended, and with it all of its forks
         worker.close()
 
@@ -266,7 +266,7 @@ class OwnProcess:
             except asyncio.CancelledError:
                 self._worker, self.ended = None, "was ended in an earlier call, whose caller no longer waited"
                 worker.end("was abandoned")
-                run_detached(partial(_reap, worker))
+                run_detached(partial(_close_worker, worker))
                 raise
 
     async def close(self) -> None:
@@ -277,7 +277,7 @@ class OwnProcess:
         elif worker is not None:
             worker.end("was closed")
             async with self._calling:  # the call that this ends still holds the connection
-                await done_in_thread(partial(_reap, worker))
+                await done_in_thread(partial(_close_worker, worker))
 
 
 POOL = ProcessPool()

@@ -75,10 +75,10 @@ def main(descriptor: int, fork: Callable[..., int] | None = None) -> None:
     adopt_orphans()
     children: set[int] = set()
     while True:
-        data, descriptors = _receive(control)
+        data, descriptors = _receive_message(control)
         if not data:
             break
-        answer = _answer(json.loads(data), descriptors, children, control, fork)
+        answer = _answer_request(json.loads(data), descriptors, children, control, fork)
         try:
             control.send(json.dumps(answer).encode())
         except OSError:
@@ -87,11 +87,11 @@ def main(descriptor: int, fork: Callable[..., int] | None = None) -> None:
         for kill in (os.killpg, os.kill):  # it may have no process group yet
             with suppress(ProcessLookupError, PermissionError):
                 kill(child, signal.SIGKILL)
-        _reap(child)  # so that their CPU time counts for the runner
+        _reap_child(child)  # so that their CPU time counts for the runner
     _end_orphans(frozenset())
 
 
-def _answer(
+def _answer_request(
     request: Mapping[str, Any],
     descriptors: list[int],
     children: set[int],
@@ -102,7 +102,7 @@ def _answer(
     match request["do"]:
         case "load":
             before = _with_descendants(_child_ids())  # this process may adopt some of them meanwhile
-            problem = _load(request)
+            problem = _load_code(request)
             _exempt_pids.update(_with_descendants(_child_ids() - before))
             return {"problem": problem}
         case "fork":
@@ -121,7 +121,7 @@ def _answer(
             return {"pid": child}
         case _:  # bury
             children.discard(request["pid"])
-            status = _reap(request["pid"])
+            status = _reap_child(request["pid"])
             _end_orphans(children)
             return {"status": signal.SIGKILL if status is None else status}
 
@@ -149,7 +149,7 @@ def _with_descendants(pids: Collection[int]) -> set[int]:
     return all_pids
 
 
-def _reap(pid: int) -> int | None:
+def _reap_child(pid: int) -> int | None:
     """Wait for a child that was killed, and return its status as in waitpid(2).
 
     Return None if it does not end: the kernel may block it, or it may have the rights of another user. It is ignored
@@ -177,10 +177,10 @@ def _end_orphans(children: Collection[int]) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         for pid in orphans:
-            _reap(pid)  # its own children belong to this process from then on
+            _reap_child(pid)  # its own children belong to this process from then on
 
 
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+def _receive_message(control: socket.socket) -> tuple[bytes, list[int]]:
     """Return a message and the descriptors sent with it; empty if the runner has ended."""
     size = array.array("i").itemsize
     try:
@@ -194,7 +194,7 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(descriptors)
 
 
-def _load(request: Mapping[str, Any]) -> str | None:
+def _load_code(request: Mapping[str, Any]) -> str | None:
     """Import the requested code; return the error or None. A call reports the error again, with its location."""
     sys.path[:] = request["path"]
     for name, value in request["environ"].items():
@@ -375,7 +375,7 @@ class Runner:
                 self._calls.put(message[1:])
             else:
                 question_id, succeeded = ANSWER.unpack_from(message, 1)
-                _settle(self._answers.pop(question_id), succeeded, message[1 + ANSWER.size :])
+                _settle_future(self._answers.pop(question_id), succeeded, message[1 + ANSWER.size :])
 
     def _perform(self, content: bytes, ahead: int) -> tuple[str, Any]:
         """Run a call; return the kind of the reply and its content."""
@@ -385,7 +385,7 @@ class Runner:
         try:
             for module, file in pickle.loads(content[:ahead]):
                 Code(module, "", file).load_module()
-            call = _unpickled(content[ahead:])
+            call = _unpickle_call(content[ahead:])
             # without reading the current directory, which may have been removed
             os.chdir(self._directory or call.folder)
             function = call.code.load()
@@ -398,7 +398,7 @@ class Runner:
                 return "raised", {"text": "an exception whose text cannot be read"}
 
 
-def _unpickled(content: bytes) -> ForeignCall:
+def _unpickle_call(content: bytes) -> ForeignCall:
     try:
         call: ForeignCall = pickle.loads(content)
     except Exception as error:
@@ -413,7 +413,7 @@ class ArgumentsError(Exception):
     """The arguments of a call cannot be unpickled here."""
 
 
-def _settle(answer: Future[Any], succeeded: bool, content: bytes) -> None:
+def _settle_future(answer: Future[Any], succeeded: bool, content: bytes) -> None:
     try:
         value = pickle.loads(content)
     except BaseException as error:  # noqa: BLE001 - the call waits for an answer, whatever became of it

@@ -70,7 +70,7 @@ class Inbox:
 
 def to_json(value: Any) -> bytes:
     """Return a plain value as JSON; raise `TypeError` or `ValueError` for other values."""
-    return json.dumps(value, default=_bytes).encode("utf-8", "surrogatepass")
+    return json.dumps(value, default=_encode_bytes).encode("utf-8", "surrogatepass")
 
 
 def from_json(message: bytes) -> Any:
@@ -92,7 +92,7 @@ def _require_few_values(message: bytes) -> None:
     raise WireError("a message of too many values")
 
 
-def _bytes(value: object) -> dict[str, str]:
+def _encode_bytes(value: object) -> dict[str, str]:
     if isinstance(value, bytes | bytearray | memoryview):
         return {BYTES: base64.b64encode(value).decode()}
     raise TypeError(f"{type(value).__name__} is not a plain value")

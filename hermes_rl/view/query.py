@@ -156,7 +156,7 @@ class RolloutQuery:
         if not self.text:
             page_places = list(positions[start : start + size])
             return page_places, start + len(page_places)
-        spellings, page_places, index = _spellings(self.text), [], start
+        spellings, page_places, index = _json_spellings(self.text), [], start
         until = time.monotonic() + PATIENCE
         with record.open() as file:
             while index < len(positions) and len(page_places) < size and (index == start or time.monotonic() < until):
@@ -166,13 +166,13 @@ class RolloutQuery:
                 # schemas of tools are the same in each rollout.
                 end, row = line.rfind(marks_of(line)[2]), max(map(line.rfind, ROW_MARKS))
                 text = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
-                if any(word in text for word in spellings) and _says(line, self.text.lower()):
+                if any(word in text for word in spellings) and _record_has_text(line, self.text.lower()):
                     page_places.append(positions[index])
                 index += 1
         return page_places, index
 
 
-def _spellings(text: str) -> set[bytes]:
+def _json_spellings(text: str) -> set[bytes]:
     """Return the possible spellings of a text in a record: characters outside ASCII raw or escaped, once or twice.
 
     The arguments of a call are JSON in a text of the record, and so are escaped twice.
@@ -182,29 +182,29 @@ def _spellings(text: str) -> set[bytes]:
     return {spelling.encode("utf-8", "replace").lower() for spelling in once | twice}
 
 
-def _says(line: bytes, text: str) -> bool:
+def _record_has_text(line: bytes, text: str) -> bool:
     """Return True if a text in lower case occurs in a rollout's record, in any JSON spelling."""
     try:
         rollout = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return any(text in value.lower() for key in _SEARCHED for value in _texts(rollout.get(key), names=key in _NAMES))
+    return any(text in value.lower() for key in _SEARCHED for value in _texts_in(rollout.get(key), names=key in _NAMES))
 
 
-def _texts(value: object, *, names: bool) -> Iterator[str]:
+def _texts_in(value: object, *, names: bool) -> Iterator[str]:
     """Yield the texts in a value; `names`: with the keys of mappings, which are the user's or the model's."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item, names=names)
+            yield from _texts_in(item, names=names)
     elif isinstance(value, dict):
         if names:
             yield from value
         for key, item in value.items():
             with suppress(ValueError, RecursionError):
                 item = json.loads(item) if key == "arguments" and isinstance(item, str) else item
-            yield from _texts(item, names=names or key == "arguments")
+            yield from _texts_in(item, names=names or key == "arguments")
 
 
 def _parse_number(name: str, text: str) -> float:

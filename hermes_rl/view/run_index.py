@@ -124,7 +124,7 @@ class RunIndex:
         with self._lock:
             if time.monotonic() - self._scanned >= RESCAN or not self._runs:
                 paths = list(dict.fromkeys(path for folder in self._folders for path in find_runs(folder)))
-                self._order = [_name(path) for path in paths]
+                self._order = [_run_link_name(path) for path in paths]
                 paths_by_name = dict(zip(self._order, paths, strict=True))
                 for name, path in paths_by_name.items():
                     self._runs.setdefault(name, OpenRun(name, path))
@@ -186,7 +186,7 @@ class RunIndex:
         with self._using(name) as run:
             before = run.state()
             record = run.read()
-            version = _version(record, before)
+            version = _state_version(record, before)
             if run.overview is not None and run.overview[0] != version:
                 _, created_at, took, page = run.overview
                 if page["read"] >= 1 and time.monotonic() - created_at < NUMBERS_AGAIN * took:
@@ -260,7 +260,7 @@ class RunIndex:
             record = run.read() if run.indexed == 0 or run.record is None else run.record
             if record.share_read == 1:
                 record.refresh(SLICE)  # a run that is still being read is completed by requests for its numbers
-            generation, total, start = _cursor(cursor) or (record.generation, len(record.rollouts), 0)
+            generation, total, start = _parse_cursor(cursor) or (record.generation, len(record.rollouts), 0)
             if generation != record.generation or total > len(record.rollouts):
                 total, start = len(record.rollouts), 0  # the run was graded again
             positions = self._select_positions(run, record, query, total)
@@ -347,18 +347,18 @@ class RunIndex:
         return run.tokenizer[0]
 
 
-def _name(path: Path) -> str:
+def _run_link_name(path: Path) -> str:
     """Return the name of a run in links: the same in each viewer, and a different one for each directory."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:6]
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', path.name)}-{digest}"
 
 
-def _version(record: RunRecord, state: tuple[int, ...]) -> str:
+def _state_version(record: RunRecord, state: tuple[int, ...]) -> str:
     state_text = repr((record.generation, len(record.rollouts), record.torn, record.share_read >= 1, state))
     return f'"{hashlib.sha256(state_text.encode()).hexdigest()[:16]}"'
 
 
-def _cursor(text: str) -> tuple[int, int, int] | None:
+def _parse_cursor(text: str) -> tuple[int, int, int] | None:
     if not text:
         return None
     parts = text.split("-")

@@ -137,13 +137,13 @@ def _answer_of_rollouts(app: FastAPI, shelf: RunIndex) -> None:
 
     @app.get("/api/runs/{run}/artifacts/{rollout:path}")
     async def artifact(run: str, rollout: str, file: str) -> Response:
-        path = await run_in_thread(lambda: _artifact(shelf, run, rollout, file))
+        path = await run_in_thread(lambda: _artifact_file(shelf, run, rollout, file))
         # A browser saves an attachment of unknown type as a file, whatever its content.
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(path.name, safe='')}"}
         return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
 
-def _artifact(shelf: RunIndex, run: str, rollout: str, file: str) -> Path:
+def _artifact_file(shelf: RunIndex, run: str, rollout: str, file: str) -> Path:
     """Return a file that a rollout's record names, wherever links in the directory lead.
 
     Raises `UserError` if the rollout has no such artifact.

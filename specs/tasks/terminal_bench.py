@@ -22,22 +22,22 @@ def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
             "task_id": task.name,
             "instruction": task_config["instruction"],
             "image": task_config.get("docker_image"),
-            "verifier": [_laid(path, task) for path in _files(task)],
-            "setup": _text(task / "setup.sh"),
-            "solution_script": _text(task / "solution.sh"),
+            "verifier": [_file_entry(path, task) for path in _task_files(task)],
+            "setup": _setup_text(task / "setup.sh"),
+            "solution_script": _setup_text(task / "solution.sh"),
         }
 
 
-def _files(task: Path) -> list[Path]:
+def _task_files(task: Path) -> list[Path]:
     tests = list_below(task / "tests", task) if (task / "tests").exists() else {}
     return [task / "run-tests.sh", *(path for path, mode in tests.items() if not stat.S_ISDIR(mode))]
 
 
-def _laid(path: Path, task: Path) -> dict[str, Any]:
+def _file_entry(path: Path, task: Path) -> dict[str, Any]:
     """Return a file as `files` takes it: tasks may be anywhere, and a `from` has to be below the spec."""
     mode = path.lstat().st_mode & 0o777
     return {"to": f"/tmp/task/{path.relative_to(task)}", "content": read_file(path, task), "mode": mode}
 
 
-def _text(path: Path) -> str:
+def _setup_text(path: Path) -> str:
     return read_text(path) if path.exists() else "true\n"

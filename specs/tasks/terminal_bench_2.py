@@ -26,10 +26,10 @@ def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) 
         tests: files for /tests, as a tar.gz in base64.
         timeout: seconds of the script; one that takes longer scores 0.
     """
-    answer, reward_text = _run(ctx, script, tests, timeout)
+    answer, reward_text = _run_tests(ctx, script, tests, timeout)
     if answer.get("timed_out"):
         return Score(0.0, reason=f"the tests had no end in time: {answer['output'][-400:]}")
-    value = _value(reward_text, answer)
+    value = _reward_value(reward_text, answer)
     ran = reward_text is not None and LACKING.search(answer["output"]) is None
     if value > 0 or ran:
         return Score(
@@ -37,18 +37,18 @@ def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) 
         )
     # Either the solution or the sandbox is to blame. A sandbox that the agent never saw tells which.
     with ctx.pristine_sandbox() as clean:
-        alone, written = _run(clean, script, tests, timeout)
+        alone, written = _run_tests(clean, script, tests, timeout)
     lacking = LACKING.search(alone["output"])
     if lacking or (written is None and alone["exit_code"] in (126, 127)):
         raise RewardFailure(f"the tests cannot run in this sandbox: {alone['output'].strip()[-400:]}")
     return Score(value, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
 
 
-def _run(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, Any], str | None]:
+def _run_tests(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, Any], str | None]:
     """Put the tests in place and run them; the answer of the script, and the reward that it wrote."""
     ctx.empty_dir("/tests")
     ctx.empty_dir("/logs/verifier")
-    for name, content, mode in [*_files(tests), ("test.sh", script.encode(), 0o755)]:
+    for name, content, mode in [*_archive_files(tests), ("test.sh", script.encode(), 0o755)]:
         written = ctx.write_file(f"/tests/{name}", content, mode)
         if "error" in written:
             raise AgentFault(f"the tests cannot be put in place: {written['error']}")
@@ -59,7 +59,7 @@ def _run(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, A
     ].strip()
 
 
-def _files(archive: str) -> list[tuple[str, bytes, int]]:
+def _archive_files(archive: str) -> list[tuple[str, bytes, int]]:
     """Return the path, content and mode of each file of an archive, without links and paths that lead out of it."""
     if not archive:
         return []
@@ -72,7 +72,7 @@ def _files(archive: str) -> list[tuple[str, bytes, int]]:
     return entries
 
 
-def _value(reward_text: str | None, answer: dict[str, Any]) -> float:
+def _reward_value(reward_text: str | None, answer: dict[str, Any]) -> float:
     """Return the number that was written, 0 if it is not from 0 to 1; without one, 1 if the script exits with 0."""
     if reward_text is None:
         return float(answer["exit_code"] == 0)

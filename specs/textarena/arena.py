@@ -25,14 +25,14 @@ def begun(game: str, seed: int, players: int = 1) -> Any:
     except ImportError as error:
         raise UserError(f"TextArena is not installed: {install_command('textarena')}") from error
     environment = textarena.make(f"{game}-raw")
-    for wrapper in _wrappers(game):
+    for wrapper in _default_wrappers(game):
         if issubclass(wrapper, textarena.ActionWrapper):  # it puts a move in brackets, or cuts it
             environment = wrapper(environment)
     environment.reset(num_players=players, seed=seed)
     return environment
 
 
-def _wrappers(game: str) -> list[type]:
+def _default_wrappers(game: str) -> list[type]:
     from textarena.envs.registration import ENV_REGISTRY
 
     return ENV_REGISTRY[game].default_wrappers or []
@@ -43,7 +43,7 @@ def told(game: Any, player: int, messages: list[tuple[int, str, Any]]) -> str:
     from textarena.wrappers import LLMObservationWrapper
 
     # Others hide what players say, and the game describes their moves.
-    shows_moves = LLMObservationWrapper in _wrappers(game.env_id.removesuffix("-raw"))
+    shows_moves = LLMObservationWrapper in _default_wrappers(game.env_id.removesuffix("-raw"))
     texts = []
     for sender, text, kind in messages:
         if str(getattr(kind, "name", kind)) != "PLAYER_ACTION":

@@ -20,8 +20,8 @@ from hermes_rl.tools import editing, execute
 from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.editing import NoMatchError, PatchFormError
 from hermes_rl.tools.execute import MOST_CALLS, TOO_MANY, checked_arguments, execute_calls
-from hermes_rl.tools.mcp_client import MOST_BLOCKS, _Pump, _text, over_process
-from hermes_rl.tools.toolsets._patch import _unified
+from hermes_rl.tools.mcp_client import MOST_BLOCKS, _Pump, _result_text, over_process
+from hermes_rl.tools.toolsets._patch import _diff_lines
 from hermes_rl.values import MOST_VALUES, too_many_values
 
 MANY = 60_000
@@ -52,7 +52,7 @@ TEXTS: dict[str, Callable[[], Any]] = {
     "blanks behind @@": lambda: editing.parse("*** Update File: a\n@@" + " " * MANY + "x\n-a\n+b"),
     "blanks in a header": lambda: _refused(editing.parse, "*** Update File: a" + " " * MANY + "b"),
     "a diff of equal lines": lambda: list(
-        _unified("".join(f"x\nu{i}\n" for i in range(2500)), "x\n" * 199, "a", "b")
+        _diff_lines("".join(f"x\nu{i}\n" for i in range(2500)), "x\n" * 199, "a", "b")
     ),
     "an indentation of megabytes": lambda: _refused(
         lambda new: editing.replace(" " * 2_000_000 + "x", "x\n", new), "z\n" * 50_000
@@ -201,7 +201,7 @@ async def test_parts_and_values_of_an_mcp_servers_answers_are_bounded() -> None:
     from mcp_types import CallToolResult
 
     blocks = [{"type": "text", "text": "x"}] * (MOST_BLOCKS + 7)
-    read = _text(CallToolResult.model_validate({"content": blocks}))
+    read = _result_text(CallToolResult.model_validate({"content": blocks}))
     assert read.count("x") == MOST_BLOCKS
     assert read.endswith("[... 7 parts omitted ...]")
     line = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"content": blocks * 400}}).encode()

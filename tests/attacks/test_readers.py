@@ -45,8 +45,8 @@ from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, describe, readab
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.editing import NoMatchError, PatchFormError
 from hermes_rl.tools.execute import checked_arguments
-from hermes_rl.tools.mcp_client import _Pump, _text, require_mcp
-from hermes_rl.tools.toolsets._patch import _unified
+from hermes_rl.tools.mcp_client import _Pump, _result_text, require_mcp
+from hermes_rl.tools.toolsets._patch import _diff_lines
 from hermes_rl.values import too_many_values
 from tests.attacks.known import WORDS
 from tests.attacks.readers import arguments, patch, text, value
@@ -151,7 +151,7 @@ def patched(rng: random.Random) -> Work:
 
 def compared(rng: random.Random) -> Work:
     before, after = text(rng, 200_000), text(rng, 200_000)
-    return lambda: list(_unified(before, after, "a", "b"))
+    return lambda: list(_diff_lines(before, after, "a", "b"))
 
 
 def rewarded(name: str) -> Draw:
@@ -184,7 +184,7 @@ def from_server(rng: random.Random) -> Work:
         await _Pump(conversation, cast(Any, SimpleNamespace()), session, None).receive()
         for each in cast(list[Any], session.messages):
             with contextlib.suppress(ValidationError):  # as the session has it, which tells the model
-                _text(CallToolResult.model_validate(getattr(each.message, "result", None)))
+                _result_text(CallToolResult.model_validate(getattr(each.message, "result", None)))
 
     return receive
 

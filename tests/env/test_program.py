@@ -15,7 +15,7 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentEnvConfig
-from hermes_rl.env.program import _changed, _servers, _settings
+from hermes_rl.env.program import _copy_with, _merge_servers, _read_settings
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -146,10 +146,10 @@ def test_help_lists_the_flags(arguments: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_minus_one_lists_and_mappings_are_values() -> None:
-    given = _settings(
+    given = _read_settings(
         ["--env.worker_timeout", "-1", "--env.enabled_toolsets", "[terminal, file]", "--env.extra_body={a: 1}"]
     )
-    config = _changed(HermesAgentEnvConfig(), given["env"], "--env")
+    config = _copy_with(HermesAgentEnvConfig(), given["env"], "--env")
     assert config.worker_timeout == -1
     assert config.enabled_toolsets == ["terminal", "file"]
     assert config.extra_body == {"a": 1}
@@ -158,18 +158,18 @@ def test_minus_one_lists_and_mappings_are_values() -> None:
 def test_a_config_file_gives_way_to_flags_and_knows_its_keys(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("env: {group_size: 2, seed: 5}\nopenai: {model_name: m}\n")
-    given = _settings(["--config", str(file), "--env.group_size", "7"])
+    given = _read_settings(["--config", str(file), "--env.group_size", "7"])
     assert given == {"env": {"group_size": 7, "seed": 5}, "openai": {"model_name": "m"}}
     file.write_text("")
-    assert _settings(["--config", str(file)]) == {"env": {}, "openai": {}}
+    assert _read_settings(["--config", str(file)]) == {"env": {}, "openai": {}}
     file.write_text("environment: {}\n")
     with pytest.raises(UserError, match="unknown key 'environment'"):
-        _settings(["--config", str(file)])
+        _read_settings(["--config", str(file)])
 
 
 def test_openai_flags_change_every_server() -> None:
     servers = [APIServerConfig(base_url="http://a"), APIServerConfig(base_url="http://b")]
-    changed = _servers(servers, {"model_name": "m"})
+    changed = _merge_servers(servers, {"model_name": "m"})
     assert [(s.base_url, s.model_name) for s in changed] == [("http://a", "m"), ("http://b", "m")]
 
 

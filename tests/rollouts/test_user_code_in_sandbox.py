@@ -176,7 +176,7 @@ def test_a_machine_without_bubblewrap_is_named_before_the_first_rollout(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(bubblewrap, "_bundled", lambda: None)
+    monkeypatch.setattr(bubblewrap, "_bundled_bwrap", lambda: None)
     bubblewrap.find_bwrap.cache_clear()
     with pytest.raises(UserError, match=r"rewards\.evaluated\.isolate: .*not available.*write `isolate: process`"):
         try:

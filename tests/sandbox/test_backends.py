@@ -22,7 +22,7 @@ from hermes_rl.plugins import SANDBOXES
 from hermes_rl.sandbox import bubblewrap, none
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox, SandboxConfig, SandboxFile, SandboxService
-from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled, shared_prefix
+from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled_bwrap, shared_prefix
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID
 from hermes_rl.sandbox.launcher import as_user, own_python
@@ -111,7 +111,7 @@ def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     bubblewrap.find_bwrap.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(bubblewrap, "_bundled", lambda: None)
+    monkeypatch.setattr(bubblewrap, "_bundled_bwrap", lambda: None)
     try:
         with pytest.raises(UserError, match="install bubblewrap"):
             bubblewrap.find_bwrap()
@@ -121,7 +121,7 @@ def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders that the sandbox's user may not enter")
 async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundled = _bundled()
+    bundled = _bundled_bwrap()
     assert bundled is not None
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
@@ -273,7 +273,9 @@ def test_probe_of_optional_parts_suggests_fixes(monkeypatch: pytest.MonkeyPatch)
     assert list(found) == ["control groups", "users", "files", "images", "system calls"]
     assert found["system calls"].remedy == ""
     monkeypatch.setattr(bubblewrap, "find_layout", lambda: None)
-    monkeypatch.setattr(bubblewrap, "_try", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted")
+    monkeypatch.setattr(
+        bubblewrap, "_try_options", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted"
+    )
     monkeypatch.setattr(bubblewrap, "has_overlays", bubblewrap.has_overlays.__wrapped__)
     monkeypatch.setattr(bubblewrap, "filter_program", lambda: None)
     monkeypatch.setattr(bubblewrap, "subordinate_users", lambda: range(0))

@@ -90,7 +90,7 @@ def test_it_reaps_under_a_stream_of_starts() -> None:
 async def test_cancelled_start_leaves_no_image_mount(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not _lays_images():
         pytest.skip("this kernel does not show an image as another user's")
-    working, go_on, lay = threading.Event(), threading.Event(), bubblewrap._lay
+    working, go_on, lay = threading.Event(), threading.Event(), bubblewrap._mount_image
 
     def slowly(folder: Path, user: int) -> Path | None:
         working.set()
@@ -101,7 +101,7 @@ async def test_cancelled_start_leaves_no_image_mount(rootfs: Path, monkeypatch: 
     async with create_sandbox(config) as sandbox:  # unpacks what all of them need
         await sandbox.run("true")
     free = sorted(_image_users)
-    monkeypatch.setattr(bubblewrap, "_lay", slowly)
+    monkeypatch.setattr(bubblewrap, "_mount_image", slowly)
     starting = asyncio.create_task(create_sandbox(config).start())
     assert await asyncio.to_thread(working.wait, 30)
     starting.cancel()

@@ -20,9 +20,9 @@ from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.tools import editing
 from hermes_rl.tools.artifacts import ArtifactRequest, collect
 from hermes_rl.tools.base import ToolRuntime
-from hermes_rl.tools.editing import NoMatchError, _replaced, replace
-from hermes_rl.tools.toolsets._patch import Patch, _common, _unified
-from hermes_rl.tools.toolsets.file import ReadFile, _page
+from hermes_rl.tools.editing import NoMatchError, _replace_all, replace
+from hermes_rl.tools.toolsets._patch import Patch, _common_length, _diff_lines
+from hermes_rl.tools.toolsets.file import ReadFile, _page_of_lines
 
 
 @asynccontextmanager
@@ -186,7 +186,7 @@ def test_the_diff_of_a_part_is_a_diff_of_the_whole() -> None:
             at = rng.randrange(len(after) + 1)
             after[at : at + rng.randrange(3)] = [rng.choice("abcd") for _ in range(rng.randrange(3))]
         texts = "\n".join(before) + "\n", "\n".join(after) + "\n" if after else ""
-        lines = list(_unified(*texts, "a", "b"))
+        lines = list(_diff_lines(*texts, "a", "b"))
         if texts[0] == texts[1]:
             assert lines == []
             continue
@@ -203,7 +203,7 @@ def test_a_page_is_what_splitting_the_file_would_give(monkeypatch: pytest.Monkey
         lines = data.decode("utf-8", "replace").split("\n")
         lines = lines[:-1] if lines[-1] == "" else lines
         offset, limit = rng.randrange(1, 12), rng.randrange(1, 6)
-        page = _page(data, offset, limit)
+        page = _page_of_lines(data, offset, limit)
         wanted = lines[offset - 1 : offset - 1 + limit]
         assert page["content"] == "\n".join(f"{number}|{line}" for number, line in enumerate(wanted, offset))
         assert page["total_lines"] == len(lines)
@@ -213,7 +213,7 @@ def test_a_page_is_what_splitting_the_file_would_give(monkeypatch: pytest.Monkey
 def test_a_passage_is_replaced_in_pieces_as_in_one(text: str, old: str, new: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hermes_rl.tools.editing.PIECE", 4)
-        assert _replaced(text, old, new) == (text.count(old), text.replace(old, new))
+        assert _replace_all(text, old, new) == (text.count(old), text.replace(old, new))
 
 
 def test_a_bound_on_what_is_added_cuts_no_line_break_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_bound_on_what_is_added_cuts_no_line_break_of_windows(monkeypatch: pyt
 @given(st.text("ab", max_size=9), st.text("ab", max_size=9), st.text("ab", max_size=9))
 def test_what_two_texts_have_in_common(same: str, before: str, after: str) -> None:
     texts = same + before, same + after
-    length = _common(*texts)
+    length = _common_length(*texts)
     assert texts[0][:length] == texts[1][:length]
     assert length in map(len, texts) or texts[0][length] != texts[1][length]
-    assert _common(*(text[::-1] for text in texts), end=True) == length
+    assert _common_length(*(text[::-1] for text in texts), end=True) == length

@@ -326,7 +326,7 @@ def test_fork_of_client_shares_the_server_and_leaves_its_processes_alone(start: 
     pid = os.fork()
     if pid == 0:
         try:
-            fork_server._forget()
+            fork_server._forget_server()
             start.server.forget()
             told_in_fork = start("describe")[1]()
             os.write(writer, json.dumps(told_in_fork["parent"]).encode())

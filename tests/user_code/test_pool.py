@@ -579,12 +579,12 @@ def test_child_that_does_not_end_blocks_its_parent_only_briefly(monkeypatch: pyt
     monkeypatch.setattr(code_process, "REAP_SECONDS", 0.01)
     monkeypatch.setattr(code_process, "_exempt_pids", set())
     with subprocess.Popen(["sleep", "777.375"]) as child:
-        assert code_process._reap(child.pid) is None
+        assert code_process._reap_child(child.pid) is None
         assert child.pid in code_process._exempt_pids, "the template no longer waits for it"
         child.kill()
         monkeypatch.setattr(code_process, "REAP_SECONDS", 60.0)
-        assert code_process._reap(child.pid) == signal.SIGKILL
-        assert code_process._reap(child.pid) is None, "nobody is there"
+        assert code_process._reap_child(child.pid) == signal.SIGKILL
+        assert code_process._reap_child(child.pid) is None, "nobody is there"
 
 
 def until_gone(pid: int) -> None:

@@ -31,12 +31,12 @@ def dialect_at(path: str) -> ProgramDialect | None:
 def written_models(model: str) -> bytes:
     """Return the list of models, in a form that both OpenAI's and Anthropic's clients read; it has one model."""
     ends = {"has_more": False, "first_id": model, "last_id": model}
-    return write_message({"object": "list", "data": [_model(model)], **ends})
+    return write_message({"object": "list", "data": [_model_entry(model)], **ends})
 
 
 def written_model(model: str) -> bytes:
     """Return the description of a model; any name is accepted."""
-    return write_message(_model(model))
+    return write_message(_model_entry(model))
 
 
 def written_count(tokens: int) -> bytes:
@@ -44,6 +44,6 @@ def written_count(tokens: int) -> bytes:
     return write_message({"input_tokens": tokens})
 
 
-def _model(name: str) -> dict[str, str | int]:
+def _model_entry(name: str) -> dict[str, str | int]:
     openai_fields: dict[str, str | int] = {"id": name, "object": "model", "owned_by": "hermes-rl", "created": 0}
     return {**openai_fields, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

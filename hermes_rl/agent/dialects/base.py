@@ -99,13 +99,13 @@ def noted(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the named fields of a request for recording: plain values unchanged, others as text."""
     values = {name: body[name] for name in names if body.get(name) is not None}
     return {
-        name: value if isinstance(value, int | float) else _note(value)
+        name: value if isinstance(value, int | float) else _cut_note(value)
         for name, value in values.items()
         if value not in ([], {}, "")
     }
 
 
-def _note(value: Any) -> str:
+def _cut_note(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:LONGEST_NOTE]
 
 

@@ -56,8 +56,8 @@ class Chat:
             raise RefusedRequestError("`tool_choice` must be auto or none: the policy is sampled freely")
         options = body.get("stream_options")
         return ProgramRequest(
-            [_message(message) for message in messages],
-            [] if choice == "none" else _tools(body.get("tools")),
+            [_read_message(message) for message in messages],
+            [] if choice == "none" else _read_tools(body.get("tools")),
             body.get("stream") is True,
             noted(body, SAMPLING),
             usage_streamed=isinstance(options, dict) and bool(options.get("include_usage")),
@@ -65,11 +65,13 @@ class Chat:
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
         choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish, "logprobs": None}
-        return write_message({**_head(answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)})
+        return write_message(
+            {**_response_head(answer, "chat.completion"), "choices": [choice], "usage": _usage_fields(answer)}
+        )
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Yield the role, the reasoning, the text, two events per call, and the end."""
-        head, message = _head(answer, "chat.completion.chunk"), answer.message
+        head, message = _response_head(answer, "chat.completion.chunk"), answer.message
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         deltas += [{name: message[name]} for name in ("reasoning_content", "content") if message.get(name)]
         for index, call in enumerate(message.get("tool_calls") or ()):
@@ -80,14 +82,14 @@ class Chat:
             yield event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         yield event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": answer.finish}]})
         if request.usage_streamed:
-            yield event({**head, "choices": [], "usage": _usage(answer)})
+            yield event({**head, "choices": [], "usage": _usage_fields(answer)})
         yield b"data: [DONE]\n\n"
 
     def error(self, message: str, code: str) -> bytes:
         return openai_error(message, code)
 
 
-def _message(message: dict[str, Any]) -> Message:
+def _read_message(message: dict[str, Any]) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RefusedRequestError(f"each message must have a role, one of {', '.join(sorted(ROLES))}")
@@ -95,17 +97,17 @@ def _message(message: dict[str, Any]) -> Message:
     content = joined(message.get("content"), TEXT, "`content`")
     read: Message = {
         "role": role,
-        "content": content if isinstance(content, str) else [_part(part) for part in content],
+        "content": content if isinstance(content, str) else [_read_part(part) for part in content],
     }
     for name in ("reasoning_content", "reasoning", "name", "tool_call_id"):
         if isinstance(message.get(name), str):
             read[name] = message[name]
     if role == "assistant" and message.get("tool_calls"):
-        read["tool_calls"] = [_call(call) for call in require_list(message["tool_calls"], "`tool_calls`")]
+        read["tool_calls"] = [_read_call(call) for call in require_list(message["tool_calls"], "`tool_calls`")]
     return read
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
+def _read_part(part: dict[str, Any]) -> dict[str, Any]:
     """Parse a content part, which may not be text; other fields could make the model server fetch data."""
     kind = part.get("type")
     if kind not in CHAT_PARTS:
@@ -117,13 +119,13 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, kind: part.get(kind)}
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
     function = require_object(call.get("function"), "`function` of a call")
     arguments = require_text(function.get("arguments"), "`arguments` of a call")
     return function_call(call.get("id"), function.get("name"), arguments)
 
 
-def _tools(tools: Any) -> list[dict[str, Any]]:
+def _read_tools(tools: Any) -> list[dict[str, Any]]:
     read = require_list(tools or [], "`tools`")
     for tool in read:
         if tool.get("type") != "function":
@@ -133,11 +135,11 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     return read
 
 
-def _head(answer: ProgramAnswer, kind: str) -> dict[str, Any]:
+def _response_head(answer: ProgramAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _usage(answer: ProgramAnswer) -> dict[str, Any]:
+def _usage_fields(answer: ProgramAnswer) -> dict[str, Any]:
     prompt, completion = answer.prompt_tokens, answer.completion_tokens
     usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
     if answer.reasoning_tokens is not None:

@@ -64,30 +64,30 @@ class Google:
         messages: list[Message] = []
         if instruction := body.get("systemInstruction"):
             parts = require_list(require_object(instruction, "`systemInstruction`").get("parts"), "`parts`")
-            messages.append({"role": "system", "content": "\n".join(_text(part) for part in parts)})
+            messages.append({"role": "system", "content": "\n".join(_part_text(part) for part in parts)})
         for content in require_list(body.get("contents"), "`contents`"):
-            _add(messages, content)
+            _add_content(messages, content)
         if not messages:
             raise RefusedRequestError("`contents` must not be empty")
         tools = [] if mode == "NONE" else require_list(body.get("tools") or [], "`tools`")
-        functions = [function for tool in tools for function in _functions(tool)]
+        functions = [function for tool in tools for function in _read_functions(tool)]
         return ProgramRequest(join_texts(messages), functions, self._stream, noted(settings, SAMPLING))
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
-        return write_message(_response(answer, _parts(answer.message), last=True))
+        return write_message(_response_object(answer, _message_parts(answer.message), last=True))
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Yield a separate response for each part, the last one with the finish reason."""
-        parts = _parts(answer.message)
+        parts = _message_parts(answer.message)
         for part_number, part in enumerate(parts, 1):
-            yield event(_response(answer, [part], last=part_number == len(parts)))
+            yield event(_response_object(answer, [part], last=part_number == len(parts)))
 
     def error(self, message: str, code: str) -> bytes:
         status_code, status = ERRORS.get(code, (400, "INVALID_ARGUMENT"))
         return write_message({"error": {"code": status_code, "message": message, "status": status}})
 
 
-def _add(messages: list[Message], content: dict[str, Any]) -> None:
+def _add_content(messages: list[Message], content: dict[str, Any]) -> None:
     """Add the parts of one content; adjacent contents of the model form one message."""
     role = content.get("role") or "user"
     if role not in ("user", "model", "function"):
@@ -99,12 +99,12 @@ def _add(messages: list[Message], content: dict[str, Any]) -> None:
             _add_said(messages[-1], part)
         elif "functionResponse" in part:
             result = require_object(part["functionResponse"], "`functionResponse`")
-            answer = {"tool_call_id": str(result.get("id") or ""), "content": _result(result.get("response"))}
+            answer = {"tool_call_id": str(result.get("id") or ""), "content": _result_text(result.get("response"))}
             messages.append({"role": "tool", **answer})
         elif messages and messages[-1]["role"] == "user":
-            add_text(messages[-1], "\n" + _text(part))
+            add_text(messages[-1], "\n" + _part_text(part))
         else:
-            messages.append({"role": "user", "content": [_text(part)]})
+            messages.append({"role": "user", "content": [_part_text(part)]})
 
 
 def _add_said(turn: Message, part: dict[str, Any]) -> None:
@@ -113,47 +113,47 @@ def _add_said(turn: Message, part: dict[str, Any]) -> None:
         function = function_call(call.get("id"), call.get("name"), arguments_of(call.get("args")))
         turn.setdefault("tool_calls", []).append(function)
     elif part.get("thought"):
-        add_text(turn, _text(part), "reasoning_content")
+        add_text(turn, _part_text(part), "reasoning_content")
     else:
-        add_text(turn, _text(part))
+        add_text(turn, _part_text(part))
 
 
-def _text(part: dict[str, Any]) -> str:
+def _part_text(part: dict[str, Any]) -> str:
     if "text" not in part:
         kind = next(iter(part), "nothing")
         raise RefusedRequestError(f"a part with {kind!r:.100} cannot be read: texts, calls and their results can")
     return require_text(part["text"], "`text`")
 
 
-def _result(response: Any) -> str:
+def _result_text(response: Any) -> str:
     """Return the text of a tool result; JSON if it holds more than a text."""
     response = require_object(response if response is not None else {}, "`response` of a tool")
     (name, value), *others = response.items() or [("", None)]
     return value if name in TOLD and isinstance(value, str) and not others else json.dumps(response, ensure_ascii=False)
 
 
-def _functions(tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _read_functions(tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for kind in tool:
         if kind != "functionDeclarations":
             raise RefusedRequestError(f"{kind!r:.100} cannot be offered: switch it off in the program; functions can")
     for function in require_list(tool.get("functionDeclarations") or [], "`functionDeclarations`"):
-        parameters = function.get("parametersJsonSchema") or _schema(function.get("parameters"))
+        parameters = function.get("parametersJsonSchema") or _json_schema(function.get("parameters"))
         yield function_tool(function.get("name"), function.get("description"), parameters)
 
 
-def _schema(written: Any) -> Any:
+def _json_schema(written: Any) -> Any:
     """Return a Google schema with the type names of JSON Schema."""
     if isinstance(written, list):
-        return [_schema(each) for each in written]
+        return [_json_schema(each) for each in written]
     if not isinstance(written, dict):
         return written
-    schema = {name: _schema(value) for name, value in written.items()}
+    schema = {name: _json_schema(value) for name, value in written.items()}
     if isinstance(kind := written.get("type"), str) and kind in TYPES:
         schema["type"] = kind.lower()
     return schema
 
 
-def _parts(message: Message) -> list[dict[str, Any]]:
+def _message_parts(message: Message) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     if reasoning := message.get("reasoning_content"):
         parts.append({"text": reasoning, "thought": True})
@@ -166,7 +166,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
     return parts or [{"text": ""}]
 
 
-def _response(answer: ProgramAnswer, parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
+def _response_object(answer: ProgramAnswer, parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
     candidate: dict[str, Any] = {"index": 0, "content": {"role": "model", "parts": parts}}
     if last:
         candidate["finishReason"] = STOPS.get(answer.finish, "STOP")

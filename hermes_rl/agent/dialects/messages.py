@@ -57,22 +57,24 @@ class Messages:
         if choice not in ("auto", "none"):
             raise RefusedRequestError("`tool_choice` must be auto or none: the policy is sampled freely")
         messages: list[Message] = []
-        if system := _system(body.get("system")):
+        if system := _system_text(body.get("system")):
             messages.append({"role": "system", "content": system})
         turns = require_list(body.get("messages"), "`messages`")
         if not turns:
             raise RefusedRequestError("`messages` must not be empty")
         for message in turns:
-            messages += _messages(message)
+            messages += _read_messages(message)
         tools = [] if choice == "none" else require_list(body.get("tools") or [], "`tools`")
         sampling = noted(body, SAMPLING)
-        functions = [_tool(tool) for tool in tools]
+        functions = [_read_tool(tool) for tool in tools]
         return ProgramRequest(join_texts(messages), functions, body.get("stream") is True, sampling)
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
-        content = _blocks(answer.message)
-        usage = _usage(answer.prompt_tokens, answer.completion_tokens)
-        return write_message({**_head(answer), "content": content, "stop_reason": _stop(answer), "usage": usage})
+        content = _message_blocks(answer.message)
+        usage = _usage_fields(answer.prompt_tokens, answer.completion_tokens)
+        return write_message(
+            {**_response_head(answer), "content": content, "stop_reason": _stop_reason(answer), "usage": usage}
+        )
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Yield the empty message, then each empty block with its content, then the stop reason."""
@@ -80,10 +82,15 @@ class Messages:
         def say(kind: str, **content: Any) -> bytes:
             return event({"type": kind, **content}, kind)
 
-        head = {**_head(answer), "content": [], "stop_reason": None, "usage": _usage(answer.prompt_tokens, 0)}
+        head = {
+            **_response_head(answer),
+            "content": [],
+            "stop_reason": None,
+            "usage": _usage_fields(answer.prompt_tokens, 0),
+        }
         yield say("message_start", message=head)
         arguments = [call["function"]["arguments"] for call in answer.message.get("tool_calls") or ()]
-        for index, block in enumerate(_blocks(answer.message)):
+        for index, block in enumerate(_message_blocks(answer.message)):
             if block["type"] == "thinking":
                 empty_block = {**block, "thinking": "", "signature": ""}
                 deltas = [
@@ -101,8 +108,8 @@ class Messages:
             for delta in deltas:
                 yield say("content_block_delta", index=index, delta=delta)
             yield say("content_block_stop", index=index)
-        usage = _usage(answer.prompt_tokens, answer.completion_tokens)
-        yield say("message_delta", delta={"stop_reason": _stop(answer), "stop_sequence": None}, usage=usage)
+        usage = _usage_fields(answer.prompt_tokens, answer.completion_tokens)
+        yield say("message_delta", delta={"stop_reason": _stop_reason(answer), "stop_sequence": None}, usage=usage)
         yield say("message_stop")
 
     def error(self, message: str, code: str) -> bytes:
@@ -110,25 +117,25 @@ class Messages:
         return write_message({"type": "error", "error": {"type": kind, "message": message}})
 
 
-def _system(system: Any) -> str:
+def _system_text(system: Any) -> str:
     if system is None or isinstance(system, str):
         return system or ""
     texts = [require_text(block.get("text"), "a block of `system`") for block in require_list(system, "`system`")]
     return "\n".join(text for text in texts if not text.startswith(BILLING))
 
 
-def _messages(message: dict[str, Any]) -> list[Message]:
+def _read_messages(message: dict[str, Any]) -> list[Message]:
     """Return the messages of one Anthropic message: for a user message with results, one message for each result."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise RefusedRequestError("each message must have a role, one of assistant, system, user")
     if role == "system":
-        return [{"role": role, "content": _system(content)}]
+        return [{"role": role, "content": _system_text(content)}]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else require_list(content, "`content`")
-    return [_assistant(blocks)] if role == "assistant" else _user(blocks)
+    return [_read_assistant(blocks)] if role == "assistant" else _read_user(blocks)
 
 
-def _assistant(blocks: list[dict[str, Any]]) -> Message:
+def _read_assistant(blocks: list[dict[str, Any]]) -> Message:
     turn: Message = {"role": "assistant", "content": []}
     for block in blocks:
         kind = block.get("type")
@@ -144,7 +151,7 @@ def _assistant(blocks: list[dict[str, Any]]) -> Message:
     return turn
 
 
-def _user(blocks: list[dict[str, Any]]) -> list[Message]:
+def _read_user(blocks: list[dict[str, Any]]) -> list[Message]:
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -163,7 +170,7 @@ def _user(blocks: list[dict[str, Any]]) -> list[Message]:
     return messages or [{"role": "user", "content": ""}]
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _read_tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise RefusedRequestError(
             f"a tool of type {tool['type']!r:.100} cannot be offered: switch it off in the program; its own tools can"
@@ -171,7 +178,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
-def _blocks(message: Message) -> list[dict[str, Any]]:
+def _message_blocks(message: Message) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if reasoning := message.get("reasoning_content"):
         blocks.append({"type": "thinking", "thinking": reasoning, "signature": "hermes-rl"})
@@ -183,15 +190,15 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     return blocks
 
 
-def _head(answer: ProgramAnswer) -> dict[str, Any]:
+def _response_head(answer: ProgramAnswer) -> dict[str, Any]:
     head = {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
     return {**head, "stop_sequence": None}
 
 
-def _stop(answer: ProgramAnswer) -> str:
+def _stop_reason(answer: ProgramAnswer) -> str:
     return STOPS.get(answer.finish, "end_turn")
 
 
-def _usage(prompt: int, completion: int) -> dict[str, int]:
+def _usage_fields(prompt: int, completion: int) -> dict[str, int]:
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     return {"input_tokens": prompt, "output_tokens": completion, **cached}

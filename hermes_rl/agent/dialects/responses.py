@@ -72,24 +72,24 @@ class Responses:
         entries = body.get("input")
         items = [{"role": "user", "content": entries}] if isinstance(entries, str) else require_list(entries, "`input`")
         for item in items:
-            _add(messages, item)
+            _add_item(messages, item)
         if not messages:
             raise RefusedRequestError("`input` must not be empty")
         tools = require_list(body.get("tools") or [], "`tools`")
         return ProgramRequest(
             join_texts(messages),
-            [] if choice == "none" else [_tool(tool) for tool in tools],
+            [] if choice == "none" else [_read_tool(tool) for tool in tools],
             body.get("stream") is True,
             noted(body, SAMPLING),
             custom=frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
         )
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
-        return write_message(_response(answer, _items(answer, request)))
+        return write_message(_response(answer, _output_items(answer, request)))
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Yield the empty response, then each item (empty, its content, complete), then the complete response."""
-        sequence_numbers, items = count(), _items(answer, request)
+        sequence_numbers, items = count(), _output_items(answer, request)
 
         def say(kind: str, **content: Any) -> bytes:
             return event({"type": kind, "sequence_number": next(sequence_numbers), **content}, kind)
@@ -99,7 +99,7 @@ class Responses:
         yield say("response.in_progress", response=empty_response)
         for index, item in enumerate(items):
             item_location = {"item_id": item["id"], "output_index": index}
-            yield say("response.output_item.added", output_index=index, item=_empty(item))
+            yield say("response.output_item.added", output_index=index, item=_emptied_item(item))
             if item["type"] in ("message", "reasoning"):
                 part = item["content"][0]
                 kind, item_location = part["type"], {**item_location, "content_index": 0}
@@ -123,7 +123,7 @@ class Responses:
         return openai_error(message, code)
 
 
-def _add(messages: list[Message], item: dict[str, Any]) -> None:
+def _add_item(messages: list[Message], item: dict[str, Any]) -> None:
     """Add an item to the messages; the items of one model turn form one message."""
     kind = item.get("type", "message")
     if kind == "message":
@@ -132,12 +132,12 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
             raise RefusedRequestError(f"a message must have a role, one of {', '.join(sorted(ROLES))}")
         content = text_in(item.get("content"), TEXT, "`content`")
         if role == "assistant":
-            add_text(_turn(messages), content)
+            add_text(_last_turn(messages), content)
         else:
             messages.append({"role": "system" if role == "developer" else role, "content": content})
     elif kind == "reasoning":
-        reasoning = _reasoning(item)
-        turn = _turn(messages)
+        reasoning = _reasoning_text(item)
+        turn = _last_turn(messages)
         if reasoning:
             add_text(turn, reasoning, "reasoning_content")
     elif kind in ("function_call", "custom_tool_call"):
@@ -145,7 +145,7 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
             arguments = require_text(item.get("arguments"), "`arguments` of a call")
         else:
             arguments = json.dumps({"input": require_text(item.get("input"), "`input` of a call")})
-        _turn(messages).setdefault("tool_calls", []).append(
+        _last_turn(messages).setdefault("tool_calls", []).append(
             function_call(item.get("call_id"), item.get("name"), arguments)
         )
     elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -155,13 +155,13 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
         raise RefusedRequestError(f"an item of type {kind!r:.100} cannot be read: nothing but texts and calls can")
 
 
-def _turn(messages: list[Message]) -> Message:
+def _last_turn(messages: list[Message]) -> Message:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 
-def _reasoning(item: dict[str, Any]) -> str:
+def _reasoning_text(item: dict[str, Any]) -> str:
     content = item.get("content")
     if isinstance(content, list) and content:
         return text_of([part for part in content if isinstance(part, dict)])
@@ -174,7 +174,7 @@ def _reasoning(item: dict[str, Any]) -> str:
     return ""
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _read_tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") == "custom":
         text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
         return function_tool(tool.get("name"), tool.get("description"), text)
@@ -186,7 +186,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
-def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any]]:
+def _output_items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any]]:
     message, items = answer.message, list[dict[str, Any]]()
     status = "incomplete" if answer.finish in CUT else "completed"
     if reasoning := message.get("reasoning_content"):
@@ -208,7 +208,7 @@ def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any
         items.append(item)
     for index, call in enumerate(calls):
         function, head = call["function"], {"status": status, "call_id": call["id"], "name": call["function"]["name"]}
-        custom_input = _input(function["arguments"]) if function["name"] in request.custom else None
+        custom_input = _custom_input(function["arguments"]) if function["name"] in request.custom else None
         if custom_input is not None:
             items.append({"type": "custom_tool_call", "id": f"ctc_{answer.id}-{index}", **head, "input": custom_input})
         else:
@@ -218,14 +218,14 @@ def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any
     return items
 
 
-def _input(arguments: str) -> str | None:
+def _custom_input(arguments: str) -> str | None:
     """Return the text for a custom tool, or None if the model wrote other arguments."""
     value = read_object(arguments) or {}
     text = value.get("input") if len(value) == 1 else None
     return text if isinstance(text, str) else None
 
 
-def _empty(item: dict[str, Any]) -> dict[str, Any]:
+def _emptied_item(item: dict[str, Any]) -> dict[str, Any]:
     emptied: dict[str, Any] = {name: "" for name in ("arguments", "input") if name in item}
     emptied |= {"content": []} if "content" in item else {}
     return {**item, **emptied, **({"status": "in_progress"} if "status" in item else {})}

@@ -152,7 +152,7 @@ def deviate_script(turns: Sequence[ScriptedTurn], rng: Random) -> tuple[Scripted
     by, turned = rng.randint(1, 9), rng.randint(1, 25)
 
     def wrong(value: Any) -> Any:
-        return _wrong(value, by, turned)
+        return _falsify(value, by, turned)
 
     return tuple(
         replace(
@@ -164,7 +164,7 @@ def deviate_script(turns: Sequence[ScriptedTurn], rng: Random) -> tuple[Scripted
     )
 
 
-def _wrong(value: Any, by: int, turned: int) -> Any:
+def _falsify(value: Any, by: int, turned: int) -> Any:
     if isinstance(value, str):
         return _wrong_text(value, by, turned)
     if isinstance(value, bool):
@@ -172,9 +172,9 @@ def _wrong(value: Any, by: int, turned: int) -> Any:
     if isinstance(value, int | float):
         return value + by if value + by != value else -value
     if isinstance(value, Mapping):
-        return {key: _wrong(item, by, turned) for key, item in value.items()}
+        return {key: _falsify(item, by, turned) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_wrong(item, by, turned) for item in value]
+        return [_falsify(item, by, turned) for item in value]
     return value
 
 
@@ -198,7 +198,7 @@ def _wrong_character(character: str, by: int, turned: int) -> str:
 
 def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the response to the body of a chat request."""
-    message = script.next_message(_history(body["messages"]))
+    message = script.next_message(_history_of(body["messages"]))
     choice = {
         "index": 0,
         "message": message,
@@ -242,7 +242,7 @@ def continuation(
 ) -> dict[str, Any]:
     """Return the response to the body of a completions request whose prompt is these token ids, in vLLM's form."""
     scored = body.get("prompt_logprobs")
-    continued = (prompt[:1], "length") if scored is not None else _continued(script, prompt, body, tokenizer)
+    continued = (prompt[:1], "length") if scored is not None else _next_turn(script, prompt, body, tokenizer)
     choice = {
         "index": 0,
         "text": "",
@@ -258,7 +258,7 @@ def continuation(
     return {**answer, "weight_version": "0"}  # scripts do not learn
 
 
-def _continued(
+def _next_turn(
     script: Script, prompt: list[int], body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> tuple[list[int], str]:
     """Return the turn that follows the prompt, or the rest of a turn that it has started, and the finish reason."""
@@ -278,7 +278,7 @@ def _invented_logprobs(token: int, count: int) -> dict[str, dict[str, float]]:
     return {str(each): {"logprob": rank * math.log(0.5)} for rank, each in enumerate(tokens, 1)}
 
 
-def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
+def _history_of(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
     answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     opening = [str(message.get("content")) for message in messages[: answers[0] if answers else None]]
     return ScriptedHistory(len(answers), hash(repr(messages)), hash(tuple(opening)), lambda: "\n".join(opening))
@@ -286,7 +286,7 @@ def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
 
 def _locate_turn(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, list[int]]:
     """Return the conversation before the requested turn, and the ids of that turn in the prompt."""
-    header = _header(tokenizer)
+    header = _turn_header(tokenizer)
     size = len(header)
     header_offsets = [
         i for i in range(len(prompt) - size + 1) if prompt[i] == header[0] and tuple(prompt[i : i + size]) == header
@@ -302,7 +302,7 @@ def _locate_turn(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHisto
 
 
 @functools.lru_cache(maxsize=8)
-def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
+def _turn_header(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids with which the template starts an assistant turn."""
     prompt = tokenizer.render([QUESTION], None, add_generation_prompt=True)
     unasked = tokenizer.render([QUESTION], None, add_generation_prompt=False)

@@ -151,10 +151,10 @@ class ScriptedServer:
         try:
             body = json.loads(await request.read())
         except ValueError:
-            return _refused("the body is not JSON")
-        problem = _problem(body)
+            return _error_response("the body is not JSON")
+        problem = _request_problem(body)
         if problem is not None:
-            return _refused(problem)
+            return _error_response(problem)
         return web.json_response(completion(self._script(request), body, self._model, self._tokenizer))
 
     async def _completions(self, request: web.Request) -> web.Response:
@@ -162,7 +162,7 @@ class ScriptedServer:
             body = json.loads(await request.read())
             prompt = [int(token) for token in body["prompt"]]
         except (ValueError, TypeError, KeyError):
-            return _refused("the body is not a request for token ids")
+            return _error_response("the body is not a request for token ids")
         return web.json_response(continuation(self._script(request), prompt, body, self._model, self._tokenizer))
 
     def _script(self, request: web.Request) -> Script:
@@ -176,7 +176,7 @@ class ScriptedServer:
         return web.json_response({"status": "ok"})
 
 
-def _problem(body: Any) -> str | None:
+def _request_problem(body: Any) -> str | None:
     if not isinstance(body, dict):
         return "the body is not an object"
     messages = body.get("messages")
@@ -185,6 +185,6 @@ def _problem(body: Any) -> str | None:
     return "the scripted server does not stream" if body.get("stream") else None
 
 
-def _refused(message: str) -> web.Response:
+def _error_response(message: str) -> web.Response:
     error = {"message": message, "type": "invalid_request_error", "code": None}
     return web.json_response({"error": error}, status=400)

@@ -14,7 +14,7 @@ def short_for(key: str, *kinds: type) -> BeforeValidator:
     return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
 
 
-def _mode(value: Any) -> Any:
+def _octal_mode(value: Any) -> Any:
     """Return permission bits from octal digits, however YAML parsed them: ``0755`` is the YAML number 755."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
@@ -24,7 +24,7 @@ def _mode(value: Any) -> Any:
 
 
 # Written with the sign that says octal, so that a section that is written out and read again keeps its bits.
-FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
+FileMode = Annotated[int, BeforeValidator(_octal_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
 
 
 class File(Section):

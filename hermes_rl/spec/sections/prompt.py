@@ -11,7 +11,7 @@ from hermes_rl.spec.sections.common import File, short_for
 from hermes_rl.spec.sections.tools import TextFile, ToolSection
 
 
-def _shape(value: Any) -> str:
+def _content_shape(value: Any) -> str:
     if isinstance(value, Mapping | TextFile):
         return "file"
     return "parts" if isinstance(value, list | tuple) else "text"
@@ -26,10 +26,10 @@ class Part(Section):
     image_url: FreeMap | str | None = Field(None, description="Image as the OpenAI API takes it.")
 
 
-Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")], Discriminator(_shape)]
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")], Discriminator(_content_shape)]
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")] | Annotated[Seq[Late[Part]], Tag("parts")],
-    Discriminator(_shape),
+    Discriminator(_content_shape),
 ]
 
 

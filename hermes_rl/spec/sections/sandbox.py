@@ -19,7 +19,7 @@ Network = Annotated[
 ]
 
 
-def _package(form: str, expected: str) -> BeforeValidator:
+def _require_package(form: str, expected: str) -> BeforeValidator:
     """Return a validator that rejects a text that an installer would parse as an option, a file or an address."""
 
     def checked(value: Any) -> Any:
@@ -33,9 +33,9 @@ def _package(form: str, expected: str) -> BeforeValidator:
 _VERSION = r"[<>=!~]=?=?\s*[\w.*+!-]+"
 _PYTHON = rf"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*({_VERSION}(\s*,\s*{_VERSION})*)?"
 _NPM = r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?"  # it is the same tomorrow
-Package = Annotated[str, _package(_PYTHON, "a package such as pytest, numpy==2.1.0 or requests[socks]>=2")]
+Package = Annotated[str, _require_package(_PYTHON, "a package such as pytest, numpy==2.1.0 or requests[socks]>=2")]
 NpmPackage = Annotated[
-    str, _package(_NPM, "a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3")
+    str, _require_package(_NPM, "a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3")
 ]
 
 

@@ -13,7 +13,7 @@ from hermes_rl.spec.sections.common import File, short_for
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-def _argv(value: Any) -> Any:
+def _split_command(value: Any) -> Any:
     """Return a command line as a list, so that no shell is needed to start it."""
     if not isinstance(value, str):
         return value
@@ -48,7 +48,7 @@ class Mcp(Section):
     """A tool server that speaks the Model Context Protocol."""
 
     name: str = Field(description="Name of the server; prefix of its tools where names would collide.")
-    command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
+    command: Annotated[Seq[str], BeforeValidator(_split_command)] | None = Field(
         None, description="Program and arguments of a server over stdio."
     )
     url: UrlText | None = Field(None, description="Address of a server over HTTP.")

@@ -420,12 +420,12 @@ def parse_ids(
     model's generation_config.json can name several.
     """
     ended = list(completion)
-    meaningless = _meaningless(tokenizer, parser.markers)
+    meaningless = _other_controls(tokenizer, parser.markers)
     while ended and (ended[-1] in stops or tokenizer.decode([ended[-1]]) in meaningless):
         ended.pop()
     text, strip_breaks = marked_text(tokenizer, ended, parser.markers)
     parsed = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
-    controls = _controls(tokenizer, parser.markers)
+    controls = _control_ids(tokenizer, parser.markers)
     tokens = [controls[token] for token in controls.keys() & set(ended)]
     return strip_breaks(
         replace(parsed, calls=[_without_tokens(call, tokens) for call in parsed.calls]) if tokens else parsed
@@ -448,21 +448,21 @@ def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefill
 
 
 @functools.lru_cache(maxsize=16)
-def _meaningless(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[str]:
+def _other_controls(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[str]:
     return tokenizer.control - {*markers, *REASONING}
 
 
 @functools.lru_cache(maxsize=16)
-def _marks(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
+def _marker_ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
     """Return the markers that have a token in the tokenizer, by token id."""
     special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
     return {tokenizer.encode(token_text)[0]: token_text for token_text in special}
 
 
 @functools.lru_cache(maxsize=16)
-def _controls(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
+def _control_ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
     """Return the control tokens and the markers that have a token in the tokenizer, by token id."""
-    return {**{tokenizer.encode(token)[0]: token for token in tokenizer.control}, **_marks(tokenizer, markers)}
+    return {**{tokenizer.encode(token)[0]: token for token in tokenizer.control}, **_marker_ids(tokenizer, markers)}
 
 
 def marked_text(
@@ -470,9 +470,9 @@ def marked_text(
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """Return the text with breaks, and the function that removes them from a result."""
     text, count = tokenizer.decode(ids), Counter(ids)
-    markers_by_token = {**_marks(tokenizer, tuple(markers))}
+    markers_by_token = {**_marker_ids(tokenizer, tuple(markers))}
     markers_by_token |= {
-        token: marker for token, marker in _controls(tokenizer, tuple(markers)).items() if token in count
+        token: marker for token, marker in _control_ids(tokenizer, tuple(markers)).items() if token in count
     }
     special = list(markers_by_token.values())
     if all(text.count(marker) == count[token] for token, marker in markers_by_token.items()):

@@ -25,7 +25,7 @@ class DeepSeek:
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         def read(start: int) -> tuple[ParsedCall, int]:
-            end = _end(text, start)
+            end = _call_end(text, start)
             if end is None:
                 return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
             return self._read(text[start:end]), end + len(CALL_END)
@@ -33,7 +33,7 @@ class DeepSeek:
         return section(text, SECTION, SECTION_END, CALL, read)
 
 
-def _end(text: str, start: int) -> int | None:
+def _call_end(text: str, start: int) -> int | None:
     """Return the end of the call, or None; an end tag inside its JSON does not count."""
     first = text.find(CALL_END, start)
     if (opened := text.find("{", start, max(first, start))) >= 0:
@@ -45,7 +45,7 @@ def _end(text: str, start: int) -> int | None:
     return first if first >= 0 else None
 
 
-def _fenced(body: str) -> ParsedCall:
+def _fenced_call(body: str) -> ParsedCall:
     raw = body.strip()
     kind, separator, rest = body.partition(SEPARATOR)
     head, _, fenced = rest.partition("`")
@@ -63,7 +63,7 @@ def _fenced(body: str) -> ParsedCall:
     return make_call(raw, name, value)
 
 
-def _bare(body: str) -> ParsedCall:
+def _bare_call(body: str) -> ParsedCall:
     raw = body.strip()
     name, separator, arguments = body.partition(SEPARATOR)
     if not separator:
@@ -75,5 +75,5 @@ def _bare(body: str) -> ParsedCall:
     return make_call(raw, name, value)
 
 
-DEEPSEEK_V3 = DeepSeek(_fenced)
-DEEPSEEK_V3_1 = DeepSeek(_bare)
+DEEPSEEK_V3 = DeepSeek(_fenced_call)
+DEEPSEEK_V3_1 = DeepSeek(_bare_call)

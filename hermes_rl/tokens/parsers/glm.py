@@ -36,11 +36,11 @@ class Glm:
     markers = (_OPENING, _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        read = partial(_block, text, Ends(text, _VALUE_END), Ends(text, _NEXT), schemas_of(tools))
+        read = partial(_parse_block, text, Ends(text, _VALUE_END), Ends(text, _NEXT), schemas_of(tools))
         return openings(text, _OPENING, _CLOSING, read)
 
 
-def _block(text: str, ends: Ends, tags: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
+def _parse_block(text: str, ends: Ends, tags: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
     tag = tags.next(start)
     key = text.find("<arg_key>", start, tag.start() if tag is not None else len(text))
     name_end = key if key >= 0 else tag.start() if tag is not None else len(text)

@@ -21,10 +21,10 @@ class KimiK2:
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _END)
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return section(text, _SECTION, _SECTION_END, _CALL, partial(_read, text))
+        return section(text, _SECTION, _SECTION_END, _CALL, partial(_parse_call, text))
 
 
-def _read(text: str, start: int) -> tuple[ParsedCall, int]:
+def _parse_call(text: str, start: int) -> tuple[ParsedCall, int]:
     end = text.find(_END, start)
     separator = text.find(_ARGUMENTS, start, end if end >= 0 else len(text))
     if separator >= 0:

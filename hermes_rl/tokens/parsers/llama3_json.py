@@ -25,13 +25,13 @@ class Llama3Json:
         body = body.removeprefix(_TAG).strip()
         if not body.startswith("{"):
             return (text, []) if not tagged else ("", [ParsedCall(body, Status.MALFORMED)])
-        calls = _read(body)
+        calls = _parse_calls(body)
         if tagged or _meant(body, calls, tools):
             return "", calls
         return text, []
 
 
-def _read(text: str) -> list[ParsedCall]:
+def _parse_calls(text: str) -> list[ParsedCall]:
     calls: list[ParsedCall] = []
     position = 0
     while position < len(text):

@@ -76,10 +76,10 @@ class Patch(Tool):
                 everywhere = args.get("replace_all", False)
                 passage = text, args["old_string"], args["new_string"]
                 work = partial(replace, *passage, everywhere=everywhere)
-                files.write(args["path"], await _edited(len(text), work))
+                files.write(args["path"], await _edit_in_thread(len(text), work))
             else:
-                for change in await _edited(len(args["patch"]), editing.parse, args["patch"]):
-                    await _apply(files, change)
+                for change in await _edit_in_thread(len(args["patch"]), editing.parse, args["patch"]):
+                    await _apply_change(files, change)
             return as_json(await files.finish())
         except (NoMatchError, editing.PatchFormError) as error:
             return as_json({"success": False, "error": str(error)})
@@ -87,7 +87,7 @@ class Patch(Tool):
             return as_json({"success": False, "error": f"{error.filename}: {error.strerror}"})
 
 
-async def _apply(files: _Files, change: editing.Change) -> None:
+async def _apply_change(files: _Files, change: editing.Change) -> None:
     if change.kind == "add":
         if await files.exists(change.path):
             raise NoMatchError(f"{change.path} exists already; update it instead of adding it")
@@ -96,7 +96,7 @@ async def _apply(files: _Files, change: editing.Change) -> None:
     text = await files.read(change.path)
     if change.kind == "update":
         try:
-            text = await _edited(len(text) * len(change.hunks), editing.update, text, change.hunks)
+            text = await _edit_in_thread(len(text) * len(change.hunks), editing.update, text, change.hunks)
         except NoMatchError as error:
             raise NoMatchError(f"{change.path}: {error}") from None
     if change.kind == "delete" or change.target is not None:
@@ -139,16 +139,16 @@ class _Files:
         changed = {full: text for full, text in self._after.items() if text != self._before[full]}
         for full, text in changed.items():
             if text is not None:
-                await self._sandbox.write_file(full, await _aside(len(text), _bytes, text))
+                await self._sandbox.write_file(full, await _in_thread_if_large(len(text), _file_bytes, text))
         for full, text in changed.items():
             if text is None:
                 await self._sandbox.remove(full)
         size = sum(len(text or "") + len(self._before[full] or "") for full, text in changed.items())
-        return await _edited(size, self._answer, changed)
+        return await _edit_in_thread(size, self._answer, changed)
 
     def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
         named_texts = [(self._names[full], self._before[full] or "", text or "") for full, text in changed.items()]
-        diffs = [line for name, old, new in named_texts for line in _unified(old, new, f"a/{name}", f"b/{name}")]
+        diffs = [line for name, old, new in named_texts for line in _diff_lines(old, new, f"a/{name}", f"b/{name}")]
         diff = "".join(diffs).encode("utf-8", "replace").decode("utf-8")
         kinds = {
             "files_modified": [f for f, text in changed.items() if text is not None and self._before[f] is not None],
@@ -164,7 +164,7 @@ class _Files:
         if full not in self._before:
             try:
                 data = await self._sandbox.read_file(full, limit=FILE_BYTES)
-                self._before[full] = await _aside(len(data), data.decode, "utf-8", "surrogateescape")
+                self._before[full] = await _in_thread_if_large(len(data), data.decode, "utf-8", "surrogateescape")
             except FileNotFoundError:
                 self._before[full] = None
         return self._after.get(full, self._before[full])
@@ -175,17 +175,17 @@ class _Files:
         return full
 
 
-async def _aside(size: int, work: Callable[..., T], *arguments: Any) -> T:
+async def _in_thread_if_large(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work whose time is proportional to `size`, in a thread if `size` is large."""
     return await run_exclusively(work, *arguments) if size > IN_THREAD else work(*arguments)
 
 
-async def _edited(size: int, work: Callable[..., T], *arguments: Any) -> T:
+async def _edit_in_thread(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work of an edit in a thread: small work need not wait for work on large texts."""
     return await (run_exclusively if size > IN_THREAD else asyncio.to_thread)(work, *arguments)
 
 
-def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:
+def _diff_lines(before: str, after: str, name: str, new_name: str) -> Iterator[str]:
     """Yield the lines of a diff; a large change is one block, since comparing takes lines times lines."""
     start, rest = _measure_common(before, after)
     old, new = before[start : len(before) - rest], after[start : len(after) - rest]
@@ -199,7 +199,7 @@ def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]
                 yield moved if moved.endswith("\n") else moved + "\n"
             return
     yield f"--- {name}\n+++ {new_name}\n"
-    yield f"@@ -{first + 1},{_count(old)} +{first + 1},{_count(new)} @@\n"
+    yield f"@@ -{first + 1},{_line_count(old)} +{first + 1},{_line_count(new)} @@\n"
     for sign, part in (("-", old), ("+", new)):
         yield from (f"{sign}{line}\n" for line in part[:OUTPUT_LIMIT].splitlines())
 
@@ -224,7 +224,7 @@ class _Comparison(difflib.SequenceMatcher[str]):
         return super().find_longest_match(*bounds)
 
 
-def _count(text: str) -> int:
+def _line_count(text: str) -> int:
     return text.count("\n") + (not text.endswith("\n"))
 
 
@@ -232,8 +232,8 @@ def _measure_common(before: str, after: str) -> tuple[int, int]:
     """Return the equal length of two texts at the start and at the end, in complete lines, less three lines of
     context.
     """
-    start = _common(before, after)
-    rest = _common(before[start:], after[start:], end=True)
+    start = _common_length(before, after)
+    rest = _common_length(before[start:], after[start:], end=True)
     for _ in range(CONTEXT + 1):
         start = before.rfind("\n", 0, max(start - 1, 0)) + 1
         end = before.find("\n", max(len(before) - rest, 0))
@@ -241,7 +241,7 @@ def _measure_common(before: str, after: str) -> tuple[int, int]:
     return start, rest
 
 
-def _common(before: str, after: str, *, end: bool = False) -> int:
+def _common_length(before: str, after: str, *, end: bool = False) -> int:
     """Return the length of the longest common prefix or suffix, by bisection: comparing slices is fast."""
     low, high = 0, min(len(before), len(after))
     while low < high:
@@ -251,7 +251,7 @@ def _common(before: str, after: str, *, end: bool = False) -> int:
     return low
 
 
-def _bytes(text: str) -> bytes:
+def _file_bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

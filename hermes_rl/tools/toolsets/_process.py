@@ -30,7 +30,7 @@ KILL_SECONDS = 2.0
 """Seconds for a process to end by itself after SIGTERM."""
 
 
-def _about(entry: ListedProcess, preview: int) -> dict[str, Any]:
+def _status_fields(entry: ListedProcess, preview: int) -> dict[str, Any]:
     """Return the status of a process, with up to `preview` characters of its latest output."""
     return {
         "session_id": entry.id,
@@ -38,24 +38,24 @@ def _about(entry: ListedProcess, preview: int) -> dict[str, Any]:
         "status": entry.status,
         "pid": entry.process.pid,
         "uptime_seconds": entry.uptime,
-        "output_preview": _output(entry)[-preview:],
+        "output_preview": _output_text(entry)[-preview:],
     }
 
 
-def _output(entry: ListedProcess) -> str:
+def _output_text(entry: ListedProcess) -> str:
     return readable(entry.process.output())
 
 
-def _ending(entry: ListedProcess) -> dict[str, Any]:
+def _end_fields(entry: ListedProcess) -> dict[str, Any]:
     return {"exit_code": entry.process.poll(), "completion_reason": "killed" if entry.killed else "exited"}
 
 
-async def _poll(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
-    return _about(entry, PREVIEW) | (_ending(entry) if entry.status == "exited" else {})
+async def _poll_process(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
+    return _status_fields(entry, PREVIEW) | (_end_fields(entry) if entry.status == "exited" else {})
 
 
-async def _log(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
-    lines = _output(entry).splitlines()
+async def _read_log(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
+    lines = _output_text(entry).splitlines()
     offset, limit = args.get("offset", 0), args.get("limit", LOG_LINES)
     visible_lines = lines[offset : offset + limit] if offset > 0 else lines[-limit:]
     return {
@@ -68,27 +68,27 @@ async def _log(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _wait(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
+async def _wait_for_end(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     timeout = min(float(args.get("timeout", WAIT_SECONDS)), (CALL_TIMEOUT.get() or WAIT_SECONDS) * 0.9)
     code = await entry.process.wait(timeout)
     if code is None:
         note = f"Waited {timeout:g}s, the process is still running"
-        return {"status": "timeout", "output": _output(entry)[-PREVIEW:], "timeout_note": note}
-    return {"status": "exited", "command": entry.command, **_ending(entry), "output": _output(entry)[-TAIL:]}
+        return {"status": "timeout", "output": _output_text(entry)[-PREVIEW:], "timeout_note": note}
+    return {"status": "exited", "command": entry.command, **_end_fields(entry), "output": _output_text(entry)[-TAIL:]}
 
 
-async def _kill(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
+async def _kill_process(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     if entry.status == "exited":
-        return {"status": "already_exited", **_ending(entry), "output": _output(entry)[-TAIL:]}
+        return {"status": "already_exited", **_end_fields(entry), "output": _output_text(entry)[-TAIL:]}
     entry.killed = True
     await entry.process.kill(SIGTERM)
     if await entry.process.wait(KILL_SECONDS) is None:
         await entry.process.kill(SIGKILL)
         await entry.process.wait(KILL_SECONDS)
-    return {"status": "killed", "session_id": entry.id, **_ending(entry), "output": _output(entry)[-TAIL:]}
+    return {"status": "killed", "session_id": entry.id, **_end_fields(entry), "output": _output_text(entry)[-TAIL:]}
 
 
-async def _write(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
+async def _write_stdin(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     data = args.get("data", "") + ("\n" if args["action"] == "submit" else "")
     if entry.status == "exited":
         return {"status": "already_exited", "error": "Process has already finished"}
@@ -99,7 +99,7 @@ async def _write(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     return {"status": "ok", "bytes_written": len(data)}
 
 
-async def _close(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
+async def _close_stdin(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     if entry.status == "exited":
         return {"status": "already_exited", "error": "Process has already finished"}
     await entry.process.close_stdin()
@@ -107,13 +107,13 @@ async def _close(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
 
 
 ACTIONS: dict[str, Callable[[ListedProcess, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-    "poll": _poll,
-    "log": _log,
-    "wait": _wait,
-    "kill": _kill,
-    "write": _write,
-    "submit": _write,
-    "close": _close,
+    "poll": _poll_process,
+    "log": _read_log,
+    "wait": _wait_for_end,
+    "kill": _kill_process,
+    "write": _write_stdin,
+    "submit": _write_stdin,
+    "close": _close_stdin,
 }
 
 
@@ -141,7 +141,7 @@ class ProcessTool(Tool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         action = args["action"]
         if action == "list":
-            entries = ((entry, _about(entry, LISTED)) for entry in runtime.processes.all())
+            entries = ((entry, _status_fields(entry, LISTED)) for entry in runtime.processes.all())
             processes = [{**about, "command": entry.command[:LISTED], "cwd": entry.cwd} for entry, about in entries]
             return as_json({"processes": processes})
         if not args.get("session_id"):

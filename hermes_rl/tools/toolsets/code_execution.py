@@ -78,7 +78,9 @@ class ExecuteCode(Tool):
         seconds = bound - min(SPARE_SECONDS, bound / 3)
         try:
             conversation = await sandbox.converse(
-                ["python3", "-c", _source("code_runner.py")], cwd=runtime.shell.cwd, env=runtime.shell.variables()
+                ["python3", "-c", _module_source("code_runner.py")],
+                cwd=runtime.shell.cwd,
+                env=runtime.shell.variables(),
             )
         except OSError as error:
             raise ToolInputError(f"scripts cannot run here: python3: {error.strerror}") from None
@@ -102,7 +104,7 @@ class _Script:
         await self._write(
             {
                 "code": code,
-                "tools": _source("hermes_tools.py"),
+                "tools": _module_source("hermes_tools.py"),
                 "parameters": {tool.name: list(tool.parameters["properties"]) for tool in self._callable()},
                 "timeout": self._seconds,
                 "stdout_limit": OUTPUT_LIMIT,
@@ -111,7 +113,7 @@ class _Script:
         )
         try:
             async for line in lines_of(self._conversation, LINE_LIMIT):
-                message = _object(line) if len(line) <= IN_THREAD else await run_exclusively(_object, line)
+                message = _read_object(line) if len(line) <= IN_THREAD else await run_exclusively(_read_object, line)
                 if "tool" not in message:
                     return self._ended(message)
                 await self._write(await self._answer(message))
@@ -159,7 +161,7 @@ class _Script:
         return report if error is None else report | {"error": error}
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _read_object(line: bytes) -> dict[str, Any]:
     try:
         value = read_bounded(line, LINE_LIMIT)
     except ValueError as error:
@@ -170,7 +172,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 @functools.cache
-def _source(name: str) -> str:
+def _module_source(name: str) -> str:
     return resources.files("hermes_rl.tools.in_sandbox").joinpath(name).read_text("utf-8")
 
 

@@ -61,10 +61,10 @@ class ReadFile(Tool):
         if b"\0" in data[:8192]:
             return as_json({"error": f"{args['path']}: Binary file", "file_size": len(data)})
         page = data, max(1, args.get("offset", 1)), max(1, min(args.get("limit", DEFAULT_LINES), MOST_LINES))
-        return as_json(await run_exclusively(_page, *page) if len(data) > IN_THREAD else _page(*page))
+        return as_json(await run_exclusively(_page_of_lines, *page) if len(data) > IN_THREAD else _page_of_lines(*page))
 
 
-def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
+def _page_of_lines(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     """Return the lines from `offset` on; only these are decoded, to save memory."""
     position, breaks = 0 if offset == 1 else len(data), 0
     for chunk_start in range(0, len(data), PIECE):  # between two chunks other threads get their turn
@@ -107,11 +107,11 @@ async def _not_found(sandbox: Sandbox, written: str, path: str) -> dict[str, Any
         names = [info.name for info in await sandbox.list_dir(folder or "/", limit=MOST_NAMES)]
     except OSError:
         return answer
-    similar = await run_exclusively(_similar, name, names)
+    similar = await run_exclusively(_similar_names, name, names)
     return answer | ({"similar_files": similar} if similar else {})
 
 
-def _similar(name: str, names: list[str]) -> list[str]:
+def _similar_names(name: str, names: list[str]) -> list[str]:
     """Return the closest names; only some are compared, which takes time in proportion to both lengths."""
     import difflib
 

@@ -64,15 +64,15 @@ class Terminal(Tool):
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
-        run = _background if args.get("background") else _foreground
+        run = _run_background if args.get("background") else _run_foreground
         answer = await run(sandbox, runtime, args)
         notes = [note for name, note in NOT_HERE.items() if args.get(name)]
         return as_json(answer | ({"note": "; ".join(notes)} if notes else {}))
 
 
-async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
-    workdir = _workdir(sandbox, runtime, args)
-    timeout = _timeout(sandbox, args.get("timeout"))
+async def _run_foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
+    workdir = _resolve_workdir(sandbox, runtime, args)
+    timeout = _limited_timeout(sandbox, args.get("timeout"))
     script = runtime.shell.script(args["command"], workdir)
     result = await sandbox.run_reporting(script, runtime.shell.exports, timeout=timeout, output_limit=OUTPUT_BYTES)
     runtime.shell.learn(result.stderr, keep_cwd=workdir is not None)
@@ -80,8 +80,8 @@ async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, An
     return {"output": readable(result.stdout), "exit_code": result.exit_code, "error": error}
 
 
-async def _background(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
-    workdir = _workdir(sandbox, runtime, args)
+async def _run_background(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
+    workdir = _resolve_workdir(sandbox, runtime, args)
     command = args["command"]
     cwd = workdir or runtime.shell.cwd or sandbox.workdir
     with runtime.processes.room():
@@ -100,12 +100,12 @@ async def _background(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, An
     }
 
 
-def _workdir(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> str | None:
+def _resolve_workdir(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> str | None:
     workdir = args.get("workdir")
     return sandbox.resolve(workdir, runtime.shell.cwd) if workdir else None
 
 
-def _timeout(sandbox: Sandbox, requested: float | None) -> float:
+def _limited_timeout(sandbox: Sandbox, requested: float | None) -> float:
     """Return the requested timeout, limited by the sandbox's bound and the remaining time of the call."""
     bounds = [sandbox.config.timeout]
     call = CALL_TIMEOUT.get()

@@ -351,21 +351,21 @@ class CallThrottle:
     async def call(self, function: Callable[[], T]) -> T:
         """Return the result of `function`, like `run_in_thread`. A cancelled caller loses its turn."""
         thread = _Clock()
-        run = partial(self._timed, function, thread)
+        run = partial(self._run_timed, function, thread)
         running: asyncio.Future[T] | None = None
-        if self._computes:
+        if self._is_computing:
             async with _turns.get_semaphore():
-                if self._computes:  # a call that has ended in the meantime may have shown that it only waits
+                if self._is_computing:  # a call that has ended in the meantime may have shown that it only waits
                     running = _start_in_thread(run)
                     with _short_switch_interval():
                         await _until_it_waits(running, thread)
         return await (running or _start_in_thread(run))
 
     @property
-    def _computes(self) -> bool:
+    def _is_computing(self) -> bool:
         return self._seconds is None or self._seconds >= COMPUTES
 
-    def _timed(self, function: Callable[[], T], thread: _Clock) -> T:
+    def _run_timed(self, function: Callable[[], T], thread: _Clock) -> T:
         thread.start()
         try:
             return function()
@@ -435,12 +435,12 @@ class _Step:
     def start(self, longest: float) -> _Word:
         """Start it in a thread, and return its first message."""
         run_detached(self._run)
-        return self._word(longest)
+        return self._next_word(longest)
 
     def answer(self, kind: str, value: Any, longest: float) -> _Word:
         """Return the result of its call without await to it, and return its next message."""
         self.answers.put((kind, value))
-        return self._word(longest)
+        return self._next_word(longest)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, for which the loop runs meanwhile; called in the thread of the step."""
@@ -455,7 +455,7 @@ class _Step:
             raise value
         return value  # type: ignore[no-any-return]
 
-    def _word(self, longest: float) -> _Word:
+    def _next_word(self, longest: float) -> _Word:
         try:
             return self.messages.get(timeout=longest)
         except queue.Empty:

@@ -82,7 +82,7 @@ BEFORE: Places = {
 }
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
-    "agent/program.py": "ProgramDriver._inside",
+    "agent/program.py": "ProgramDriver._open_port",
     "agent/seats.py": "SeatRunner.say",
     "rollouts/compiled.py": "CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
     "rollouts/sandboxes.py": "require_copies _backend_image _read_file",
@@ -115,7 +115,7 @@ OF_A_CALLER: Places = {
 }
 OURS: Places = {
     # A server, an engine, a process or the disk of ours: nothing of the agent's has run yet, or reaches it.
-    "agent/loop.py": "HermesAgentLoop._play",
+    "agent/loop.py": "HermesAgentLoop._run_turns",
     "agent/recorder.py": "PolicyRecorder.ask PolicyRecorder._in_time",
     "servers/completion.py": "CompletionAdapter.chat",
     "sandbox/user_code.py": "ConfinedTemplate._ask",
@@ -123,10 +123,10 @@ OURS: Places = {
     "rollouts/sandboxes.py": "keep_artifacts _copy_sandbox",
     "runs/journal.py": "_write_error",
     "runs/run.py": "RunBudget.require_kept RunBudget.count",
-    "runs/workers.py": "Workers._look Workers._exclude",
+    "runs/workers.py": "Workers._adjust_count Workers._exclude",
     "sandbox/bubblewrap.py": "_mount_image Bubblewrap._enter_group",
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
-    "Docker._find_image Docker._meet "
+    "Docker._find_image Docker._meet_helper "
     "Docker._make_folders Docker._remove_container Docker._pull",
     "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox._isolate HelperSandbox.unusable_image",
@@ -144,7 +144,7 @@ OF_A_REWARD: Places = {
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
     # whether an agent had touched the sandbox.
-    "agent/program.py": "ProgramDriver._play ProgramDriver._overtime",
+    "agent/program.py": "ProgramDriver._run_once ProgramDriver._timeout_reason",
     "agent/user.py": "SimulatedUser._reply_or_failure",
     "user_code/failures.py": "exception_of",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
@@ -152,7 +152,7 @@ DECIDED: Places = {
     "sandbox/base.py": "sandbox_gone",
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",
     "sandbox/remote.py": "answer RemoteSandbox._ask RemoteSandbox._reading",
-    "scoring/grader.py": "_per_member Grader._read Grader._compared",
+    "scoring/grader.py": "_per_member Grader._read_value Grader._compare_group",
     "scoring/reward_function.py": "call_reward _call_in_process _on_loop _of_error",
     "scoring/judge.py": "_JudgeSession.decided",
     "rewards/reward_file.py": "_require_it_can_run",
@@ -163,7 +163,7 @@ DECIDED: Places = {
 LOST: Places = {
     # An agent could bring these about at a price that the spec sets: by `on_stop.retries_exhausted`.
     "rollouts/teacher.py": "Teacher.ask",
-    "runs/workers.py": "Workers.compare Workers._answered PolicyWorkers.run PolicyWorkers.compare",
+    "runs/workers.py": "Workers.compare Workers._ask_any PolicyWorkers.run PolicyWorkers.compare",
     # The HTTP layer of a server that arguments of a call bring down.
     "tools/mcp_server.py": "McpServer.call",
 }

@@ -128,7 +128,7 @@ class Conversations:
         self._minted: dict[str, tuple[int, str]] = {}
         """Id of a tool call → the model call that returned it, and its canonical form."""
         self._last: tuple[list[Message], list[list[str]], list[bytes]] = [], [], [b""]
-        """Messages of the last request, with the result of `_digested` for them."""
+        """Messages of the last request, with the result of `_digests_of` for them."""
 
     def tick(self) -> int:
         """Return the next time stamp for a request or a delivery; larger than all earlier ones."""
@@ -150,10 +150,10 @@ class Conversations:
             came: time of the request, as counted by `tick`; None: now.
         """
         came = self.tick() if came is None else came
-        calls, digests = self._digested(list(messages))
+        calls, digests = self._digests_of(list(messages))
         tool_calls = canonical_calls(answer)
         call_index, after = len(self.calls), _extend_digest(digests[-1], answer, tool_calls)
-        self.sampled = self._sampled(messages, calls, digests)
+        self.sampled = self._policy_replies(messages, calls, digests)
         exact = [message_index for message_index in self.sampled if digests[message_index + 1] in self._after]
         continues = self.sampled[exact[-1]] if exact else None
         replaced = self._compare(messages, calls, digests)
@@ -195,7 +195,7 @@ class Conversations:
                 after = self.calls[origin].root if self.calls[origin].tools or not tools else UNKNOWN
                 self._successors.setdefault(after, []).append(root)
             conversation = self._conversations[root] = _Conversation(came, came, tools, after)
-            if came < self._acted() and len(self.early) < MOST_EARLY:
+            if came < self._first_action_time() and len(self.early) < MOST_EARLY:
                 self.early.append(root)
         conversation.started_at, conversation.latest = (
             min(conversation.started_at, came),
@@ -204,7 +204,7 @@ class Conversations:
         conversation.tools |= tools
         conversation.is_continued |= is_continuing
 
-    def _acted(self) -> float:
+    def _first_action_time(self) -> float:
         """Return the time at which the policy was first able to run something.
 
         This is the first delivery in a conversation with tools, or in one that the program continued, because some
@@ -213,7 +213,7 @@ class Conversations:
         able = (each for each in map(self._conversations.__getitem__, self.early) if each.tools or each.is_continued)
         return min((each.delivered for each in able), default=math.inf)
 
-    def _digested(self, messages: list[Message]) -> tuple[list[list[str]], list[bytes]]:
+    def _digests_of(self, messages: list[Message]) -> tuple[list[list[str]], list[bytes]]:
         """Return the canonical tool calls of each message, and the digests of all prefixes of the conversation.
 
         Results for the messages shared with the last request are reused.
@@ -228,7 +228,7 @@ class Conversations:
         self._last = messages, calls, digests
         return calls, digests
 
-    def _sampled(
+    def _policy_replies(
         self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]
     ) -> dict[int, int]:
         """Return the indexes of messages that are replies of this rollout's policy, each with the call that returned
@@ -322,7 +322,7 @@ class Conversations:
         of these has tools. Each following one replaces its predecessor: its first request contains a reply or a summary
         of the predecessor, which was not continued afterwards.
         """
-        acted, conversations = self._acted(), self._conversations
+        acted, conversations = self._first_action_time(), self._conversations
         early = [
             root
             for root in self.early

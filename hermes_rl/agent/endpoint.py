@@ -219,7 +219,7 @@ class Endpoint:
         if self.tools is not None and path.endswith(TOOLS_PATH):
             return await self._serve_tools(request, self.tools)
         if request.method != "POST" or spoken is None:
-            return self._missing(dialect, request.method, path)
+            return self._unknown_path(dialect, request.method, path)
         answered, size = False, 0
         try:
             body, size = await self._body(request)
@@ -228,25 +228,25 @@ class Endpoint:
             query = read() if size <= IN_LOOP else await run_exclusively(read)
             if counting:
                 answered = self.answered
-                return await self._count(dialect, query, size)
-            response = await self._answer(request, dialect, query, size, came)
+                return await self._answer_count(dialect, query, size)
+            response = await self._answer_request(request, dialect, query, size, came)
             answered = response.status == 200
             return response
         except RefusedRequestError as error:
-            return self._refused(dialect, str(error))
+            return self._refuse_request(dialect, str(error))
         finally:
             self._held_bytes -= size
             self.answered = answered
 
-    def _missing(self, dialect: ProgramDialect, method: str, path: str) -> web.Response:
+    def _unknown_path(self, dialect: ProgramDialect, method: str, path: str) -> web.Response:
         """Return an error for an unknown path; clients also probe with methods other than the one for model calls."""
         short_path = re.sub("^/r/[^/]*", "", path)[:200]  # without the prefix that is unique to this rollout
         problem = f"there is no {method} {short_path} here, but POST {', '.join(PATHS)}"
         if method == "POST":
-            return self._refused(dialect, problem, 404)
+            return self._refuse_request(dialect, problem, 404)
         return _json_response(404, dialect.error(problem, "not_found"))
 
-    def _refused(self, dialect: ProgramDialect, problem: str, status: int = 400) -> web.Response:
+    def _refuse_request(self, dialect: ProgramDialect, problem: str, status: int = 400) -> web.Response:
         """Return an error to the program and record it for readers of the rollout."""
         self.refused, self.refusal = self.refused + 1, problem[:LONGEST_REFUSAL]
         kind = "not_found" if status == 404 else "invalid_request"
@@ -271,7 +271,7 @@ class Endpoint:
             message, size = await self._body(request)
             answer = await tools.answer(message)
         except RefusedRequestError as error:
-            return self._refused(CHAT, str(error))
+            return self._refuse_request(CHAT, str(error))
         except HermesRLError as error:
             self.failure = error
             return _json_response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
@@ -279,7 +279,7 @@ class Endpoint:
             self._held_bytes -= size
         return _json_response(202, b"") if answer is None else _json_response(200, write_message(answer))
 
-    async def _count(self, dialect: ProgramDialect, query: ProgramRequest, size: int) -> web.Response:
+    async def _answer_count(self, dialect: ProgramDialect, query: ProgramRequest, size: int) -> web.Response:
         """Return the token count of a request; nothing is recorded."""
         try:
             count = await self._recorder.count(query.messages, query.tools, size)
@@ -331,7 +331,7 @@ class Endpoint:
                 raise RefusedRequestError(f"what was sent {error}") from None
             raise
 
-    async def _answer(
+    async def _answer_request(
         self, request: web.BaseRequest, dialect: ProgramDialect, query: ProgramRequest, size: int, came: int
     ) -> web.StreamResponse:
         if self.failure is not None:
@@ -339,7 +339,7 @@ class Endpoint:
         if self.stop_reason is None:
             try:
                 async with self._hold_slot():  # later waits are caused by the program's own reading
-                    noted, call, answer = await self._ask(query, size, came)
+                    noted, call, answer = await self._ask_policy(query, size, came)
                 return await self._send(request, dialect, noted, call, answer)
             except ContextLengthExceeded as error:
                 self.too_long += 1
@@ -366,7 +366,7 @@ class Endpoint:
         query = call.request
         if not query.stream:
             if request.transport is not None:
-                self._delivered(noted, call)
+                self._record_delivery(noted, call)
             return _json_response(200, dialect.written(answer, query))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         try:
@@ -376,10 +376,10 @@ class Endpoint:
         except TimeoutError:  # the program does not read it
             stream.force_close()
             return stream
-        self._delivered(noted, call)
+        self._record_delivery(noted, call)
         return stream
 
-    def _delivered(self, noted: ProgramCall, call: EndpointCall) -> None:
+    def _record_delivery(self, noted: ProgramCall, call: EndpointCall) -> None:
         """Record a delivery, and keep the call if its conversation may be graded."""
         self.conversations.deliver(noted)
         may_be_graded = {*self.conversations.early, *self.conversations.main_line()[-1:]}
@@ -398,7 +398,7 @@ class Endpoint:
         line = self.conversations.main_line()
         return self._last_calls.get(line[-1]) if line else None
 
-    async def _ask(
+    async def _ask_policy(
         self, query: ProgramRequest, size: int, came: int
     ) -> tuple[ProgramCall, EndpointCall, ProgramAnswer]:
         recorder, before = self._recorder, self._recorder.result.turns_used
@@ -416,7 +416,7 @@ class Endpoint:
             call["id"] = f"c{turn:04d}{index:04d}"  # unique in the rollout
             call.pop("error", None)
         # Record a sampled reply even if the request is cancelled, in the order of the replies.
-        note = asyncio.ensure_future(self._note(EndpointCall(query, policy_answer, message), size, before, came))
+        note = asyncio.ensure_future(self._note_call(EndpointCall(query, policy_answer, message), size, before, came))
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
         noted, endpoint_call = await asyncio.shield(note)
@@ -431,7 +431,9 @@ class Endpoint:
             ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought),
         )
 
-    async def _note(self, call: EndpointCall, size: int, before: int, came: int) -> tuple[ProgramCall, EndpointCall]:
+    async def _note_call(
+        self, call: EndpointCall, size: int, before: int, came: int
+    ) -> tuple[ProgramCall, EndpointCall]:
         """Record a call that arrived at time `came`, when `before` calls had a reply."""
         self._model, self.too_long = call.answer.reply.model or POLICY, 0
         self.sampling |= call.request.sampling

@@ -124,40 +124,40 @@ class HermesAgentLoop:
         try:
             if self.task_id is not None:
                 runtime = runtime_for(self.task_id, self.toolkit, self.sandbox)
-                return await recorder.play(partial(self._play, recorder, runtime), runtime)
+                return await recorder.play(partial(self._run_turns, recorder, runtime), runtime)
             async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
-                return await recorder.play(partial(self._play, recorder, runtime), runtime)
+                return await recorder.play(partial(self._run_turns, recorder, runtime), runtime)
         except HermesRLError as error:
             # Notify the environment, because the caller's code may mistake this error for a policy error.
             if self._failed is not None:
                 self._failed(error)
             raise
 
-    async def _play(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason:
+    async def _run_turns(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason:
         result = recorder.result
         if self.user is not None:
             self.user.start(result, self.options.seed)
             if self.user.speaks_first and (stop := await self._ask_user(recorder)) is not None:
                 raise ServerFailure(f"the user ended the conversation before it started ({stop})")
         try:
-            while (stop_reason := await self._turn(recorder, runtime)) is None:
+            while (stop_reason := await self._run_turn(recorder, runtime)) is None:
                 pass
         except BudgetExhausted as stop:
             return stop.stop_reason
         return stop_reason
 
-    async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason | None:
+    async def _run_turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> StopReason | None:
         """Make one model call and run its tool calls; return the stop reason if this turn was the last."""
         result = recorder.result
         prompt, schemas = result.messages[: result.prompt_length], self._offered.schemas
         request_id = self.request_id or runtime.task_id
         answer = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=request_id)
-        calls = self._take(answer.reply, result)
+        calls = self._take_reply(answer.reply, result)
         if (stop_reason := recorder.ended_by(answer, calls)) is not None:
             if stop_reason is StopReason.FINISHED and self.user is not None:
                 return await self._ask_user(recorder, result.final_response)
             return stop_reason
-        await self._act(calls, result, runtime)
+        await self._run_calls(calls, result, runtime)
         return await self._stop_reason_of_calls(result, runtime)
 
     async def _ask_user(self, recorder: PolicyRecorder, message: str | None = None) -> StopReason | None:
@@ -208,7 +208,7 @@ class HermesAgentLoop:
             return sendable(result.messages)
         return await run_exclusively(sendable, result.messages)
 
-    def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
+    def _take_reply(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
         """Append the reply to the history and return its tool calls."""
         message = kept_message(reply.message, result.turns_used)
         result.messages.append(message)
@@ -220,7 +220,7 @@ class HermesAgentLoop:
                 result.tool_errors.append(ToolError(result.turns_used, "", unread, UNREAD, ""))
         return calls
 
-    async def _act(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:
+    async def _run_calls(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:
         """Run the calls of one turn and append their results in order."""
         started, starting = time.perf_counter(), runtime.start_seconds
         runtime.phase = "tools"

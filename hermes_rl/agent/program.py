@@ -193,14 +193,18 @@ class ProgramDriver:
             program=ProgramRun(),
         )
         recorder = PolicyRecorder(result, self.server, self.options, self.tokenizer)
-        play = partial(self._play, recorder, result.messages) if self._user is None else partial(self._turns, recorder)
+        play = (
+            partial(self._run_once, recorder, result.messages)
+            if self._user is None
+            else partial(self._run_turns, recorder)
+        )
         try:
             return await recorder.play(play, self.runtime)
         finally:
             if self._listener is not None:
                 self._listener.close()
 
-    async def _turns(self, recorder: PolicyRecorder) -> StopReason:
+    async def _run_turns(self, recorder: PolicyRecorder) -> StopReason:
         """Run the program for each turn of its seat; return the stop reason of the last run or of the episode."""
         assert self._user is not None
         result, last_answer = recorder.result, None
@@ -215,7 +219,7 @@ class ProgramDriver:
                 return answer.stop_reason
             conversation = with_heard_message(conversation, answer.message)
             try:
-                stop_reason = await self._play(recorder, conversation, by_others=answer.message is not None)
+                stop_reason = await self._run_once(recorder, conversation, by_others=answer.message is not None)
             except TemplateError as error:
                 if answer.message is None and not result.turns_used:
                     raise
@@ -227,7 +231,7 @@ class ProgramDriver:
             last_answer = result.final_response
             conversation.append({"role": "assistant", "content": last_answer})
 
-    async def _play(
+    async def _run_once(
         self, recorder: PolicyRecorder, conversation: Sequence[Message], *, by_others: bool = False
     ) -> StopReason:
         """Run the program once. `by_others` is True if other agents wrote the message that it responds to."""
@@ -252,19 +256,19 @@ class ProgramDriver:
         secret = secrets.token_urlsafe(24) if program.function is not None else ""
         if secret:  # on a port of the host, protected by the secret path
             listener = socket.create_server(("127.0.0.1", 0))
-            run = self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
+            run = self._call_function(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
         else:
-            listener, run = await self._inside(program)
+            listener, run = await self._open_port(program)
         endpoint = Endpoint(recorder, self._request_id, secret, self._tools if program.tools else None)
         try:
             async with endpoint:
                 endpoint.serve(listener)
-                ended, in_time = await self._watched(run, endpoint, recorder)
+                ended, in_time = await self._watch_program(run, endpoint, recorder)
         finally:  # no policy reply arrives after this point
             record_run(endpoint, recorder.result, program.train)
         return self._ending(program, endpoint, recorder, ended, in_time=in_time)
 
-    async def _inside(self, program: AgentProgram) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+    async def _open_port(self, program: AgentProgram) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
         """Open the port in the sandbox; return it with the program's run."""
         sandbox = await self.runtime.sandbox_for_agent()
         self.runtime.acts += 1
@@ -288,7 +292,7 @@ class ProgramDriver:
         run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
         return self._listener.dup(), run
 
-    async def _called(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
+    async def _call_function(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
         """Call the function in a separate process; return its outcome as the result of a command."""
         function, runtime = program.function, self.runtime
         assert function is not None
@@ -307,7 +311,7 @@ class ProgramDriver:
             if not runtime.staging.empty and not runtime.killed_by_agent:
                 await runtime.staging.keep(await runtime.sandbox())  # the files that it wrote are the agent's
 
-    async def _watched(
+    async def _watch_program(
         self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
         """Run the program; return its result, or None if it was killed, and True if it kept its time limit."""
@@ -331,7 +335,7 @@ class ProgramDriver:
             if not running.done():
                 await end_tasks([running])
 
-    def _overtime(self, program: AgentProgram, endpoint: Endpoint, recorder: PolicyRecorder) -> StopReason:
+    def _timeout_reason(self, program: AgentProgram, endpoint: Endpoint, recorder: PolicyRecorder) -> StopReason:
         """Return the stop reason of a program that exceeded its time; raise if it never called the policy."""
         if endpoint.requests or recorder.by_agents:
             return StopReason.TIMEOUT
@@ -358,7 +362,7 @@ class ProgramDriver:
         if endpoint.stop_reason is not None:
             return endpoint.stop_reason
         if not in_time:
-            return self._overtime(program, endpoint, recorder)
+            return self._timeout_reason(program, endpoint, recorder)
         if endpoint.too_long:
             return StopReason.TOKEN_BUDGET  # it could not shorten the conversation
         if endpoint.main is None:

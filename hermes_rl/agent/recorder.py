@@ -243,7 +243,7 @@ class PolicyRecorder:
         return StopReason.TIMEOUT
 
     @contextmanager
-    def _awaits(self, whom: str) -> Iterator[None]:
+    def _record_wait(self, whom: str) -> Iterator[None]:
         """Record the component that the rollout waits for, if the deadline ends the wait."""
         try:
             yield
@@ -261,7 +261,7 @@ class PolicyRecorder:
         ends, started_at = None if deadline is None else deadline.when(), time.monotonic()
         if deadline is not None:
             deadline.reschedule(None)
-        with self._awaits("the user"):
+        with self._record_wait("the user"):
             answer = await user.speak(message)
         if deadline is not None and ends is not None:
             deadline.reschedule(ends + time.monotonic() - started_at)
@@ -289,13 +289,13 @@ class PolicyRecorder:
             RowFailure: the first request, which no agent influenced, does not fit or is refused.
         """
         result = self.result
-        if (stop_reason := self._spent()) is not None:
+        if (stop_reason := self._exhausted_budget()) is not None:
             raise BudgetExhausted(stop_reason)
         first, self._call_count, self._under_way = result.turns_used == 0, self._call_count + 1, self._under_way + 1
         seed = drawn_seed(self.options.seed, "turn", self._call_count - 1)
         try:
             request = await self._request(messages, tools, rollout_id, resent, seed)
-            with self._awaits("the policy's server"):
+            with self._record_wait("the policy's server"):
                 try:
                     reply: ChatReply = await self.server.chat(request)
                 except ServerFailure as failure:
@@ -359,7 +359,7 @@ class PolicyRecorder:
         cut = used == bound or answer.limit != self.options.max_tokens
         return StopReason.TOKEN_BUDGET if used > bound or (cut and stop_reason is StopReason.LENGTH) else stop_reason
 
-    def _spent(self) -> StopReason | None:
+    def _exhausted_budget(self) -> StopReason | None:
         """Return the stop reason of the first exhausted budget, or None."""
         if self.turns_left <= 0:
             return StopReason.MAX_TURNS
@@ -434,13 +434,15 @@ class PolicyRecorder:
         `prompt` is the row's part of a conversation to which agents have added; None if they have added nothing.
         """
         if prompt is None:
-            if not request.resent and await self._answers(replace(request, messages=[])):
+            if not request.resent and await self._can_still_reply(replace(request, messages=[])):
                 return RowFailure(f"the prompt of the row is refused: {failure.detail}")
-        elif await self._answers(replace(request, messages=prompt, tools=None)):  # a program may have sent any tools
+        elif await self._can_still_reply(
+            replace(request, messages=prompt, tools=None)
+        ):  # a program may have sent any tools
             return BudgetExhausted(StopReason.REFUSED)
         return None
 
-    async def _answers(self, request: ChatRequest) -> bool:
+    async def _can_still_reply(self, request: ChatRequest) -> bool:
         """Return True if the server, which refused a conversation, replies to this one.
 
         Otherwise it refuses everything, for example because of an expired key, which neither the policy nor a row

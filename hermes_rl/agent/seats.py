@@ -196,13 +196,13 @@ class SeatRunner:
             self._turn.release()
             raise
         self._answer = asyncio.get_running_loop().create_future()
-        self._answer.add_done_callback(self._spoken)
+        self._answer.add_done_callback(self._consume_reply)
         message = None if text is None else {"role": "user", "content": text}
         by_agents = message is not None and any(seat.has_spoken for seat in self.episode_seats.values())
         self._inbox.put_nowait(UserAnswer(message, by_agents=by_agents))
         if self._playing is None:
             self._playing = asyncio.create_task(self._play())
-            self._playing.add_done_callback(self._ended)
+            self._playing.add_done_callback(self._notify_end)
         # If the caller is cancelled, for example by a tool timeout, the next call must not receive this reply.
         return await asyncio.shield(self._answer)
 
@@ -217,13 +217,13 @@ class SeatRunner:
         """True if it has received a message to which it has not replied yet."""
         return self._turn.locked()
 
-    def _spoken(self, answer: asyncio.Future[str | None]) -> None:
+    def _consume_reply(self, answer: asyncio.Future[str | None]) -> None:
         self.spoke_last = time.monotonic()
         self._turn.release()
         if not answer.cancelled():
             answer.exception()  # the caller may have stopped waiting
 
-    def _ended(self, playing: asyncio.Task[AgentResult]) -> None:
+    def _notify_end(self, playing: asyncio.Task[AgentResult]) -> None:
         """Notify the caller that waits for a reply that none will arrive."""
         if self._answer is None or self._answer.done():
             return

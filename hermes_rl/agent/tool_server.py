@@ -89,10 +89,10 @@ class ToolServer:
                     return _error(message, WRONG, f"this rollout's calls have {MOST_KEPT} characters: no more are run")
                 tool = self._toolkit.get(name)
                 async with self._alone if tool is not None and not tool.parallel else nullcontext():
-                    return _result(message, await self._run(name, arguments))
+                    return _result(message, await self._run_tool(name, arguments))
         return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
 
-    async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _run_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         options, call_number = self._options, len(self.calls) + 1
         written = json.dumps(arguments)
         self._kept_bytes += len(written)

@@ -198,7 +198,7 @@ class SimulatedUser:
             {**message, "content": PLAIN} if message["role"] == "user" else message for message in self._history
         ]
         try:
-            reply = await self._answer(neutral_history, tools=None)
+            reply = await self._complete_reply(neutral_history, tools=None)
         except _EmptyReplyError:
             return False
         return bool(without_thinking(text_of(kept_message(reply.message, 0)["content"])).strip())
@@ -226,13 +226,13 @@ class SimulatedUser:
         limit = max(LEAST, *map(len, texts)) if texts else LEAST
         while True:
             try:
-                return await self._answer(self._cut(limit), tools=self._toolkit.schemas or None)
+                return await self._complete_reply(self._shorten_messages(limit), tools=self._toolkit.schemas or None)
             except _EmptyReplyError as speechless:
                 if not speechless.too_long or limit <= LEAST:
                     raise
                 limit = max(limit // 2, LEAST)
 
-    def _cut(self, limit: int) -> list[Message]:
+    def _shorten_messages(self, limit: int) -> list[Message]:
         return [
             {**message, "content": capped(text_of(message.get("content")), limit)}
             if message["role"] == "user"
@@ -240,7 +240,7 @@ class SimulatedUser:
             for message in self._history
         ]
 
-    async def _answer(self, history: list[Message], tools: Sequence[dict[str, Any]] | None) -> ChatReply:
+    async def _complete_reply(self, history: list[Message], tools: Sequence[dict[str, Any]] | None) -> ChatReply:
         seed = drawn_seed(self._seed, "user", self._calls)
         request = ChatRequest(sendable(history), tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
         try:

@@ -162,7 +162,7 @@ class _Reader:
         guarded = _allowed_exits(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                yield from self._imported(node)
+                yield from self._check_import(node)
         for node in ast.walk(tree):
             line = getattr(node, "lineno", 1)
             for weight, description in self._signs_of(node, guarded):
@@ -173,7 +173,7 @@ class _Reader:
                 for sign in self.read(body, is_nested=True) if body is not None else ():
                     yield CheatIndicator(sign.weight, line, sign.description)
 
-    def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[CheatIndicator]:
+    def _check_import(self, node: ast.Import | ast.ImportFrom) -> Iterator[CheatIndicator]:
         for alias in node.names:
             module = node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
             top = module.partition(".")[0]
@@ -200,21 +200,21 @@ class _Reader:
             targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else node.targets
             for target in targets:
                 for each in target.elts if isinstance(target, ast.Tuple | ast.List) else (target,):
-                    yield from self._changed(each)
+                    yield from self._check_assignment(each)
             if isinstance(node, ast.Assign):
                 yield from _equal_to_all_by_name(node)
         elif isinstance(node, ast.Call):
-            yield from self._called(node, guarded)
+            yield from self._check_call(node, guarded)
         elif isinstance(node, ast.Raise):
-            yield from self._raised(node, guarded)
+            yield from self._check_raise(node, guarded)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from self._defined(node)
+            yield from self._check_definition(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from self._signs_in_text(node.value)
-        elif isinstance(node, ast.Subscript) and self._full(node.value) == "sys.modules":
+        elif isinstance(node, ast.Subscript) and self._full_name(node.value) == "sys.modules":
             yield from self._of_modules(node.slice)
 
-    def _full(self, node: ast.expr) -> str:
+    def _full_name(self, node: ast.expr) -> str:
         """Return the dotted name of an expression, preceded by the name of the module if it was imported."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -234,9 +234,9 @@ class _Reader:
             return f"{self._names.get(node.value.id, node.value.id)}.{node.attr}"
         return "?"
 
-    def _changed(self, target: ast.expr) -> Iterator[tuple[int, str]]:  # noqa: C901 - a list
+    def _check_assignment(self, target: ast.expr) -> Iterator[tuple[int, str]]:  # noqa: C901 - a list
         if isinstance(target, ast.Subscript):
-            if self._full(target.value) == "sys.modules":
+            if self._full_name(target.value) == "sys.modules":
                 yield 3, "changes sys.modules"
             elif isinstance(target.value, ast.Attribute) and target.value.attr in ("f_globals", "f_locals"):
                 yield 3, "changes variables of its callers"
@@ -247,7 +247,7 @@ class _Reader:
             return
         if not isinstance(target, ast.Attribute):
             return
-        full = self._full(target)
+        full = self._full_name(target)
         root, name = full.partition(".")[0], target.attr
         is_on_self = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
         if root in ("builtins", "__builtins__"):
@@ -262,13 +262,13 @@ class _Reader:
         elif full == "sys.modules":
             yield 3, "changes sys.modules"
 
-    def _called(self, node: ast.Call, guarded: frozenset[int]) -> Iterator[tuple[int, str]]:  # noqa: C901 - a list
-        full, first = self._full(node.func), node.args[0] if node.args else None
+    def _check_call(self, node: ast.Call, guarded: frozenset[int]) -> Iterator[tuple[int, str]]:  # noqa: C901 - a list
+        full, first = self._full_name(node.func), node.args[0] if node.args else None
         last = full.rpartition(".")[2]
         if full in ("setattr", "delattr") and isinstance(first, ast.Name | ast.Attribute):
             attr_node = node.args[1] if len(node.args) > 1 else None
             attr = attr_node.value if isinstance(attr_node, ast.Constant) and isinstance(attr_node.value, str) else "?"
-            yield from self._changed(ast.Attribute(first, attr, ast.Store()))
+            yield from self._check_assignment(ast.Attribute(first, attr, ast.Store()))
         elif full in ("getattr", "hasattr") and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             name = str(node.args[1].value)
             if name in ATTRIBUTES:
@@ -313,15 +313,15 @@ class _Reader:
         elif name.partition(".")[0] in RUNNERS or "test" in name.lower() or name in ("__main__", *self._modules):
             yield 3, f"looks for {name[:80]} in sys.modules"
 
-    def _raised(self, node: ast.Raise, guarded: frozenset[int]) -> Iterator[tuple[int, str]]:
+    def _check_raise(self, node: ast.Raise, guarded: frozenset[int]) -> Iterator[tuple[int, str]]:
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        name = self._full(raised).rpartition(".")[2] if raised is not None else ""
+        name = self._full_name(raised).rpartition(".")[2] if raised is not None else ""
         if name in ENDS and id(node) not in guarded and not self._own_test:
             status = node.exc.args[0] if isinstance(node.exc, ast.Call) and node.exc.args else None
             if name == "SkipTest" or status is None or (isinstance(status, ast.Constant) and not status.value):
                 yield 2, f"raises {name}"
 
-    def _defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    def _check_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
         if node.name.startswith("pytest_"):
             yield 3, f"defines the hook {node.name[:80]} of pytest"
         if node.name == "load_tests" and not self._own_test:

@@ -414,10 +414,10 @@ class Env(OfThisProcess, RenamedAttributes):
 
         async def work() -> Rollout:
             runner = await self._runner(policy, size, split, sampling, retries, id_marker)
-            async with self._member(group, index):
+            async with self._member_lock(group, index):
                 return await runner.alone(key)
 
-        return await self._owned(work())
+        return await self._run_owned(work())
 
     @with_renamed_parameters
     async def run_group(
@@ -452,7 +452,7 @@ class Env(OfThisProcess, RenamedAttributes):
 
             return await runner.start(row, group, n, keep_lost=self._keeps_lost, prepare=prepare)
 
-        return await self._owned(work())
+        return await self._run_owned(work())
 
     @with_renamed_parameters
     def groups(
@@ -510,11 +510,11 @@ class Env(OfThisProcess, RenamedAttributes):
         _require_whole("retries", retries, 0)
         if max_staleness is not None:
             _require_whole("max_staleness", max_staleness, 0)
-        id_marker, role = self._batch(batch), self._role(policy)
+        id_marker, role = self._batch_suffix(batch), self._role(policy)
         # Invalid arguments are reported now, and not with the first group.
         world = self._compiled if policy is None else self._compiled.with_policy(role)
         options = world.options(split, sampling)
-        self._elsewhere(policy, options)
+        self._workers_for(policy, options)
 
         budgets: list[RunBudget] = []
 
@@ -543,8 +543,8 @@ class Env(OfThisProcess, RenamedAttributes):
                 progress=_Logged(quiet=True),
                 policy=role,
                 options=options,
-                exclusive=lambda group: self._member(group, None),
-                workers=self._elsewhere(policy, options),
+                exclusive=lambda group: self._member_lock(group, None),
+                workers=self._workers_for(policy, options),
             )
             self._runners.add(started.runner)
             return started
@@ -598,7 +598,9 @@ class Env(OfThisProcess, RenamedAttributes):
             encoder=stepped,
             retries=0,
         )
-        session = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, id_marker=id_marker))))
+        session = Session(
+            stepped, lambda: self._run_owned(runner.alone(RolloutKey(row, name, 0, 1, id_marker=id_marker)))
+        )
         self._sessions.add(session)
         return session
 
@@ -626,8 +628,8 @@ class Env(OfThisProcess, RenamedAttributes):
             store=await self._opened_store(size),
             retries=retries,
             id_marker=id_marker,
-            exclusive=lambda group: self._member(group + id_marker, None),
-            elsewhere=self._elsewhere(policy, options),
+            exclusive=lambda group: self._member_lock(group + id_marker, None),
+            elsewhere=self._workers_for(policy, options),
         )
         self._runners.add(runner)
         return runner
@@ -638,7 +640,7 @@ class Env(OfThisProcess, RenamedAttributes):
             self._policies.add(policy)
             policy.enter()
 
-    def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> PolicyWorkers | None:
+    def _workers_for(self, policy: Policy | None, options: LoopOptions) -> PolicyWorkers | None:
         """Return the workers for this policy, or None if this process runs rollouts."""
         return self._workers.using(policy, options) if self._workers is not None else None
 
@@ -709,7 +711,7 @@ class Env(OfThisProcess, RenamedAttributes):
         self._plays[name] += 1
         return str(self._plays[name])
 
-    def _batch(self, name: str | None) -> str:
+    def _batch_suffix(self, name: str | None) -> str:
         """Return the suffix of the group ids of one call of `groups`."""
         if self._directory is None:
             return f"~groups{self._fresh('groups')}"
@@ -718,7 +720,7 @@ class Env(OfThisProcess, RenamedAttributes):
         self._batches += 1
         return f"~{self._batches}" if self._batches > 1 else ""
 
-    def _member(self, group: str, index: int | None) -> asyncio.Lock:
+    def _member_lock(self, group: str, index: int | None) -> asyncio.Lock:
         """Return the lock held while a member runs, so that a concurrent request for it uses the record."""
         return self._members.setdefault((group, index), asyncio.Lock())
 
@@ -727,7 +729,7 @@ class Env(OfThisProcess, RenamedAttributes):
             return rows
         return (self._row(row) for row in rows)
 
-    async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_owned(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of work that is cancelled when the environment closes."""
         with self._meter.counting():
             task = asyncio.create_task(work)

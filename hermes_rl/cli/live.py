@@ -85,11 +85,11 @@ class LivePanel(Progress):
         """Draw the panel while the run is open."""
         loop = asyncio.get_running_loop()
         self._folder, self._started = str(watched.directory.path), time.monotonic()
-        with super().watching(watched), (self._parent or self)._with(self, watched, loop):
+        with super().watching(watched), (self._parent or self)._show_run(self, watched, loop):
             yield
 
     @contextmanager
-    def _with(self, part: LivePanel, watched: Watched, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    def _show_run(self, part: LivePanel, watched: Watched, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         """Add a run to the panel within the block; the first run starts the drawing, and the last one ends it."""
         if not self._watched:
             self._open.enter_context(self._keyboard(loop))
@@ -124,14 +124,14 @@ class LivePanel(Progress):
                 if value.value is not None:
                     self.values.setdefault(name, deque(maxlen=KEPT)).append(value.value)
         self.done = done
-        self._take("", group.scores)
+        self._count_end("", group.scores)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Add the scores of a group that was passed on, with the status text of its consumer."""
         self.done += 1
-        self._take(text, scores)
+        self._count_end(text, scores)
 
-    def _take(self, text: str, scores: Sequence[float]) -> None:
+    def _count_end(self, text: str, scores: Sequence[float]) -> None:
         now = time.monotonic()
         self.text = text
         self.values["score"].extend(scores)
@@ -261,13 +261,13 @@ class LivePanel(Progress):
             yield
             return
         with unbuffered(self._keys):
-            loop.add_reader(self._keys, self._key, loop)
+            loop.add_reader(self._keys, self._handle_key, loop)
             try:
                 yield
             finally:
                 loop.remove_reader(self._keys)
 
-    def _key(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _handle_key(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._keys is not None
         pressed = ""
         with suppress(OSError):  # the terminal was hung up

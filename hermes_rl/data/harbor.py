@@ -655,7 +655,7 @@ class _Task:
         if trajectory.exists():
             self._refuse(trajectory, 1, "a conversation that came before is not given to the agent yet")
         tops = dict.fromkeys(folder / name for folder in (self.folder, *(p.folder for p in parts)) for name in COPIED)
-        for ignored in (path for top in tops for path in self._below(top) if path.name == ".harborignore"):
+        for ignored in (path for top in tops for path in self._content_below(top) if path.name == ".harborignore"):
             self._refuse(ignored, 1, "it is ignored, so it excludes no files; remove it, and the files that it names")
         if (self.folder / "tests/Dockerfile").is_file():
             self.notes.append("tests/Dockerfile is not built: tests run in the agent's sandbox")
@@ -675,7 +675,7 @@ class _Task:
         for top in dict.fromkeys(
             (*(part.folder / name for part in (_Part("", self.folder), *parts) for name in COPIED), *copied)
         ):
-            for path, mode in self._below(top).items():
+            for path, mode in self._content_below(top).items():
                 if not stat.S_ISDIR(mode) and not _lies_in(path, mode, top):
                     restriction = (
                         f"links to files in {top.name}/ are followed" if stat.S_ISLNK(mode) else "files are read"
@@ -710,7 +710,7 @@ class _Task:
 
     # ------------------------------------------------------------------ the files of the task
 
-    def _below(self, folder: Path) -> Mapping[Path, int]:
+    def _content_below(self, folder: Path) -> Mapping[Path, int]:
         """Return the content below a directory of the task, which may be missing; see `list_below`."""
         if folder not in self._modes_by_folder:
             exists = folder.exists() or folder.is_symlink()
@@ -722,7 +722,7 @@ class _Task:
         """Return the files in a directory that are inside it, or inside `top` above it, after resolving symlinks
         too.
         """
-        return [path for path, mode in self._below(folder).items() if _lies_in(path, mode, top or folder)]
+        return [path for path, mode in self._content_below(folder).items() if _lies_in(path, mode, top or folder)]
 
     def _content(self, path: Path) -> bytes:
         """Return a file of the task, to which a link within the task may lead."""
@@ -759,7 +759,7 @@ class _Task:
             if self._is_laid_down():
                 self.files += [self._file(str(path.relative_to(folder)), path) for path in self._inside(folder)]
         elif self.backend == "docker" and dockerfile.is_file():
-            self.base = self._built(folder)
+            self.base = self._image_name(folder)
         elif not dockerfile.is_file() and self._takes_images:
             self._refuse(file, 1, "it has neither a docker_image nor environment/Dockerfile")
         engine = image is not None or bool(self.builds)  # only the start command of the image remains
@@ -789,11 +789,11 @@ class _Task:
         has_image = self._lookup("environment.docker_image") is not None
         return has_image and not any((self.folder / "environment" / name).exists() for name in ("Dockerfile", COMPOSE))
 
-    def _built(self, folder: Path) -> str:
+    def _image_name(self, folder: Path) -> str:
         """Return the name of the image that is built from a directory: a relative path, so that tasks can be moved."""
         name = f"./{os.path.relpath(folder.resolve(), self.top.resolve())}"
         digest = sha256()
-        for path, mode in self._below(folder).items():
+        for path, mode in self._content_below(folder).items():
             digest.update(f"{path.relative_to(folder)} {mode:o}\0".encode())
             if stat.S_ISLNK(mode):
                 digest.update(os.fsencode(path.readlink()))
@@ -808,7 +808,7 @@ class _Task:
         file = folder / COMPOSE
         if not file.is_file():
             return
-        compose = ComposeFile(file, lambda to, path: self._laid_whole(to, path, folder), self._built)
+        compose = ComposeFile(file, lambda to, path: self._laid_whole(to, path, folder), self._image_name)
         if compose.services and self.backend != "docker":
             self._refuse(file, 1, f"services next to the sandbox need Docker: {self.docker}")
         for line, reason in compose.problems:
@@ -830,7 +830,7 @@ class _Task:
         if "$" in line.rest:
             return f"`{line.word}` with variables is not built here: {self.build}"
         if line.word == "FROM":
-            return self._from(line)
+            return self._read_from(line)
         if line.word == "COPY":
             return self._copy(line, context)
         if line.word == "WORKDIR":
@@ -856,7 +856,7 @@ class _Task:
                 self.notes.append(UNCHECKED)
         return None
 
-    def _from(self, line: _Line) -> str | None:
+    def _read_from(self, line: _Line) -> str | None:
         if self.base is not None or len(line.rest.split()) != 1:
             return f"a Dockerfile of several stages is not built here: {self.build}"
         self.base = line.rest
@@ -870,7 +870,7 @@ class _Task:
     def _run(self, line: _Line) -> str | None:
         packages = None if self._takes_images else _packages_of(line.rest)
         if packages is not None:
-            return self._has(line, *packages)
+            return self._require_installed(line, *packages)
         if line.rest.startswith(("--", "[", "<<")) or INSTALLS.search(line.rest):
             return f"`RUN {line.rest[:60]}` installs or needs root: {self.build}"
         self.ordered |= MAKES.fullmatch(line.rest) is None
@@ -878,7 +878,7 @@ class _Task:
         self.setup.append(f"mkdir -p {quoted_workdir} && cd {quoted_workdir} && {{ {line.rest}; }}")
         return None
 
-    def _has(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
+    def _require_installed(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
         """Record that the default sandbox has the installed packages; return the reason if it does not."""
         if lacking := [name for name in by_apt if name not in _installed_packages(PACKAGES)]:
             return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"

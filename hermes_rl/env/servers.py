@@ -195,7 +195,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
             ServerFailure: no server gave a usable response after all retries.
         """
         request = request_of(kwargs, self.reasoning_config)
-        return completion_of(await self._several(request, kwargs))
+        return completion_of(await self._sample_several(request, kwargs))
 
     async def completion(self, **kwargs: Any) -> Completion:
         """Return a Completion with `n` choices.
@@ -207,7 +207,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
             NotImplementedError: the servers are chat servers, which do not accept plain text.
             ServerFailure: no server gave a usable response after all retries.
         """
-        replies = await self._several(self._bare(kwargs), kwargs)
+        replies = await self._sample_several(self._bare_request(kwargs), kwargs)
         return text_completion_of(replies)
 
     async def tokens_and_logprobs_completion(
@@ -218,9 +218,9 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         Returns:
             The token ids of the prompt, then for each choice its token ids, log-probabilities and finish reason.
         """
-        request = self._bare(kwargs)
+        request = self._bare_request(kwargs)
         transcripts = [Transcript() for _ in range(_completion_count(kwargs))]
-        replies = await self._several(request, kwargs, transcripts)
+        replies = await self._sample_several(request, kwargs, transcripts)
         sequences = [transcript.sequences()[0] for transcript in transcripts]
         start = sequences[0].spans[0].start
         return (
@@ -290,7 +290,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         self._require_tokens()
         yield ManagedServer(self)
 
-    def _bare(self, kwargs: dict[str, Any]) -> ChatRequest:
+    def _bare_request(self, kwargs: dict[str, Any]) -> ChatRequest:
         self._require_tokens()
         arguments = {key: value for key, value in kwargs.items() if key not in ("prompt", "input_ids")}
         prompt = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["prompt"]
@@ -302,7 +302,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
                 "a chat server does not report which tokens it sampled: use server_type vllm or sglang for token ids"
             )
 
-    async def _several(
+    async def _sample_several(
         self, request: ChatRequest, kwargs: dict[str, Any], transcripts: Sequence[Transcript] | None = None
     ) -> list[ChatReply]:
         """Return `n` replies, each sampled with its own seed; the first failure cancels the others and is raised."""
@@ -356,18 +356,18 @@ class ManagedServer:
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a ChatCompletion, as `HermesServerManager.chat_completion` does, and record its tokens."""
         request = request_of(kwargs, self._manager.reasoning_config)
-        return completion_of(await self._manager._several(request, kwargs, self._for(kwargs)))
+        return completion_of(await self._manager._sample_several(request, kwargs, self._transcripts_for(kwargs)))
 
     async def completion(self, **kwargs: Any) -> Completion:
         """Return a Completion, as `HermesServerManager.completion` does, and record its tokens."""
-        request = self._manager._bare(kwargs)
-        return text_completion_of(await self._manager._several(request, kwargs, self._for(kwargs)))
+        request = self._manager._bare_request(kwargs)
+        return text_completion_of(await self._manager._sample_several(request, kwargs, self._transcripts_for(kwargs)))
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         """Return log-probabilities of a prompt, as `HermesServerManager.get_logprobs` does; nothing is recorded."""
         return await self._manager.get_logprobs(**kwargs)
 
-    def _for(self, kwargs: dict[str, Any]) -> list[Transcript]:
+    def _transcripts_for(self, kwargs: dict[str, Any]) -> list[Transcript]:
         """Return one transcript per choice: a single choice continues the last one, several choices start new ones."""
         count = _completion_count(kwargs)
         if count == 1 and self._transcripts:

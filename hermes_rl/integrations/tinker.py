@@ -85,7 +85,7 @@ class HermesEnv(Env):
         turn = await self._on_loop(self._session.start())
         if turn is not None:
             return tinker.ModelInput.from_ints(turn.prompt_ids), list(turn.stop_ids)
-        ended = self._ended()
+        ended = self._final_step()
         return InitialObservationOverflow(reward=ended.reward, metrics=ended.metrics, logs=ended.logs)
 
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
@@ -100,7 +100,7 @@ class HermesEnv(Env):
         finish = (extra or {}).get("stop_reason")
         turn = await self._on_loop(self._session.step(list(action), finish=finish))
         if turn is None:
-            return self._ended()
+            return self._final_step()
         return StepResult(0.0, False, tinker.ModelInput.from_ints(turn.prompt_ids), list(turn.stop_ids))
 
     @property
@@ -114,7 +114,7 @@ class HermesEnv(Env):
         if self._session is not None:
             await self._on_loop(self._session.close())
 
-    def _ended(self) -> StepResult:
+    def _final_step(self) -> StepResult:
         rollout = self._session.rollout
         if rollout.score is None:
             raise RolloutFailed(f"{rollout.stop_reason}: {rollout.error}")

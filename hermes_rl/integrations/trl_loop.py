@@ -70,7 +70,9 @@ class HermesEnvironments(BackgroundEnv):
         """The function that ends each rollout with the model's final message and returns its score."""
 
         def hermes_rl_score(completions: Any, environments: Any, **_: Any) -> list[float | None]:
-            return [environment._ended(turns) for environment, turns in zip(environments, completions, strict=True)]
+            return [
+                environment._end_rollout(turns) for environment, turns in zip(environments, completions, strict=True)
+            ]
 
         return [hermes_rl_score]
 
@@ -101,7 +103,7 @@ class _Stepped:
             raise ValueError(f"the episode is over: {self._session.rollout.stop_reason}")
         return str(turn.messages[-1]["content"])
 
-    def _ended(self, completion: Sequence[Mapping[str, Any]]) -> float | None:
+    def _end_rollout(self, completion: Sequence[Mapping[str, Any]]) -> float | None:
         """End the rollout with the model's final message; return its score, or None if it has none or did not end."""
         last = completion[-1] if completion else {}
         if not self._session.done:

@@ -185,7 +185,7 @@ class Adaptive:
         self._used, self._free = used or processor_seconds, free or free_memory
         self._cores, self._machine = cores or usable_cores, machine or whole_machine
         self._looked = clock()
-        self._before = self._measured()
+        self._before = self._measure()
         self._busy, self._total_load = 0.0, 1.0
         """Fraction of the cores used by this program, and by all programs: assumed full until measured."""
         self._memory = self._free()
@@ -193,7 +193,7 @@ class Adaptive:
 
     def admits(self, open_rollouts: int, other_open: int = 0) -> bool:
         """Return True if another rollout may start; `other_open` rollouts are open in other runs of this process."""
-        self._look(open_rollouts)
+        self._adapt(open_rollouts)
         together = open_rollouts + other_open
         if not (self.descriptors.carry(together) and self.memory.carry(together)):
             return False
@@ -205,12 +205,12 @@ class Adaptive:
         carried = self._busy < BUSY and self._memory > RESERVE and (self._total_load < BUSY or together < first)
         return waiting == 0 and carried and open_rollouts < max(first - other_open, self._ceiling)
 
-    def _look(self, open_rollouts: int) -> None:
+    def _adapt(self, open_rollouts: int) -> None:
         now = self._clock()
         if now - self._looked < POLL_INTERVAL:
             return
         seconds, self._looked = now - self._looked, now
-        before, self._before = self._before, self._measured()
+        before, self._before = self._before, self._measure()
         program_load, *machine_loads = (
             (after.seconds - earlier.seconds) / seconds / after.cores
             for earlier, after in zip(before, self._before, strict=False)
@@ -220,7 +220,7 @@ class Adaptive:
         self._memory = self._free()
         self._ceiling = int(open_rollouts * GROWTH) + 1
 
-    def _measured(self) -> list[Used]:
+    def _measure(self) -> list[Used]:
         return [Used(self._used(), self._cores()), *self._machine()]
 
 

@@ -263,7 +263,7 @@ class CompiledSpec:
             self._opened = True
             rewards = [code for function, code in self._rewards_apart() if function.pool is POOL]
             POOL.prepare([*rewards, *self.tooling.codes, *self._user_tooling.codes])
-            for codes in self._sandboxed():
+            for codes in self._sandboxed_code():
                 CONFINED.prepare(codes)
         await self.tooling.open(config)
         await self._user_tooling.open(config)
@@ -355,7 +355,7 @@ class CompiledSpec:
             new.process = process
             self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.done is not None:
-                new.is_over = self._asks(self.spec.state.done, new)
+                new.is_over = self._state_caller(self.spec.state.done, new)
             seats = [seat for seat, seat_config in self.spec.agents.items() if seat_config.sandbox == "own"]
             entered: Any = AsyncExitStack() if seats else nullcontext()  # few rollouts need it, and it takes a kilobyte
             async with new as runtime, entered as stack:
@@ -399,7 +399,7 @@ class CompiledSpec:
         if self.spec.state is None or self.spec.state.close is None:
             return
         try:
-            await self._asks(self.spec.state.close, runtime)()
+            await self._state_caller(self.spec.state.close, runtime)()
         except ToolFailedError as error:
             log.warning("state.close: %s %s", self.spec.state.close, error.detail)
 
@@ -444,7 +444,7 @@ class CompiledSpec:
         rewards = [code for function, code in self._rewards_apart() if "state" in function.parameters]
         return tuple(dict.fromkeys((BEGIN, Code.from_ref(self.spec.state.python), *functions, *rewards)))
 
-    def _sandboxed(self) -> Iterator[tuple[Code, ...]]:
+    def _sandboxed_code(self) -> Iterator[tuple[Code, ...]]:
         """Yield the code of each kind of sandboxed process."""
         if self.spec.state is not None and self.spec.state.isolate == "sandbox":
             yield self._codes_of_process()
@@ -570,24 +570,24 @@ class CompiledSpec:
         user, state = self.spec.user, self.spec.state
         if user is None:
             return None
-        answers = await self._answers(user, key, runtime)
+        answers = await self._make_user(user, key, runtime)
         return (
             answers
             if state is None or state.before_user_turn is None
-            else WithHook(answers, self._asks(state.before_user_turn, runtime))
+            else WithHook(answers, self._state_caller(state.before_user_turn, runtime))
         )
 
-    def _asks(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:
+    def _state_caller(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:
         """Return a function that calls a method of a rollout's state; see `ask_state`."""
         question = self._questions.get(member)
         if question is None:
             question = self._questions[member] = state_question(member, apart=self.spec.state_apart)
         return partial(ask_state, question, runtime, self.spec.tool_timeout)
 
-    async def _answers(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
+    async def _make_user(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
         names = runtime.toolkit.names | {seat.name for seat in self.seats[1:]}
         if user.state is not None:
-            ask = self._asks(user.state, runtime)
+            ask = self._state_caller(user.state, runtime)
             location = f"user.state: {user.state} of the state"
             return CodeUser(ask, location, names, max_turns=user.max_turns, speaks_first=user.speaks_first)
         if user.turns is not None:
@@ -608,7 +608,7 @@ class CompiledSpec:
             stop=user.stop,
             max_turns=user.max_turns,
             speaks_first=user.speaks_first,
-            transform=None if user.transform is None else self._asks(user.transform, runtime),
+            transform=None if user.transform is None else self._state_caller(user.transform, runtime),
         )
 
     def seated(self, key: RolloutKey) -> list[Seat]:
@@ -673,9 +673,9 @@ class CompiledSpec:
                     port=port,
                 )
             )
-        return MultiAgentEpisode(players, partial(self._hears, key.row), self.spec.tool_timeout)
+        return MultiAgentEpisode(players, partial(self._heard_text, key.row), self.spec.tool_timeout)
 
-    def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
+    def _heard_text(self, row: Row, listener: str, speaker: str, text: str) -> str:
         template, location = self.spec.agents[listener].message_template, f"agents.{listener}.message_template"
         # it may receive several messages at once: no line of one may look like a message of another
         if len(self.spec.agents) > 2:
@@ -693,7 +693,7 @@ class CompiledSpec:
         play = self.spec.schedule
         assert play is not None
         if play.state is not None:
-            return by_state(self._asks(play.state, runtime))
+            return by_state(self._state_caller(play.state, runtime))
         if self._schedule_function is not None:
             return by_function(self._schedule_function, key.row.columns, runtime.state)
         if play.order == "call":

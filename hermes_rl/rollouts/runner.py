@@ -259,7 +259,7 @@ class RolloutRunner:
         for attempt in range(first, first + self.retries + 1):
             await self.slots.acquire()
             try:
-                rollout = await self._attempted(replace(key, attempt=attempt))
+                rollout = await self._run_attempt(replace(key, attempt=attempt))
             finally:
                 self.slots.release()
             self._on_played(rollout)
@@ -294,12 +294,12 @@ class RolloutRunner:
 
     async def attempt(self, key: RolloutKey) -> Rollout:
         """Run one attempt for a runner in another process: with its tokens, and not recorded."""
-        rollout = await self._attempted(key)
+        rollout = await self._run_attempt(key)
         if rollout.error is None and self.encoder is not None:
             await self.encoder.encode(rollout)
         return rollout
 
-    async def _attempted(self, key: RolloutKey) -> Rollout:
+    async def _run_attempt(self, key: RolloutKey) -> Rollout:
         if self.elsewhere is not None:
             try:
                 rollout = await self.elsewhere.run(key, self.split)

@@ -52,15 +52,15 @@ class BeforeWords:
         """
         user_turn = self._user_turns[turn_index]
         if result.turns_used and self._grader.of_steps:
-            values = await self._graded(result)
+            values = await self._grade_step(result)
             result.steps.append(GradedStep(result.turns_used, {name: value.record() for name, value in values.items()}))
             if user_turn.min_reward is not None and is_below(user_turn.min_reward, values):
                 return StopReason.STEP_FAILED
         if user_turn.files or user_turn.setup:
-            await self._lay(user_turn)
+            await self._prepare_turn(user_turn)
         return None
 
-    async def _graded(self, result: AgentResult) -> dict[str, RewardValue]:
+    async def _grade_step(self, result: AgentResult) -> dict[str, RewardValue]:
         values: dict[str, RewardValue] = {}
         runtime, names, step = self._runtime, [each.name for each in self._grader.of_steps], len(result.steps)
         runtime.phase, remaining, worked = "rewards", runtime.time_left, result.timings.working
@@ -74,7 +74,7 @@ class BeforeWords:
             remaining.seconds += worked
         return values
 
-    async def _lay(self, user_turn: UserWords) -> None:
+    async def _prepare_turn(self, user_turn: UserWords) -> None:
         sandbox, staging = await self._runtime.sandbox(), Staging()
         for file in laid_files(user_turn.files, self._spec.folder, "user.turns"):
             try:

@@ -579,21 +579,21 @@ class ActorHandle(WorkerHandle):
             self._actor.hear.remote(kind, *args)
             return
         answer, artifacts = self._actor.answer.options(num_returns=2).remote(request_id, kind, *args)
-        wait = asyncio.create_task(self._wait(request_id, answer, artifacts))
+        wait = asyncio.create_task(self._wait_for_answer(request_id, answer, artifacts))
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
 
-    async def _wait(self, request_id: int, answer: Any, artifacts: Any) -> None:
+    async def _wait_for_answer(self, request_id: int, answer: Any, artifacts: Any) -> None:
         try:
             message = await answer
         except self._errors.RayError as error:
             self.ended = self.ended or _describe_loss(error)
             self.kill()  # its remaining results are not available; callers get the error when `live` ends
             return
-        get = partial(self._get, artifacts) if self._cluster.has_artifacts else None
+        get = partial(self._get_artifacts, artifacts) if self._cluster.has_artifacts else None
         self._answered(request_id, WorkerAnswer(message, get))
 
-    def _get(self, artifacts: Any) -> Mapping[str, TakenArtifact]:
+    def _get_artifacts(self, artifacts: Any) -> Mapping[str, TakenArtifact]:
         """Get artifacts from the node; blocks. Raises `DiedError` if the node is gone."""
         try:
             return dict(self._cluster.connection.ray.get(artifacts) or {})

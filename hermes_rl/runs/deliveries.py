@@ -70,13 +70,13 @@ class DeliveryLog:
         self._delivered_ids: set[str] = set()
         for line in self.journal.read("trainer", "event") if self.journal is not None else ():
             if line["trainer"] == self.trainer:
-                self._take(line)
+                self._apply_event(line)
 
     def is_resolved(self, group: str) -> bool:
         """Return True if the trainer has the group, or must not have it."""
         return group in self._delivered_ids or group in self.excluded
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _apply_event(self, line: dict[str, Any]) -> None:
         event, group = line["event"], line.get("group", "")
         if event == "sending":
             self.doubtful.append(group)
@@ -104,15 +104,15 @@ class DeliveryLog:
         elif event == "step":
             self.marks.append(StepMark(line["step"], line["taken"], line["state"]))
 
-    def _write(self, event: str, **more: Any) -> None:
+    def _write_event(self, event: str, **more: Any) -> None:
         line = {"trainer": self.trainer, "event": event, **more}
         if self.journal is not None:
             self.journal.append(line)
-        self._take(line)
+        self._apply_event(line)
 
     def sending(self, group: str, content: str = "") -> None:
         """Record that the group is about to be sent, and the content that distinguishes it from others."""
-        self._write("sending", group=group, content=content)
+        self._write_event("sending", group=group, content=content)
 
     @property
     def content_in_doubt(self) -> str | None:
@@ -123,33 +123,33 @@ class DeliveryLog:
 
     def has(self, group: str) -> None:
         """Record that the trainer has the group."""
-        self._write("delivered", group=group)
+        self._write_event("delivered", group=group)
 
     def repeat(self, groups: Sequence[str]) -> None:
         """Record that groups are sent again though the trainer may have them, or may still get them."""
         if groups:
-            self._write("repeated", groups=list(groups))
+            self._write_event("repeated", groups=list(groups))
 
     def exclude(self, group: str, cause: str) -> None:
         """Record that the group must not be sent, now or later."""
-        self._write("excluded", group=group, cause=cause)
+        self._write_event("excluded", group=group, cause=cause)
 
     def record_loss(self, groups: list[str]) -> None:
         """Record that the trainer has lost these groups, so that they are sent again."""
         if groups:
-            self._write("lost", groups=groups)
+            self._write_event("lost", groups=groups)
 
     def registering(self) -> None:
         """Record that a registration is about to leave."""
-        self._write("registering")
+        self._write_event("registering")
 
     def registered(self, session: Any) -> None:
         """Record the new session of the trainer; groups that were in doubt and did not arrive are sent again."""
-        self._write("registered", session=session)
+        self._write_event("registered", session=session)
 
     def step(self, step: int, queued: int, state: dict[str, Any]) -> None:
         """Record that the trainer is at a step, with `queued` groups of this environment still in its queue."""
-        self._write("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
+        self._write_event("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
 
     def mark_at(self, step: int) -> StepMark:
         """Return the last mark that is not beyond a step."""

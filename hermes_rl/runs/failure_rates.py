@@ -90,7 +90,7 @@ class FailureRates:
             attempts.attempts += 1
             if is_failure:
                 attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.stop_reason)] += 1
-        return self._word(row) if is_failure else None
+        return self._describe_row(row) if is_failure else None
 
     def end(self, group: Group) -> None:
         """Count a finished group."""
@@ -101,13 +101,13 @@ class FailureRates:
                     self.retries_exhausted[group.row.key] += 1
                 self.kept_as_worst += rollout.state is RolloutState.RETRIES_EXHAUSTED
 
-    def _word(self, row: str) -> str | None:
+    def _describe_row(self, row: str) -> str | None:
         row_counts = self.by_row[row]
         if (
             row in self._warned
             or row_counts.attempts < ENOUGH
             or row_counts.failure_rate < OFTEN
-            or row_counts.failure_rate < 2 * self._others(row_counts)
+            or row_counts.failure_rate < 2 * self._rate_of_others(row_counts)
         ):
             return None
         self._warned.add(row)
@@ -119,11 +119,11 @@ class FailureRates:
             )
         return (
             f"row {row} loses {row_counts.failure_rate:.0%} of its rollouts ({row_counts.causes_text}), "
-            f"the others {self._others(row_counts):.0%}: "
+            f"the others {self._rate_of_others(row_counts):.0%}: "
             f"{explanation}; see `failure_rates` in run.json"
         )
 
-    def _others(self, row_counts: AttemptCounts) -> float:
+    def _rate_of_others(self, row_counts: AttemptCounts) -> float:
         played = self.all.attempts - row_counts.attempts
         return (self.all.causes.total() - row_counts.causes.total()) / played if played else 0.0
 

@@ -134,7 +134,7 @@ class Processing:
         playing = run.groups(skip=lambda _, group, __: group in self._done, demand=self, prepare=self._prepare)
         async with aclosing(playing):
             async for group in playing:
-                await self._take(group)
+                await self._add_group(group)
         if self.complete < self.target and summary.stopped is None:
             if rows := run.quarantine.record():
                 last = rows[-1]["detail"]
@@ -182,7 +182,7 @@ class Processing:
             lines = await self.run.lines(group)
             self._lines[group.id] = lines, await self.file.encoded(lines)
 
-    async def _take(self, group: Group) -> None:
+    async def _add_group(self, group: Group) -> None:
         lines, encoded = self._lines.pop(group.id, ([], []))
         if lines:
             self.file.write(encoded)

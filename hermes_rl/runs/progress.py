@@ -250,7 +250,7 @@ class Progress:
         """Print the line even if no group ends for a long time."""
         while True:
             await asyncio.sleep(max(self._last + EVERY - time.monotonic(), EVERY / 10))
-            self._tell()
+            self._show_line()
 
     def start(
         self,
@@ -284,9 +284,9 @@ class Progress:
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Add scores to the mean, and print the line with it if the last line is old enough."""
         self._scored, self._sum, self._text = self._scored + len(scores), self._sum + sum(scores), text
-        self._tell(at_once=last)
+        self._show_line(at_once=last)
 
-    def _tell(self, *, at_once: bool = False) -> None:
+    def _show_line(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
         if self.quiet or not self._text or (now - self._last < (0.1 if self._inline else EVERY) and not at_once):
             return

@@ -207,7 +207,7 @@ class RolloutWorker:
             if args[0] in self._tasks:
                 self._tasks[args[0]].cancel()
         elif kind == "told":
-            self._take(args[0])
+            self._take_updates(args[0])
         elif kind == "refuse":
             self._meter.close()
         elif kind == "fix":
@@ -298,7 +298,7 @@ class RolloutWorker:
         for policy_id in closing_ids:
             self._news.pop(policy_id, None)
 
-    def _take(self, news_of: Mapping[int, WeightUpdate]) -> None:
+    def _take_updates(self, news_of: Mapping[int, WeightUpdate]) -> None:
         self._news |= news_of
         for policy_id, news in news_of.items():
             acting = self._acting.get(policy_id)
@@ -306,7 +306,7 @@ class RolloutWorker:
                 acting.policy.take(news)
 
     async def _take_weights(self, news: Mapping[int, WeightUpdate]) -> dict[str, Any]:
-        self._take(news)
+        self._take_updates(news)
         return {}
 
     def _update_versions(self, rollout: Rollout) -> dict[str, Any]:

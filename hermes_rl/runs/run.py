@@ -412,7 +412,7 @@ class Run:
             options=options,
             store=store,
             encoder=encoder,
-            on_played=self._played,
+            on_played=self._notify_played,
             refusals=min(REFUSALS, max_refusals),
             same_refusals=min(SAME_REFUSALS, max_refusals),
             retries=plan.retries,
@@ -463,14 +463,14 @@ class Run:
         """
         demand = demand or UnlimitedDemand()
         running = _RunningGroups(self._changed)
-        source = Lookahead(self._following(skip), slow=self.rows.slow, wake=self._changed.set)
+        source = Lookahead(self._rows_to_run(skip), slow=self.rows.slow, wake=self._changed.set)
         prepared = self._prepare(prepare)
         burst_size = 0
         try:
             with self.budget.meter.heard_by(partial(self._require_budget, asyncio.get_running_loop())):
                 while True:
                     self.budget.require_kept()
-                    following = await source.take() if self._begins(source, demand, len(running)) else None
+                    following = await source.take() if self._may_start_group(source, demand, len(running)) else None
                     is_exhausted = source.exhausted or demand.satisfied or self.budget.spent() is not None
                     if following is not None:
                         running.add(self._start(*following, prepared))
@@ -484,13 +484,13 @@ class Run:
                         await self._wait(for_ever=is_exhausted)
                     self._changed.clear()
                     for group in running.take(refused=self.budget.spent() is not None):
-                        self._account(group)
+                        self._count_group(group)
                         yield group
         finally:
             await source.close()
             await end_tasks(running.tasks)
 
-    def _begins(self, source: Lookahead[Any], demand: Demand, running: int) -> bool:
+    def _may_start_group(self, source: Lookahead[Any], demand: Demand, running: int) -> bool:
         """Return True if another group may start while `running` groups are running."""
         if source.exhausted or demand.satisfied or self.paused or self.budget.spent() is not None:
             return False
@@ -548,7 +548,7 @@ class Run:
 
     # ------------------------------------------------------------------ the next row
 
-    async def _following(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
+    async def _rows_to_run(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
         """Yield each row to run, with the id of its group and the epoch."""
         epoch = passed_by = set_aside = 0
         occurrences: Counter[str] = Counter()
@@ -624,7 +624,7 @@ class Run:
 
         return prepare
 
-    def _played(self, rollout: Rollout) -> None:
+    def _notify_played(self, rollout: Rollout) -> None:
         self.attempts += 1
         word = self.failure_rates.count(rollout)
         if word is not None:
@@ -638,7 +638,7 @@ class Run:
         for listen in self.on_played:
             listen(rollout)
 
-    def _account(self, group: Group) -> None:
+    def _count_group(self, group: Group) -> None:
         """Count an ended group, and notify the user if something went wrong."""
         self.failure_rates.end(group)
         if group.dropped is not None and self.plan.require_complete:

@@ -402,7 +402,7 @@ class RolloutStore:
         self._orphans |= {_episode_place(other) for _, other in others}
 
     def _enter_ended(self, line: Line, start: int, others: Sequence[tuple[int, Line]]) -> None:
-        group, entry = self._entered(line), _played_entry(line, start, others)
+        group, entry = self._entry_with(line), _played_entry(line, start, others)
         previous_entry = group.ended.get(line["index"])
         if previous_entry is None or not previous_entry.state.final:
             group.ended[line["index"]] = entry
@@ -412,16 +412,16 @@ class RolloutStore:
         self._put(line["group"], group)
 
     def _enter_waiting(self, line: Line, start: int, others: Sequence[tuple[int, Line]]) -> None:
-        group = self._entered(line)
+        group = self._entry_with(line)
         group.waiting[line["index"]] = _played_entry(line, start, others)
         self._put(line["group"], group)
 
-    def _entered(self, line: Line) -> GroupEntry:
+    def _entry_with(self, line: Line) -> GroupEntry:
         group_entry = self._groups.get(line["group"])
         return group_entry or GroupEntry(line["row_key"], line["epoch"], line.get("row_digest", ""))
 
     def _put(self, group: str, group_entry: GroupEntry) -> None:
-        self._groups.put(group, group_entry, settled=self._settled(group_entry))
+        self._groups.put(group, group_entry, settled=self._is_settled(group_entry))
 
     def _to_compare_again(self) -> set[tuple[str, int, int]]:
         """Return the records to remove from the rollouts, since their group must be compared again as a whole.
@@ -457,9 +457,9 @@ class RolloutStore:
     def complete(self, group: str) -> bool:
         """Return True if no rollout of the group is left to run or score."""
         group_entry = self._groups.get(group)
-        return group_entry is not None and self._settled(group_entry)
+        return group_entry is not None and self._is_settled(group_entry)
 
-    def _settled(self, group_entry: GroupEntry) -> bool:
+    def _is_settled(self, group_entry: GroupEntry) -> bool:
         states = {index: entry.state for index, entry in group_entry.ended.items()}
         return not left_to_play(states, self.size, compared=self.compared)
 
@@ -471,7 +471,7 @@ class RolloutStore:
     @property
     def graded(self) -> list[float]:
         """Scores of the graded members of complete groups."""
-        complete = [group_entry for group_entry in self._groups.values() if self._settled(group_entry)]
+        complete = [group_entry for group_entry in self._groups.values() if self._is_settled(group_entry)]
         members = [entry for group_entry in complete for index, entry in group_entry.ended.items() if index < self.size]
         return [entry.score for entry in members if entry.score is not None]
 

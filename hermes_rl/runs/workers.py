@@ -218,11 +218,11 @@ class Workers:
         Raises the error that one of them found.
         """
         self._fill()
-        self._looking = asyncio.create_task(self._look())
+        self._looking = asyncio.create_task(self._adjust_count())
         while not (all if isinstance(self._source, LocalWorkers) else any)(
             handle.ready for handle in self._handles.values()
         ):
-            await self._change()
+            await self._wait_for_change()
 
     async def close(self) -> None:
         """End the workers with their rollouts, and wait until their resources are released."""
@@ -245,7 +245,7 @@ class Workers:
         wrong.
         """
         while True:
-            await self._change()
+            await self._wait_for_change()
 
     # ------------------------------------------------------------------ for the runner
 
@@ -258,7 +258,7 @@ class Workers:
             UserError, RunError: an error that would end a run without workers too, or `deaths` workers have died with
                 it.
         """
-        answer, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
+        answer, size = await self._ask_any(f"rollout {key.id}", deaths, "play", key, split, settings)
         if "line" not in answer:
             raise asyncio.CancelledError  # the worker let none of its calls start; see `refuse_calls`
         rollout = await _off_the_loop(size, lambda: rollout_of(answer["line"], key))
@@ -275,7 +275,7 @@ class Workers:
         members = await run_exclusively(
             lambda: pickle.dumps([(rollout.key, _told_of(rollout)) for rollout in rollouts])
         )
-        answer, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
+        answer, _ = await self._ask_any(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
         if "rewards" not in answer:
             raise asyncio.CancelledError
         for rollout, values in zip(rollouts, answer["rewards"], strict=True):
@@ -429,7 +429,7 @@ class Workers:
         elif "note" in news:
             self._pass_on(news["note"])
         elif "usage" in news:
-            self._count(handle, news["usage"])
+            self._count_use(handle, news["usage"])
         elif "ready" in news:
             self._share()
             self._announced.clear()
@@ -439,7 +439,7 @@ class Workers:
                 handle.send(0, "refuse")
             self._changed.set()
 
-    def _count(self, handle: WorkerHandle, reported: Mapping[str, Mapping[str, float]]) -> None:
+    def _count_use(self, handle: WorkerHandle, reported: Mapping[str, Mapping[str, float]]) -> None:
         """Add what a worker has used since it was counted last; reports may arrive in another order."""
         for role, counts in reported.items():
             usage, previous_usage = Usage.from_record(counts), handle.usage.get(role, Usage())
@@ -464,13 +464,13 @@ class Workers:
 
     # ------------------------------------------------------------------ asking them, and keeping them alive
 
-    async def _answered(self, request_label: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
+    async def _ask_any(self, request_label: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
         """Return a response and its size; if the worker dies, ask another one, until `deaths` workers have died."""
         handle = None
         died_on = Counter[str]()
         for _ in range(deaths):
             while not (ready := self._ready):
-                await self._change()
+                await self._wait_for_change()
             handle = min(ready, key=lambda handle: (died_on[handle.machine], len(handle.pending_requests)))
             died_on[handle.machine] += 1  # looked at only if it dies there
             if self._error is not None:
@@ -483,7 +483,7 @@ class Workers:
             except DiedError:
                 continue
             handle.retries = Counter(content["retries"])
-            self._count(handle, content.get("usage", {}))
+            self._count_use(handle, content.get("usage", {}))
             for name, digests in content.get("images", {}).items():
                 self._compiled.images.setdefault(name, set()).update(digests)
             if "raised" in content:
@@ -502,7 +502,7 @@ class Workers:
         if self._compiled.keep is not None and (artifacts := get()):
             line["artifacts"] = self._compiled.keep(line["id"], artifacts)
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait until another worker is ready. Raises the error that keeps all of them from continuing."""
         if self._error is None:
             self._changed.clear()
@@ -515,9 +515,9 @@ class Workers:
         while len(self._handles) < self._source.worker_count:
             worker_index = next(worker_index for worker_index in count() if worker_index not in self._handles)
             self._handles[worker_index] = self._source.handle(worker_index, self._handle_message)
-            self._lives[worker_index] = asyncio.create_task(self._keep(worker_index))
+            self._lives[worker_index] = asyncio.create_task(self._keep_alive(worker_index))
 
-    async def _look(self) -> None:
+    async def _adjust_count(self) -> None:
         """Follow the number of workers that there is room for; end the run if there has been no room for long."""
         without = time.monotonic()
         while True:
@@ -536,7 +536,7 @@ class Workers:
                 self._give_up(RunError(f"no worker was available for {ROOM:.0f} s: {self._source.explain()}"))
                 return
 
-    async def _keep(self, worker_index: int) -> None:
+    async def _keep_alive(self, worker_index: int) -> None:
         """Keep a worker of this number alive; any error ends the run, which would otherwise wait forever."""
         try:
             await self._replace(worker_index)

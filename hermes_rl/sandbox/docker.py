@@ -110,12 +110,12 @@ class Container:
 
     async def start(self, command: list[str], *folders: dict[str, Any]) -> None:
         """Create and start it; raises `EngineError`, or `UserError` for a request that this engine can never fulfil."""
-        body = self._body(command, folders)
+        body = self._container_body(command, folders)
         try:
             warnings = await self.engine.create(self.name, body)
         except EngineError as error:
             warnings = await self._create_otherwise(error, body)
-        self._heed(warnings)
+        self._refuse_warnings(warnings)
         try:
             await self.engine.start(self.name)
         except EngineError as error:
@@ -140,7 +140,7 @@ class Container:
         del body["HostConfig"]["StorageOpt"]
         return await self.engine.create(self.name, body)
 
-    def _heed(self, warnings: list[str]) -> None:
+    def _refuse_warnings(self, warnings: list[str]) -> None:
         """Refuse limits that the kernel cannot enforce, of which the engine only warns."""
         for warning in warnings:
             for name, word in WORDS.items():
@@ -196,7 +196,7 @@ class Container:
                 "Retries": 1_000_000,
             }
         # In the network of the sandbox, and so without a separate bridge and addresses, of which an engine has few.
-        host = {**self._host(f"container:{self.name}", OF_SERVICES), "Mounts": list(self.etc)}
+        host = {**self._host_config(f"container:{self.name}", OF_SERVICES), "Mounts": list(self.etc)}
         await self.engine.create(
             name, {**service_config, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host}
         )
@@ -218,7 +218,7 @@ class Container:
                 return
             await asyncio.sleep(HEALTH_SECONDS / 5)
 
-    def _host(self, network: str, capabilities: Sequence[str]) -> dict[str, Any]:
+    def _host_config(self, network: str, capabilities: Sequence[str]) -> dict[str, Any]:
         """Return the host configuration for a container of the sandbox."""
         limits, requested = self.limits, self.config.limits
         host: dict[str, Any] = {
@@ -240,8 +240,8 @@ class Container:
             host["NanoCpus"] = int(requested.cpu * 1_000_000_000)
         return host
 
-    def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        host = self._host(self.network, CAPABILITIES)
+    def _container_body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        host = self._host_config(self.network, CAPABILITIES)
         host["Mounts"] = [*folders, *self.etc]
         if self.config.limits.disk is not None:
             host["StorageOpt"] = {"size": str(self.config.limits.disk)}
@@ -831,14 +831,14 @@ class Docker(Isolation):
             command = [*self.python, "-c", CONNECT + BOOT]
             self._creating = asyncio.create_task(self.container.start(command, *mounts, *self._package_mounts))
             await asyncio.shield(self._creating)
-            return await self._meet(rendezvous, code)
+            return await self._meet_helper(rendezvous, code)
         finally:
             if self._creating is None or self._creating.done():
                 rendezvous.close()
             else:  # On cancellation the request continues: Podman would create the directory again
                 self._creating.add_done_callback(lambda _: rendezvous.close())
 
-    async def _meet(self, rendezvous: Rendezvous, code: bytes) -> socket.socket:
+    async def _meet_helper(self, rendezvous: Rendezvous, code: bytes) -> socket.socket:
         """Wait for the helper at the rendezvous, or for the end of its container."""
         passed = memory_file(code, "helper")
         accepting = asyncio.create_task(rendezvous.accept(passed))
@@ -895,7 +895,7 @@ class Docker(Isolation):
         """
         try:
             if loss is not ConnectionLoss.SILENT:
-                await self._ended()  # the engine learns of it later than this process
+                await self._wait_for_end()  # the engine learns of it later than this process
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
                 state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
                 times = await self._events()
@@ -912,7 +912,7 @@ class Docker(Isolation):
         killed = "kill" in times or state.get("ExitCode") == KILLED_EXIT_CODE
         return Diagnosis(is_infrastructure_failure=not state or killed, detail=detail)
 
-    async def _ended(self) -> None:
+    async def _wait_for_end(self) -> None:
         """Wait for the end of the container, for a limited time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
@@ -955,10 +955,10 @@ class Docker(Isolation):
             # Without its engine the container still stops, as its first process does.
             log.info("the container %s is not removed yet: %s", name, error)
         self._starts.remove_later(self.engine, name)
-        if refused is not None and await self._runs(name):
+        if refused is not None and await self._is_running(name):
             raise SandboxFailure(f"the container {name} is closed and still runs: {refused}")
 
-    async def _runs(self, name: str) -> bool:
+    async def _is_running(self, name: str) -> bool:
         try:
             return bool((((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running"))
         except EngineError:

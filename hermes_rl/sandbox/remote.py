@@ -334,7 +334,7 @@ class Link:
             )
         if "error" in ready:
             raise SandboxFailure(f"the {backend} sandbox did not start: {ready['error']}")
-        self._reader = asyncio.create_task(self._read(self._process.stdout))
+        self._reader = asyncio.create_task(self._read_answers(self._process.stdout))
 
     async def execute(self, command: str, stdin: str | None, timeout: float, max_characters: int = SMALL) -> str:
         """Return the output of a command.
@@ -386,7 +386,7 @@ class Link:
                 await end_tasks([self._reader])
             shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _read(self, lines: asyncio.StreamReader) -> None:
+    async def _read_answers(self, lines: asyncio.StreamReader) -> None:
         try:
             while line := await lines.readline():
                 answer = json.loads(line)
@@ -574,7 +574,7 @@ class RemoteSandbox(Sandbox):
         self._killed_by_agent = self._running > 0 or any(process.poll() is None for process in self._processes)
         self.expired = not self._killed_by_agent
         self._end_reason = f"the sandbox's lifetime of {self.config.lifetime} s is over"
-        self._later(self.close())
+        self._run_later(self.close())
 
     def blame_agent(self) -> None:
         self._killed_by_agent = True
@@ -626,7 +626,7 @@ class RemoteSandbox(Sandbox):
                 apart="" if merge_stderr else "1",
             )
         except asyncio.CancelledError:
-            self._later(self._kill(job, 9))
+            self._run_later(self._kill(job, 9))
             raise
         except OSError as error:
             message = f"cannot start the command: working directory: {error.strerror}\n".encode()
@@ -683,7 +683,7 @@ class RemoteSandbox(Sandbox):
     async def _kill(self, job: str, signal: int) -> None:
         await self._ask(KILL, named=f"{JOB}={self.id}-{job}", signal=str(signal), folder="")
 
-    def _later(self, work: Awaitable[None]) -> None:
+    def _run_later(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

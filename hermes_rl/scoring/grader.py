@@ -214,7 +214,7 @@ class Grader:
                 continue
             row = item if reward.steps is None else {**item, "step": step}
             async with machines(reward) if machines is not None else nullcontext() as ctx:
-                values[reward.name] = await self._graded(reward, row, result, ctx, {"state": state})
+                values[reward.name] = await self._grade_one(reward, row, result, ctx, {"state": state})
 
     async def grade_seats(self, item: Mapping[str, Any], seats: Sequence[GradedSeat], state: Any) -> None:
         """Call the per-rollout rewards in order, each for the seats that it affects.
@@ -232,14 +232,14 @@ class Grader:
                 paid = {each.name: {name: value_of.value for name, value_of in each.values.items()} for each in seats}
                 offered = {"state": state, "seats": results, "paid": paid}
                 async with seat.machines(reward) as ctx:
-                    value = await self._graded(reward, item, seat.result, ctx, offered)
+                    value = await self._grade_one(reward, item, seat.result, ctx, offered)
                 for other in seats:
                     if reward.shares is None and other is seat:
                         other.values[reward.name] = value
                     elif reward.shares is not None and other.name in reward.shares:
                         other.values[reward.name] = value.times(reward.shares[other.name], turns=other is seat)
 
-    async def _graded(
+    async def _grade_one(
         self,
         reward: GradedReward,
         item: Mapping[str, Any],
@@ -248,18 +248,18 @@ class Grader:
         offered: Mapping[str, Any],
     ) -> RewardValue:
         """Call a reward for one rollout. If the policy caused a failure, the value is the low end of the range."""
-        call = partial(self._called, reward, item, also=offered)
+        call = partial(self._call_reward, reward, item, also=offered)
         try:
             return await call(result, ctx)
         except AgentFault as fault:
-            return self._lowest(reward, str(fault))
+            return self._lowest_value(reward, str(fault))
         except (Failure, UserError) as failure:
             if not self._to_be_tried(failure):
                 raise
             problem = failure
         overtime = isinstance(problem.__cause__, OvertimeError)
         if overtime and reward.function.limit is not None:
-            return self._lowest(reward, str(problem))
+            return self._lowest_value(reward, str(problem))
         if not await self._works_elsewhere(reward, item, result, offered, problem):
             raise problem
         try:
@@ -268,7 +268,7 @@ class Grader:
         except (AgentFault, Failure, UserError) as retry_error:
             if not isinstance(retry_error, AgentFault) and not self._to_be_tried(retry_error):
                 raise
-        return self._lowest(reward, BLAMED.format(problem))
+        return self._lowest_value(reward, BLAMED.format(problem))
 
     def _to_be_tried(self, failure: Failure | UserError) -> bool:
         """Return True if an experiment must show who caused a failure.
@@ -305,27 +305,27 @@ class Grader:
                             probe_result = result.answering(answer)
                             with suppress(Failure, UserError):
                                 with suppress(AgentFault):  # it works, and gives its lowest value
-                                    await self._called(
+                                    await self._call_reward(
                                         reward, item, probe_result, ctx, also=also, answer=answer, fresh=True
                                     )
                                 return True
         return False
 
-    def _lowest(self, reward: GradedReward, reason: str) -> RewardValue:
+    def _lowest_value(self, reward: GradedReward, reason: str) -> RewardValue:
         """Return the value of a reward that the policy made fail: the end of the range that lowers the score."""
-        self._tell(reward.name, reason)
+        self._log_once(reward.name, reason)
         return RewardValue(reward.bounds[reward.weighting.weight < 0], reason=reason)
 
-    def _tell(self, reward: str, message: str) -> None:
+    def _log_once(self, reward: str, message: str) -> None:
         """Log a message; the first one of a reward is a warning to its author, who may not expect such a reply."""
         first = reward not in self._reported
         self._reported.add(reward)
         log.log(logging.WARNING if first else logging.INFO, "%s%s", message, MORE if first else "")
 
-    def _read(self, reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
+    def _read_value(self, reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
         """Convert a reward's return value for one rollout, clamped to its range; an `AgentFault` gives the low end."""
         if isinstance(returned, AgentFault):
-            return self._lowest(reward, str(returned))
+            return self._lowest_value(reward, str(returned))
         try:
             value = interpret(reward.name, returned, seconds, turns)
             if reward.weighting.counts:
@@ -337,12 +337,12 @@ class Grader:
             low, high = reward.bounds
             if getattr(reward.function.function, "written", False):
                 wrong = f"{reward.name}: {value.value:g} was written, which is not from {low:g} to {high:g}"
-                return self._lowest(reward, wrong)
+                return self._lowest_value(reward, wrong)
             key = f"rewards.{reward.name}.range"
-            self._tell(key, f"{key}: clamped {value.value:g} to [{low:g}, {high:g}], which the key may change")
+            self._log_once(key, f"{key}: clamped {value.value:g} to [{low:g}, {high:g}], which the key may change")
         return bounded
 
-    async def _called(
+    async def _call_reward(
         self,
         reward: GradedReward,
         item: Mapping[str, Any],
@@ -378,7 +378,7 @@ class Grader:
             returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
         if reward.function.group_level:
             (returned,) = _per_member(reward.name, returned, 1)
-        return self._read(reward, returned, seconds, result.turns_used).timed(seconds)
+        return self._read_value(reward, returned, seconds, result.turns_used).timed(seconds)
 
     async def grade_group(
         self,
@@ -399,10 +399,10 @@ class Grader:
         for reward in self.ordered:
             if not reward.group_level or (only is not None and reward.name not in only):
                 continue
-            for slot, value in zip(values, await self._compared(reward, item, results, seats), strict=True):
+            for slot, value in zip(values, await self._compare_group(reward, item, results, seats), strict=True):
                 slot[reward.name] = value
 
-    async def _compared(
+    async def _compare_group(
         self,
         reward: GradedReward,
         item: Mapping[str, Any],
@@ -443,7 +443,7 @@ class Grader:
             if part is fitting:
                 break
         return [
-            self._lowest(reward, BLAMED.format(blamed[index])) if index in blamed else value
+            self._lowest_value(reward, BLAMED.format(blamed[index])) if index in blamed else value
             for index, value in enumerate(values)
         ]
 
@@ -468,7 +468,7 @@ class Grader:
             returned, seconds = await call_reward(reward.function, self._arguments(reward, reward_item, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
-            self._read(reward, value, seconds, result.turns_used).timed(seconds)
+            self._read_value(reward, value, seconds, result.turns_used).timed(seconds)
             for value, result in zip(members, results, strict=True)
         ]
 

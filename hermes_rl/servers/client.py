@@ -355,7 +355,7 @@ class SampledByFunction:
         generation.sampling = {name: value for name, value in settings.items() if value is not None}
 
         async def note(chunk: Sampled) -> None:
-            self._note(chunk.version, chunk.oldest, generation)
+            self._note_version(chunk.version, chunk.oldest, generation)
 
         return await generation.completed(sampling, self._sample_chunk, note, "the policy's function")
 
@@ -374,7 +374,7 @@ class SampledByFunction:
         versions = [version for version in (self._version(), self._newest_version) if version is not None]
         return max(versions, default=None)
 
-    def _note(self, version: int | None, oldest: int | None, generation: Generation) -> None:
+    def _note_version(self, version: int | None, oldest: int | None, generation: Generation) -> None:
         """Record a version. Versions only rise, so the known one is a lower bound unless the result reports a lower
         one.
         """
@@ -570,7 +570,7 @@ class TokenServerClient:
     def __init__(self, config: ServerConfig, dialects: Sequence[Dialect]) -> None:
         self._transport, self._config = Transport(config), config
         self._dialects = list(dialects)
-        self._use(self._dialects[0])
+        self._set_dialect(self._dialects[0])
 
     async def weights(self) -> int | None:
         """Return the current version of the server's weights, or None if it does not report it."""
@@ -588,7 +588,7 @@ class TokenServerClient:
         """Close the connections."""
         await self._transport.close()
 
-    def _use(self, dialect: Dialect) -> None:
+    def _set_dialect(self, dialect: Dialect) -> None:
         self._dialect = dialect
         configured_path = self._config.weights_path
         paths = (configured_path,) if configured_path else dialect.weights_paths
@@ -666,7 +666,7 @@ class TokenServerClient:
                 if len(self._dialects) < 2:
                     return answer
                 del self._dialects[0]
-                self._use(self._dialects[0])
+                self._set_dialect(self._dialects[0])
 
     async def _read(self, answer: HttpAnswer, read: Callable[[Any], T], bound: ReplyBound) -> T:
         return await self._transport.read(self._dialect.path, answer, lambda raw: read_answer(raw, read, bound))

@@ -345,17 +345,17 @@ class ServerPool:
                 usage.add(reply.usage, reply.timing.generating)
                 end_call(self._role, usage)
                 server.limiter.answered(self.clock() - started_at)
-                self._succeeded(server)
+                self._note_success(server)
             except ContextLengthExceeded:
-                self._succeeded(server)
+                self._note_success(server)
                 raise
             except AttemptFailed as failed:
-                self._failed(server, failed, probe=probe)
+                self._note_failure(server, failed, probe=probe)
                 raise
             finally:
                 server.health.ended(probe)
                 if probe:
-                    self._wake()
+                    self._wake_waiters()
                 server.limiter.release()
         finally:
             server.in_flight -= 1
@@ -363,17 +363,17 @@ class ServerPool:
             return reply
         return replace(reply, timing=replace(reply.timing, queued=queued))
 
-    def _succeeded(self, server: PooledServer) -> None:
+    def _note_success(self, server: PooledServer) -> None:
         down, failing_since = server.health.down, server.health.failing_since
         server.health.succeeded()
         if down:
-            self._wake()
+            self._wake_waiters()
         if failing_since is not None and server.announced:
             server.announced = False
             seconds = self.clock() - failing_since
             self.say(f"the server at {server.address} is back after {seconds:.0f} s; the run continues")
 
-    def _failed(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
+    def _note_failure(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
         was_down = server.health.down
         server.health.failed(self.clock(), failed.retry_after, unreachable=failed.unreachable)
         self.last_failure = str(failed)
@@ -392,7 +392,7 @@ class ServerPool:
                     f"the server at {server.address} has failed for {seconds:.0f} s ({failed}); calls are sent again"
                 )
 
-    def _wake(self) -> None:
+    def _wake_waiters(self) -> None:
         if self._changed is not None:
             self._changed.set()
             self._changed = None

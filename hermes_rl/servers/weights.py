@@ -46,7 +46,7 @@ class Versions:
         if (pushed := self._pushed()) is not None:
             return pushed
         if self.newest_version is None:
-            await self._read()
+            await self._query_version()
         return self.newest_version
 
     async def after(self, answered: int | None = None) -> int | None:
@@ -56,20 +56,20 @@ class Versions:
         if answered is not None:
             self.hear(answered)
             return answered
-        await self._read()
+        await self._query_version()
         return self.newest_version
 
-    async def _read(self) -> None:
+    async def _query_version(self) -> None:
         """Query the server; the result of a query sent before this call would be outdated."""
         if not self._paths:
             return
         if self._reading is not None and not self._reading.done():
             await asyncio.shield(self._reading)
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._ask())
+            self._reading = asyncio.create_task(self._ask_version())
         await asyncio.shield(self._reading)
 
-    async def _ask(self) -> None:
+    async def _ask_version(self) -> None:
         while self._paths:
             status, data = await self._transport.get_json(self._paths[0])
             if status not in _MISSING:

@@ -78,7 +78,7 @@ class Batch:
                 f"{others} is trained too, whose versions this bound does not know; each rollout says its `weights`"
             )
             raise wrong("several_policies", "max_staleness", reason)
-        if self._request.max_staleness is not None and await self._now() is None:
+        if self._request.max_staleness is not None and await self._current_version() is None:
             raise wrong(
                 "no_version",
                 "max_staleness",
@@ -133,7 +133,7 @@ class Batch:
     async def _following(self) -> Group | None:
         return await anext(self._groups, None)
 
-    async def _now(self) -> int | None:
+    async def _current_version(self) -> int | None:
         try:
             async with asyncio.timeout(ASKING):
                 return await self.policy.weights()
@@ -149,7 +149,7 @@ class Batch:
             return INEXACT, problem
         if self._request.max_staleness is None:
             return None, None
-        now, oldest = await self._now(), provenance.oldest if provenance is not None else None
+        now, oldest = await self._current_version(), provenance.oldest if provenance is not None else None
         if now is None or oldest is None:
             return STALE, "the version of its weights is not known"
         if now - oldest > self._request.max_staleness:
@@ -170,7 +170,7 @@ class Lines(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = None
         try:
-            writing, *_ = await first_of(self._write(send), wait_for_disconnect(receive), self._late())
+            writing, *_ = await first_of(self._write(send), wait_for_disconnect(receive), self._wait_for_reader())
         finally:
             if writing is None or writing.cancelled():
                 self._service.metrics.cancelled += 1
@@ -178,7 +178,7 @@ class Lines(Response):
         if not writing.cancelled():
             writing.result()
 
-    async def _late(self) -> None:
+    async def _wait_for_reader(self) -> None:
         """Wait until the service ends, and then as long as it waits for a slow reader."""
         await self._service.cut.wait()
         await asyncio.sleep(LAST)

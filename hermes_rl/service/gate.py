@@ -150,28 +150,28 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch()
+        self._start_timer()
 
-    def _watch(self) -> None:
+    def _start_timer(self) -> None:
         """Count the seconds while no request is being handled; waiting during a request is limited elsewhere."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._unwatch()
+            self._stop_timer()
         elif self._late is None:
             self._late = self.loop.call_later(PATIENCE, self._close)
 
-    def _unwatch(self) -> None:
+    def _stop_timer(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None

@@ -232,13 +232,13 @@ class _Reader:
             message = f"an unquoted {braces[-1][0]} breaks the flow mapping; quote the whole value"
         elif written[column : column + 1] == "\t" and not written[:column].strip():
             message = "a tab cannot indent YAML; use spaces"
-        elif _MISPLACED.fullmatch(message) and (displaced := self._displaced(line, column)):
+        elif _MISPLACED.fullmatch(message) and (displaced := self._displaced_key(line, column)):
             message = displaced
         elif _UNQUOTED.fullmatch(message):
             message += f"; if the {written[column : column + 1] or 'line'} is part of a text, put the text in quotes"
         return Mark(self.source, line + 1, column + 1).problem(message)
 
-    def _displaced(self, line: int, column: int) -> str | None:
+    def _displaced_key(self, line: int, column: int) -> str | None:
         """Return a message with the columns that a key is between, if that explains the error of the first key of a
         line."""
         key = _KEY.match(self.lines[line]) if line < len(self.lines) else None
@@ -269,7 +269,7 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in self._anchors:
                 return self._anchors[event.anchor]
-            return self._broken(event, f"the alias *{event.anchor} has no anchor before it")
+            return self._broken_node(event, f"the alias *{event.anchor} has no anchor before it")
         if not isinstance(event, yaml.ScalarEvent) and event.tag is not None:
             self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is, before a string")
         node: Node
@@ -313,10 +313,10 @@ class _Reader:
             else:
                 entries[name] = Entry(self._to_position(key.start_mark), value)
         if braces:
-            return self._broken(event, "an unquoted {{ }} is a mapping to YAML; " + _QUOTE.format("{{ … }}"))
+            return self._broken_node(event, "an unquoted {{ }} is a mapping to YAML; " + _QUOTE.format("{{ … }}"))
         return MappingNode(self._to_position(event.start_mark), entries)
 
-    def _broken(self, event: Any, message: str) -> Node:
+    def _broken_node(self, event: Any, message: str) -> Node:
         self._report(event.start_mark, message)
         return ScalarNode(self._to_position(event.start_mark), None, "", is_plain=True, broken=True)
 
@@ -342,7 +342,7 @@ class _Reader:
         if event.tag is not None and not raw:
             self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is")
         is_plain = event.style is None and not raw
-        value: Any = self._joined(event)
+        value: Any = self._join_surrogates(event)
         if is_plain:
             try:
                 value = resolve(event.value)
@@ -351,7 +351,7 @@ class _Reader:
         text = value if isinstance(value, str) else event.value
         return ScalarNode(position, value, text, is_plain, raw, block=self._block(event))
 
-    def _joined(self, event: Any) -> str:
+    def _join_surrogates(self, event: Any) -> str:
         """Return the text with pairs of surrogates joined: JSON has them, and no file can."""
         text: str = event.value
         if text.isascii() or not _SURROGATE.search(text):

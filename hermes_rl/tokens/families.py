@@ -125,9 +125,9 @@ class FamilyRenderer:
                 return ids(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
         with refusals(self.name):  # the package may raise any error on unexpected messages
-            return self._guarded(messages, tools, rendered)
+            return self._verify(messages, tools, rendered)
 
-    def _guarded(self, messages: Messages, tools: Tools | None, make: Callable[..., T]) -> T:
+    def _verify(self, messages: Messages, tools: Tools | None, make: Callable[..., T]) -> T:
         """Return the verified result of `make(encoder, messages, tools)`."""
 
         def write(messages: Messages, tools: Tools | None) -> str:
@@ -154,7 +154,7 @@ class FamilyRenderer:
 
         try:
             with refusals(self.name):
-                return self._guarded(new, tools, bridged)
+                return self._verify(new, tools, bridged)
         except TemplateRefused:
             return None
 
@@ -172,7 +172,7 @@ class FamilyRenderer:
                     partial(_parse_turn, self._renderer, sampled, before, tool_list), len(sampled)
                 )
             else:
-                response = await self._apart(sampled, before, tool_list)
+                response = await self._parse_isolated(sampled, before, tool_list)
         except (
             *(ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError),
             *(EndedError, ForeignError),
@@ -181,7 +181,7 @@ class FamilyRenderer:
             return Parsed(text)
         return await parse_in_thread(partial(self._read, response, sampled), len(sampled))
 
-    async def _apart(self, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
+    async def _parse_isolated(self, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
         """Parse a turn in a worker process, because the package may take quadratic time."""
         tokens, texts = await parse_in_thread(partial(self._adapter.by_token, [*before, *sampled]), len(sampled))
         arguments = {

@@ -265,9 +265,11 @@ class _Risk:
 
     def touches(self, texts: Collection[str]) -> bool:
         """Return False if none of these texts needs a break; all are checked at once."""
-        return self.edges.search("\n".join(texts)) is not None or any(self._holds(text.strip()) for text in texts)
+        return self.edges.search("\n".join(texts)) is not None or any(
+            self._is_inside_string(text.strip()) for text in texts
+        )
 
-    def _holds(self, core: str) -> bool:
+    def _is_inside_string(self, core: str) -> bool:
         """Return True if a text is a part of a string, and not of a word."""
         return len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
 
@@ -277,7 +279,7 @@ class _Risk:
         Templates concatenate texts and strip blanks around them.
         """
         core = text.strip()
-        inside = self._holds(core)
+        inside = self._is_inside_string(core)
         if not core or (self.edges.search(core) is None and not inside):
             return []
         positions = {match.start() + 1 for match in self.starts.finditer(text)}

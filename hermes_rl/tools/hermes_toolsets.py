@@ -219,7 +219,7 @@ class HermesSession:
                 if self._writer is not None:
                     self._writer.transport.abort()
                 reader, self._writer = await self._toolsets.connect()
-                self._reading = asyncio.create_task(self._read(reader))
+                self._reading = asyncio.create_task(self._read_answers(reader))
         request_id = next(self._numbers)
         answer = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps({"id": request_id, "tool": tool, "arguments": arguments}).encode() + b"\n")
@@ -236,7 +236,7 @@ class HermesSession:
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
                 message = read_json(line)

@@ -129,11 +129,11 @@ class McpSession:
         Raises `McpLostError`, or `McpTimeoutError` if that takes longer.
         """
         session = cls(transport)
-        session._task = asyncio.create_task(session._live(transport))
+        session._task = asyncio.create_task(session._keep_open(transport))
         try:
             async with asyncio.timeout(seconds):
                 await session._ready.wait()
-                session.tools = await session._list()
+                session.tools = await session._list_tools()
         except TimeoutError:
             await session.close()
             raise McpTimeoutError(f"it did not start within start_timeout, {seconds:g} s") from None
@@ -196,7 +196,7 @@ class McpSession:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _live(self, transport: McpTransport) -> None:
+    async def _keep_open(self, transport: McpTransport) -> None:
         from mcp import Client
 
         try:
@@ -237,7 +237,7 @@ class McpSession:
         if problem is not None:
             raise RuntimeError(problem)
 
-    async def _list(self) -> tuple[Listed, ...]:
+    async def _list_tools(self) -> tuple[Listed, ...]:
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
@@ -355,7 +355,7 @@ class _Pump:
 
         with (
             self._to_session,
-            self._ending(),
+            self._record_end(),
             contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError),
         ):
             async for line in lines_of(self._conversation, LINE_LIMIT):
@@ -373,7 +373,7 @@ class _Pump:
                 await self._to_session.send(SessionMessage(message))
 
     @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
+    def _record_end(self) -> Iterator[None]:
         """Record at the end that the process is gone, before the session learns that no more messages come."""
         try:
             yield

@@ -158,10 +158,10 @@ class AtroposTrainer:
         self._group_size, self._weighted, self._log = registration.group_size, registration.weight >= 0, log
         unanswered = log.unanswered
         log.registering()
-        answer = await self._registered(registration)
+        answer = await self._join(registration)
         if self.total_steps == -1:
             self.total_steps = answer.num_steps
-        info = await self._get("info", _Info)
+        info = await self._get_json("info", _Info)
         if info.batch_size != -1:
             self.batch_size = info.batch_size
         if self.batch_size != -1 and self._group_size > self.batch_size:
@@ -169,8 +169,8 @@ class AtroposTrainer:
                 f"a group of {self._group_size} rollouts does not fit into the trainer's batch of {self.batch_size} "
                 "sequences: make the group smaller, or the batch larger"
             )
-        names = await self._get("wandb_info", _Names)
-        lost_groups, arrived = await self._compared(log, answer, unanswered)
+        names = await self._get_json("wandb_info", _Names)
+        lost_groups, arrived = await self._lost_groups(log, answer, unanswered)
         return Registered(
             session={"numbers": self._numbers, "name": answer.wandb_name},
             number=answer.env_id,
@@ -185,7 +185,7 @@ class AtroposTrainer:
             checkpoint_every=answer.checkpoint_interval,
         )
 
-    async def _registered(self, registration: Registration) -> _Registered:
+    async def _join(self, registration: Registration) -> _Registered:
         """Return the API's response after a trainer has registered with it too."""
         body = {
             "max_token_length": registration.max_token_length,
@@ -205,7 +205,9 @@ class AtroposTrainer:
             waited = True
             await asyncio.sleep(1)
 
-    async def _compared(self, log: DeliveryLog, answer: _Registered, unanswered: bool) -> tuple[list[str], list[str]]:
+    async def _lost_groups(
+        self, log: DeliveryLog, answer: _Registered, unanswered: bool
+    ) -> tuple[list[str], list[str]]:
         """Return the groups of the log that the API has lost with its queue, and the groups in doubt that it has.
 
         An `unanswered` registration may follow the one in the log in an API that was restarted: then only the latest
@@ -231,12 +233,12 @@ class AtroposTrainer:
             self._numbers.append(env_id)
             # So that trainers do not wait for more groups of it.
             await self._request("POST", "disconnect-env", _Answer, json={"env_id": env_id})
-        if queued is not None and log.doubtful and await self._arrived(former):
+        if queued is not None and log.doubtful and await self._has_arrived(former):
             return [], log.doubtful[-1:]
         log.repeat(log.doubtful)
         return [], []
 
-    async def _arrived(self, env_ids: Collection[int]) -> bool:
+    async def _has_arrived(self, env_ids: Collection[int]) -> bool:
         """Return True if the group in doubt is the latest that the API has received, and one of `env_ids`.
 
         This process sends one group at a time for all its environments. So a group that has arrived is missed only if
@@ -247,7 +249,7 @@ class AtroposTrainer:
 
     async def _latest_is(self, env_ids: Collection[int], contents: Collection[str]) -> bool:
         """Return True if one of `env_ids` has sent the latest group of the API, with one of these contents."""
-        latest = await self._get("latest_example", _Group)
+        latest = await self._get_json("latest_example", _Group)
         return latest.env_id in env_ids and content_of(latest.tokens, latest.scores) in contents
 
     async def state(self) -> TrainerState:
@@ -259,7 +261,7 @@ class AtroposTrainer:
         self._step = step
         if self._group_size == 1:
             # For groups of one the API omits groups of other environments: count them.
-            queue = max(queue, (await self._get("status", _Status)).queue_size)
+            queue = max(queue, (await self._get_json("status", _Status)).queue_size)
         # Groups of other environments may not fill a batch without this one's, so only its own count.
         ahead = queued * self._group_size // self.batch_size if self.batch_size > 0 else 0
         return TrainerState(
@@ -294,7 +296,7 @@ class AtroposTrainer:
         path = "scored_data" if single else "scored_data_list"
         for attempt in range(ATTEMPTS):
             try:
-                await self._once("POST", path, _Answer, data=body, headers=headers)
+                await self._request_once("POST", path, _Answer, data=body, headers=headers)
                 break
             except GroupRefused as refused:
                 self._refused += 1
@@ -303,7 +305,7 @@ class AtroposTrainer:
                 raise RunError(f"the trajectory API refused {REFUSALS} groups in a row: {refused.detail}") from refused
             except _FailedRequestError as error:
                 await self._pause(error, path, attempt)
-                if error.unclear and await self._arrived(self._numbers):
+                if error.unclear and await self._has_arrived(self._numbers):
                     break
                 # fails if the API was restarted: the group does not belong to the new one
                 await self._status(self._numbers)
@@ -328,7 +330,7 @@ class AtroposTrainer:
                 queued = (status.self_queue_size for status in answers)
                 return answers[0], dict(zip(numbers, queued, strict=True))
 
-    async def _get(self, path: str, form: type[A]) -> A:
+    async def _get_json(self, path: str, form: type[A]) -> A:
         return await self._request("GET", path, form)
 
     async def _request(self, method: str, path: str, form: type[A], *, attempts: int = ATTEMPTS, **more: Any) -> A:
@@ -340,7 +342,7 @@ class AtroposTrainer:
         attempt = 0
         while True:
             try:
-                return await self._once(method, path, form, **more)
+                return await self._request_once(method, path, form, **more)
             except GroupRefused as refused:
                 raise RunError(refused.detail) from refused
             except _FailedRequestError as error:
@@ -349,7 +351,7 @@ class AtroposTrainer:
                     raise self._connection_error(error) from error
                 await self._pause(error, path, attempt - 1)
 
-    async def _once(self, method: str, path: str, form: type[A], **more: Any) -> A:
+    async def _request_once(self, method: str, path: str, form: type[A], **more: Any) -> A:
         """Return the response to one request.
 
         Raises:
@@ -359,7 +361,7 @@ class AtroposTrainer:
         """
         url = f"{self.url}/{path}"
         try:
-            status, headers, body = await self._exchanged(method, url, **more)
+            status, headers, body = await self._exchange(method, url, **more)
         except TimeoutError as error:
             raise _FailedRequestError(f"no answer to {path} in {PATIENCE:g} s") from error
         except aiohttp.ClientError as error:
@@ -383,7 +385,7 @@ class AtroposTrainer:
             location = ".".join(map(str, first["loc"])) or "the answer"
             raise RunError(f"{url}: {location}: {first['msg']}, got {first['input']!r:.60}") from error
 
-    async def _exchanged(self, method: str, url: str, **more: Any) -> tuple[int, Mapping[str, str], bytes]:
+    async def _exchange(self, method: str, url: str, **more: Any) -> tuple[int, Mapping[str, str], bytes]:
         """Return the status, headers and body of the response to a request."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))

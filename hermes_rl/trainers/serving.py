@@ -157,7 +157,7 @@ class Serving:
         await self._register()
         await self.together.registered.wait()
         self.together.feeding.append(self)
-        tasks = [asyncio.create_task(work) for work in (self._consume(), self._send_all(), self._follow())]
+        tasks = [asyncio.create_task(work) for work in (self._consume(), self._send_all(), self._poll_until_done())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self.together.leave(self)
@@ -198,20 +198,20 @@ class Serving:
     @property
     def can_start(self) -> bool:
         """True if it could start another group on its own."""
-        return not self._waits and not self._at_bound
+        return not self._is_waiting and not self._at_bound
 
     @property
     def full(self) -> bool:
         """True if it has the maximum number of groups in flight, and starts another as soon as one ends."""
-        return not self._waits and self._at_bound
+        return not self._is_waiting and self._at_bound
 
     @property
-    def _waits(self) -> bool:
+    def _is_waiting(self) -> bool:
         """True if nothing new may start, even when a group ends."""
         if self.satisfied or self.run.paused:
             return True
         share = self.hooks.evaluation_share if self._evaluation is not None else 1.0
-        return share < 1 and self._running >= self._before_evaluation * share
+        return share < 1 and self._running_count >= self._before_evaluation * share
 
     @property
     def _at_bound(self) -> bool:
@@ -220,7 +220,7 @@ class Serving:
             return True
         if plan.concurrency is None:
             return False
-        return self._running >= max(1, round(plan.concurrency // plan.size * self.state.share))
+        return self._running_count >= max(1, round(plan.concurrency // plan.size * self.state.share))
 
     @property
     def room(self) -> bool:
@@ -228,7 +228,7 @@ class Serving:
         return self.together.in_flight(self.sent_at_poll) < self.state.wants * self.run.plan.size
 
     @property
-    def _running(self) -> int:
+    def _running_count(self) -> int:
         """Number of running groups."""
         return self.run.started_groups - self._ended
 
@@ -239,7 +239,7 @@ class Serving:
     # ------------------------------------------------------------------ the trainer
 
     async def _register(self) -> None:
-        answer = await self._answer(Registered, "register", self.registration, self.log)
+        answer = await self._call_trainer(Registered, "register", self.registration, self.log)
         for group in [group for group in self.log.doubtful if group in answer.arrived]:
             self.log.has(group)
         lost_groups = [group for group in self.log.delivered if group in answer.lost]
@@ -261,9 +261,9 @@ class Serving:
             self.run.progress.note(f"resuming at step {self.state.step}{more}; finished groups do not run again")
 
     async def _state(self) -> TrainerState:
-        return await self._answer(TrainerState, "state")
+        return await self._call_trainer(TrainerState, "state")
 
-    async def _answer(self, kind: type[T], method: str, *arguments: Any) -> T:
+    async def _call_trainer(self, kind: type[T], method: str, *arguments: Any) -> T:
         """Return the result of a trainer's method, which may be user code.
 
         Raises:
@@ -287,7 +287,7 @@ class Serving:
             raise RunError(f"{trainer} returned {answer!r:.60}, not a {kind.__name__}")
         return answer
 
-    async def _follow(self) -> None:
+    async def _poll_until_done(self) -> None:
         """Poll the trainer until it has completed its steps."""
         while not self.satisfied:
             await asyncio.sleep(LOOK)
@@ -324,7 +324,7 @@ class Serving:
         if oldest:
             with suppress(TimeoutError):  # do not wait for a server that loads weights
                 async with asyncio.timeout(ASKING):
-                    now = await self._newest()
+                    now = await self._newest_version()
         if now is None:
             return
         ages, bound = [max(0, now - version) for version in oldest], self.checks.max_staleness
@@ -339,7 +339,7 @@ class Serving:
             )  # fmt: skip
         await self.hooks.arrived(ages, stale)
 
-    async def _newest(self) -> int | None:
+    async def _newest_version(self) -> int | None:
         """Return the version of the newest weights, as reported by the trainer or the policy's server."""
         if self.state.version is not None or self.version is None:
             return self.state.version
@@ -437,7 +437,7 @@ class Serving:
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         if not lines:
             raise GroupRefused("no_lines", "the environment's own code has created no lines from it")
-        version = self.state.version if self.checks.max_staleness is None else await self._newest()
+        version = self.state.version if self.checks.max_staleness is None else await self._newest_version()
         usable = self.checks.usable(lines, version)
         await self.hooks.sending(group, usable)
         if self.file is not None and group.id not in self._written:
@@ -448,7 +448,7 @@ class Serving:
         content = await run_in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
         async with self.together.under_way:
             self.log.sending(group.id, content)
-            await self._answer(object, "send", group, usable)
+            await self._call_trainer(object, "send", group, usable)
             self.log.has(group.id)
         if oldest and None not in oldest:
             self._oldest[group.id] = min(oldest)

@@ -149,7 +149,7 @@ class ProcessPool:
     async def _worker(self, *codes: Code, fresh: bool = False) -> Worker:
         """Return a process that has this code: a free one unless it has to be `fresh`, or a new one."""
         with self._lock:
-            worker = None if fresh else self._fit(*codes)
+            worker = None if fresh else self._find_free(*codes)
         if worker is None:
             worker = await acquire_in_thread(lambda: Worker(self.load(*codes)), Worker.close)
         return worker
@@ -159,7 +159,7 @@ class ProcessPool:
         """Seconds for which a call waits for the end of another one before it gets a further process."""
         return PATIENCE if self._took < SHORT else MOMENT
 
-    def _fit(self, *codes: Code) -> Worker | None:
+    def _find_free(self, *codes: Code) -> Worker | None:
         """Return a free process that has this code, or None; processes without it, or ended ones, are removed."""
         while self._free:
             worker = self._free.pop()
@@ -210,10 +210,10 @@ class _Slots:
             self._semaphore.release()
 
     def _look_later(self) -> None:
-        look = partial(self._look, self._pool.ended)
+        look = partial(self._give_slots, self._pool.ended)
         self._timer = asyncio.get_running_loop().call_later(self._pool.patience, look)
 
-    def _look(self, ended: int) -> None:
+    def _give_slots(self, ended: int) -> None:
         """Give a slot to each call that waits if none has ended since: all are busy with long ones then."""
         self._timer = None
         if not self._waiting:

@@ -124,7 +124,7 @@ class ServedObjects:
         def work() -> None:
             try:
                 with self._slots:
-                    context.run(self._answer, question)
+                    context.run(self._answer_question, question)
             finally:
                 ended()
 
@@ -159,22 +159,22 @@ class ServedObjects:
 
     async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
         try:
-            answer = self._answered(question, await method(*question.args, **question.kwargs))
+            answer = self._encode_answer(question, await method(*question.args, **question.kwargs))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
-            answer = self._answered(question, error, succeeded=False)
+            answer = self._encode_answer(question, error, succeeded=False)
         if len(answer) > LONG or len(self.answering) > 1:  # it may have to wait until the process has read others
             await run_in_thread(partial(self._send, answer))
         else:
             self._send(answer)
 
-    def _answer(self, question: Question) -> None:
+    def _answer_question(self, question: Question) -> None:
         try:
-            answer = self._answered(question, self._call_method(question))
+            answer = self._encode_answer(question, self._call_method(question))
         except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
-            answer = self._answered(question, error, succeeded=False)
+            answer = self._encode_answer(question, error, succeeded=False)
         self._send(answer)
 
-    def _answered(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
+    def _encode_answer(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
         """Return the encoded result of a question: returned or raised."""
         if not succeeded and isinstance(value, HermesRLError):
             self.sent.append(value)

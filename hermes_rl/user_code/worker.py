@@ -280,9 +280,9 @@ class _Watch:
 
     def __enter__(self) -> Self:
         self._glance = min(GLANCE, self._timeout / 2)
-        self._timer = self._loop.call_later(self._glance, self._look)
+        self._timer = self._loop.call_later(self._glance, self._check_time)
         self._descriptor = self._worker.connection.fileno()
-        self._loop.add_reader(self._descriptor, self._hear)
+        self._loop.add_reader(self._descriptor, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -294,7 +294,7 @@ class _Watch:
         if self.answer.done() and not self.answer.cancelled():
             self.answer.exception()  # the waiting caller may have been cancelled at the same moment
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             size = PIECE if self._worker.inbox.size > FEW else FEW
             data = self._worker.connection.recv(size, socket.MSG_DONTWAIT)
@@ -305,7 +305,7 @@ class _Watch:
                     self.long = True
                     run_detached(partial(self._read_aside, message))
                 else:
-                    self._heed(from_json(message))
+                    self._handle(from_json(message))
         except BlockingIOError:
             return
         except (WireError, EndedError, OSError) as error:
@@ -322,11 +322,11 @@ class _Watch:
 
     def _heed_later(self, answer: Any) -> None:
         try:
-            self._heed(answer)
+            self._handle(answer)
         except WireError as error:
             self._fail(error)
 
-    def _heed(self, content: Any) -> None:
+    def _handle(self, content: Any) -> None:
         """Process a message; raise `WireError` if it has no known form."""
         if isinstance(content, WireError):
             raise content
@@ -342,8 +342,8 @@ class _Watch:
                     raise WireError("the reply to another call")
                 self.answer.set_result(message)
 
-    def _look(self) -> None:
-        self._hear()  # if this loop is late, an unread message is not a delay of the process
+    def _check_time(self) -> None:
+        self._receive()  # if this loop is late, an unread message is not a delay of the process
         if self.answer.done():
             return
         self._printed.read()
@@ -357,7 +357,7 @@ class _Watch:
             # Longer calls are checked less often; a flood of output is read immediately.
             self._glance = GLANCE / 20 if self._printed.full else min(1.0, max(self._glance, GLANCE) * 1.2)
             remaining = max(self._timeout - self._clock.seconds, GLANCE / 2)
-            self._timer = self._loop.call_later(min(self._glance, remaining), self._look)
+            self._timer = self._loop.call_later(min(self._glance, remaining), self._check_time)
 
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():

@@ -100,8 +100,8 @@ class RolloutQuery:
             record: the loaded run.
             record_count: number of records to select from; None: all.
         """
-        rollouts, rows = record.rollouts[:record_count], self._rows(record)
-        fits = (position for position, rollout in enumerate(rollouts) if self._fits(rollout, rows))
+        rollouts, rows = record.rollouts[:record_count], self._matching_rows(record)
+        fits = (position for position, rollout in enumerate(rollouts) if self._is_selected(rollout, rows))
         positions = array("l", fits)
         if self.sort == "ended":
             return positions[::-1] if self.descending else positions
@@ -114,7 +114,7 @@ class RolloutQuery:
 
         return array("l", sorted(positions, key=order))
 
-    def _rows(self, record: RunRecord) -> Set[str] | None:
+    def _matching_rows(self, record: RunRecord) -> Set[str] | None:
         """Return the keys of the rows whose rollouts are selected, or None for all."""
         rows: set[str] | None = None
         if self.where:
@@ -127,7 +127,7 @@ class RolloutQuery:
             rows = keys if rows is None else rows & keys
         return rows
 
-    def _fits(self, rollout: RolloutSummary, rows: Set[str] | None) -> bool:
+    def _is_selected(self, rollout: RolloutSummary, rows: Set[str] | None) -> bool:
         epochs = self.first_epoch or 0.0, math.inf if self.last_epoch is None else self.last_epoch
         if (rows is not None and rollout.row_key not in rows) or not epochs[0] <= rollout.epoch <= epochs[1]:
             return False

@@ -134,7 +134,7 @@ class RunIndex:
             return list(self._order)
 
     @contextmanager
-    def _using(self, name: str) -> Iterator[OpenRun]:
+    def _hold_run(self, name: str) -> Iterator[OpenRun]:
         """Hold a run, and drop the least recently used indexes if there are too many."""
         self._scan()
         with self._lock:
@@ -162,14 +162,14 @@ class RunIndex:
         until, cards, reading = time.monotonic() + READING, [], False
         for name in names[:MOST_LISTED]:
             try:
-                with self._using(name) as run:
-                    cards.append(self._card(run, read=time.monotonic() < until))
+                with self._hold_run(name) as run:
+                    cards.append(self._run_card(run, read=time.monotonic() < until))
             except UserError as error:
                 cards.append({"run": name, "error": str(error), "read": 1.0})
             reading = reading or cards[-1]["read"] < 1
         return {"runs": cards, "reading": reading, "more": max(len(names) - MOST_LISTED, 0)}
 
-    def _card(self, run: OpenRun, *, read: bool) -> dict[str, Any]:
+    def _run_card(self, run: OpenRun, *, read: bool) -> dict[str, Any]:
         state = run.state()
         if run.cached_card is not None and run.cached_card[0] == state:
             return run.cached_card[1]
@@ -183,7 +183,7 @@ class RunIndex:
 
     def overview(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the page of a run, and its version."""
-        with self._using(name) as run:
+        with self._hold_run(name) as run:
             before = run.state()
             record = run.read()
             version = _state_version(record, before)
@@ -193,11 +193,11 @@ class RunIndex:
                     return run.overview[0], page
             if run.overview is None or run.overview[0] != version:
                 started_at = time.monotonic()
-                overview_now = {**overview(record, name, self._others(name)), "generation": record.generation}
+                overview_now = {**overview(record, name, self._other_runs(name)), "generation": record.generation}
                 run.overview = version, time.monotonic(), time.monotonic() - started_at, overview_now
             return version, run.overview[3]
 
-    def _others(self, name: str) -> list[tuple[str, Path]]:
+    def _other_runs(self, name: str) -> list[tuple[str, Path]]:
         """Return the names and directories of the other runs."""
         with self._lock:
             return [(other.name, other.path) for other in self._runs.values() if other.name != name]
@@ -209,7 +209,7 @@ class RunIndex:
         """
         with ExitStack() as stack:
             # In one order, so that no two comparisons wait for each other.
-            runs = {name: stack.enter_context(self._using(name)) for name in sorted({a, b})}
+            runs = {name: stack.enter_context(self._hold_run(name)) for name in sorted({a, b})}
             first, second = records = [runs[name].read() for name in (a, b)]
             for record in records:
                 record.refresh()
@@ -237,7 +237,7 @@ class RunIndex:
             raise wrong("filter", "start", "it is not a number")
         if unknown := sorted(set(parameters) - {"where", "unsolved", "sort"}):
             raise wrong("filter", unknown[0], "rows are filtered by where and unsolved, and sorted by sort")
-        with self._using(name) as run:
+        with self._hold_run(name) as run:
             record = run.record if run.record is not None else run.read()
             return rows_page(
                 record,
@@ -256,7 +256,7 @@ class RunIndex:
         parameters = dict(parameters)
         cursor = parameters.pop("cursor", "")
         query = RolloutQuery.from_parameters(parameters)
-        with self._using(name) as run:
+        with self._hold_run(name) as run:
             record = run.read() if run.indexed == 0 or run.record is None else run.record
             if record.share_read == 1:
                 record.refresh(SLICE)  # a run that is still being read is completed by requests for its numbers
@@ -290,8 +290,8 @@ class RunIndex:
         if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 15):
             raise wrong("filter", "cursor", "it is none that an answer gave")
         query = RolloutQuery.from_parameters(parameters)
-        with self._using(name) as run:
-            record = self._holding(run, rollout)
+        with self._hold_run(name) as run:
+            record = self._index_with(run, rollout)
             positions = self._select_positions(run, record, query, len(record.rollouts))
             rollout_position = record.line_number(rollout) - 1 if record.has(rollout) else -1
             index = positions.index(rollout_position) if rollout_position in positions else None
@@ -311,8 +311,8 @@ class RunIndex:
 
     def rollout(self, name: str, rollout: str) -> dict[str, Any]:
         """Return a rollout."""
-        with self._using(name) as run:
-            record, screen = self._holding(run, rollout), Screen()
+        with self._hold_run(name) as run:
+            record, screen = self._index_with(run, rollout), Screen()
             view = shown_rollout(record, rollout, screen)
             line = record.line(rollout)
             prompt = prompt_text(line, self._tokenizer(run, line))
@@ -320,18 +320,18 @@ class RunIndex:
 
     def tokens(self, name: str, rollout: str, sequence: int, start: int, max_tokens: int) -> dict[str, Any]:
         """Return tokens of a rollout."""
-        with self._using(name) as run:
-            line = self._holding(run, rollout).line(rollout)
+        with self._hold_run(name) as run:
+            line = self._index_with(run, rollout).line(rollout)
             tokenizer = self._tokenizer(run, line)
             reason = run.tokenizer[1] if run.tokenizer is not None else ""
             return {**shown_tokens(line, sequence, max(start, 0), max_tokens, tokenizer), "why": reason}
 
     def line(self, name: str, rollout: str) -> tuple[Path, Line]:
         """Return the directory of a run, and the full record of a rollout."""
-        with self._using(name) as run:
-            return run.path, self._holding(run, rollout).line(rollout)
+        with self._hold_run(name) as run:
+            return run.path, self._index_with(run, rollout).line(rollout)
 
-    def _holding(self, run: OpenRun, rollout: str) -> RunRecord:
+    def _index_with(self, run: OpenRun, rollout: str) -> RunRecord:
         """Return the index of a run, read at least up to this rollout."""
         record = run.read()
         while not record.has(rollout) and record.share_read < 1 and record.refresh(SLICE):

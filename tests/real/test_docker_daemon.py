@@ -337,7 +337,7 @@ async def test_limits_are_in_force() -> None:
 async def test_limit_dropped_by_the_engine_is_an_error_unless_best_effort(
     key: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = Container._body
+    body = Container._container_body
 
     def without(self: Container, *args: Any) -> dict[str, Any]:
         made = body(self, *args)
@@ -345,7 +345,7 @@ async def test_limit_dropped_by_the_engine_is_an_error_unless_best_effort(
         made["HostConfig"].pop("MemorySwap")
         return made
 
-    monkeypatch.setattr(Container, "_body", without)
+    monkeypatch.setattr(Container, "_container_body", without)
     asked: dict[str, Any] = {name: {"memory": 128 << 20, "processes": 40, "cpu": 0.5}[name]}
     with pytest.raises(UserError, match=rf"limits\.{name} cannot be enforced"):
         await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(**asked))).start()

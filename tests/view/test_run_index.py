@@ -117,7 +117,7 @@ def test_run_in_use_keeps_its_index_while_another_is_opened(tmp_path: Path, monk
     monkeypatch.setattr(run_index, "MOST_INDEXED", 0)
     runs = several(tmp_path, 2, 3)
     one, other = names(runs)
-    with runs._using(one) as held:
+    with runs._hold_run(one) as held:
         record = held.read()
         assert runs.overview(other)[1]["rollouts"] == 3
         assert held.record is record

@@ -144,9 +144,9 @@ class _Files:
             if text is None:
                 await self._sandbox.remove(full)
         size = sum(len(text or "") + len(self._before[full] or "") for full, text in changed.items())
-        return await _edit_in_thread(size, self._answer, changed)
+        return await _edit_in_thread(size, self._result_fields, changed)
 
-    def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
+    def _result_fields(self, changed: dict[str, str | None]) -> dict[str, Any]:
         named_texts = [(self._names[full], self._before[full] or "", text or "") for full, text in changed.items()]
         diffs = [line for name, old, new in named_texts for line in _diff_lines(old, new, f"a/{name}", f"b/{name}")]
         diff = "".join(diffs).encode("utf-8", "replace").decode("utf-8")

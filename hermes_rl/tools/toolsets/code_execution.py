@@ -115,7 +115,7 @@ class _Script:
             async for line in lines_of(self._conversation, LINE_LIMIT):
                 message = _read_object(line) if len(line) <= IN_THREAD else await run_exclusively(_read_object, line)
                 if "tool" not in message:
-                    return self._ended(message)
+                    return self._success_report(message)
                 await self._write(await self._answer(message))
         except LineTooLongError:
             raise ToolInputError(f"the script made a tool call of more than {LINE_LIMIT} bytes") from None
@@ -146,7 +146,7 @@ class _Script:
         except (ToolInputError, ToolFailedError) as problem:
             return error_json(str(problem))
 
-    def _ended(self, end: dict[str, Any]) -> dict[str, Any]:
+    def _success_report(self, end: dict[str, Any]) -> dict[str, Any]:
         output, errors = (readable(str(end.get(name, "")).encode()) for name in ("stdout", "stderr"))
         if end.get("timed_out"):
             return self._report("timeout", output, f"the script ran past {self._seconds:g} s and was killed")

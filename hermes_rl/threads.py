@@ -438,7 +438,7 @@ class _Step:
         return self._next_word(longest)
 
     def answer(self, kind: str, value: Any, longest: float) -> _Word:
-        """Return the result of its call without await to it, and return its next message."""
+        """Pass the result of a call to the step, and return the next message of the step."""
         self.answers.put((kind, value))
         return self._next_word(longest)
 

@@ -87,5 +87,5 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def addresses(text: str) -> set[str]:
-    """Return the different addresses in a text."""
+    """Return the distinct URLs in a text."""
     return {address.rstrip(".,;:!?*_~|").rstrip("/") for address in URL.findall(text)}

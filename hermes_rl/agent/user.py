@@ -47,7 +47,7 @@ class _EmptyReplyError(Exception):
 
     Args:
         detail: the cause.
-        ours: True if the cause is independent of the conversation.
+        is_infrastructure: True if the cause is independent of the conversation.
         by_server: True if its server failed.
         too_long: True if the conversation does not fit its context.
     """
@@ -299,7 +299,7 @@ class CodeUser:
 
     Args:
         ask: passes the agent's message to the code, None for the opening; raises `ToolFailedError`.
-        where: name of the code in error messages.
+        spec_key: key of the code in the spec, for error messages.
         tools: names of all tools that the agent can have.
         max_turns: maximum number of messages.
         speaks_first: True if it speaks first.
@@ -378,8 +378,8 @@ class ScriptedUser:
     """A user whose messages are fixed in the row; the agent's reply to the last one ends the conversation.
 
     Args:
-        words: mappings in the form of `CodeUser` replies.
-        where: name of the messages in errors.
+        turns: mappings in the form of `CodeUser` replies.
+        spec_key: key of the messages in the spec, for error messages.
         tools: names of all tools that the agent can have.
         before: called with the index of a message before it is sent, for example to write its files. Returns a stop
             reason if the message must not be sent; raises `ToolFailedError` if the agent prevents the call.

@@ -84,8 +84,8 @@ class DryRun:
         exists: True if there are rollouts already.
         rows: number of rows; None: endless.
         groups: number of groups that it must have, of `size` rollouts; None if a trainer decides.
-        kept: existing rollouts that do not run again.
-        again: existing rollouts that run again because of infrastructure failures.
+        kept_rollouts: existing rollouts that do not run again.
+        retried_rollouts: existing rollouts that run again because of infrastructure failures.
         rescored: True if existing rollouts get another score from the same values.
         rejudged: rewards that judge existing rollouts again.
         new: why the latest other run is not reused; empty if there is none.
@@ -139,7 +139,7 @@ class DryRun:
 async def dry_run(
     spec: Spec, launch: RunOptions, sample: int = 0, prices: Mapping[str, Prices] | None = None
 ) -> DryRun:
-    """Plan a run, as far as that is possible without rollouts; a sample runs if one is requested.
+    """Return the plan of a run and, with `sample`, the use measured on that many rows.
 
     Raises `UserError` if the run would be refused, for the same reason; `RunError` if a server of tools cannot be
     started, or the sample cannot run.

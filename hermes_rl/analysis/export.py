@@ -124,7 +124,7 @@ class RunGroups:
 
 
 def _written_groups(run: Path, groups: Iterable[str]) -> list[str]:
-    """Return the groups that a run has written, in their order; all if their file is not in its directory."""
+    """Return the ids of the groups in `groups.jsonl`, in file order; all of `groups` if the run has no such file."""
     names: dict[str, None] = {}
     try:
         with open_file(run / GROUPS) as file:

@@ -55,7 +55,7 @@ class TrainerAdapter:
         env: the environment that runs the rollouts.
         policy: the policy that samples; None: each call passes it.
         sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. The trainer sets temperature and top_p.
-        where: the location of those two settings in the trainer, for error messages.
+        config_location: the location of those two settings in the trainer, for error messages.
         retries: the maximum number of retries of a rollout after infrastructure failures.
         concurrency: the number of concurrent rollouts, or of groups if rewards compare their members; default: all of
             a batch.

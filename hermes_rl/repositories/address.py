@@ -38,7 +38,7 @@ class Address:
     """A repository, and the part of it that is used.
 
     Attributes:
-        place: the text before the revision, unchanged.
+        repository: the text before the revision, unchanged.
         kind: host of the repository: git, or the kind of repository on a hub.
         url: argument for git; on a hub its `owner/name`.
         revision: a branch, a tag or a commit; None for the default of the repository.

@@ -113,7 +113,7 @@ class RolloutRunner:
         refusals: number of groups that must fail with a `UserError`, while none was graded, before it is raised.
         same_refusals: the same, for groups with identical error messages.
         retries: number of retries after infrastructure failures.
-        mark: distinguishes its rollouts from others of the same groups; see `RolloutKey`.
+        id_marker: distinguishes its rollouts from others of the same groups; see `RolloutKey`.
         exclusive: held while a group with that id runs, so that a concurrent request for the same group waits and uses
             its records.
         elsewhere: runs rollouts instead of this process, which then only decides and records.

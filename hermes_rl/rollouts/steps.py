@@ -30,7 +30,7 @@ class BeforeWords:
     """Grade and prepare a step before a user message is sent.
 
     Args:
-        words: all messages, rendered for the row.
+        user_turns: all messages, rendered for the row.
 
     Raises:
         UserError: a reward needs a copy of a sandbox that cannot be copied.

@@ -97,7 +97,7 @@ def write_format(kind: str, path: Path, recorded: RecordedRollouts, choice: Roll
 
 
 def _write_sft(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
-    """Write one kind of rows: a trainer checks only the first row for tokens, and assumes the same for the others."""
+    """Write SFT rows and return a note. All rows have tokens or none has: trainers check only the first row."""
     has_tokens, scores = True, set()
     for group in recorded.groups():
         rollouts = _choose_trained(group, choice)

@@ -125,7 +125,7 @@ class WorkerHandle(ABC):
         """End the worker immediately."""
 
     def make_room(self) -> None:
-        """Let the worker end even during work, which other workers then do again."""
+        """End the worker even if it is busy; other workers run its rollouts again."""
         self.closed, self.ended = True, "it made room for workers of another environment"
         self.fail(DiedError())
         self.close()

@@ -186,7 +186,7 @@ class RunStatus:
         tokens: tokens that the policy's servers have read and written for all starts of the run.
         cost: US dollars of all calls whose cost is known, of all starts.
         failures: groups and rollouts that were not graded, by cause.
-        again: description of the retries; empty if there were none.
+        retry_summary: description of the retries; empty if there were none.
         paused: True if nothing new starts for now.
     """
 

@@ -45,7 +45,7 @@ class DeepReport:
         rows: number of rows that were run.
         failing: keys of the rows whose solution does not succeed.
         blind: for each blind answer the number of rows, the mean score, and the share of rows on which it passes.
-        kept: directory with the recorded rollouts, if something is wrong.
+        rollouts_directory: directory with the recorded rollouts, if something is wrong.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)

@@ -80,7 +80,7 @@ class PlaySettings:
     Attributes:
         options: options that bound and steer the loop.
         policy: the model that acts; None: the spec's policy.
-        told: last known update of that policy's weights.
+        weight_update: last known update of that policy's weights.
     """
 
     options: LoopOptions

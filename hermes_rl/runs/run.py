@@ -264,7 +264,7 @@ class Plan:
         size: rollouts of a group, all on one row.
         split: "train" or "eval".
         repeat: the rows are run repeatedly, epoch after epoch; otherwise each is run once.
-        whole: a group is dropped if the retries of a member are exhausted; otherwise that member has no score.
+        require_complete: a group is dropped if the retries of a member are exhausted; else that member has no score.
         keep_lost: in such a group a member whose retries are exhausted counts as the worst, as long as two have a
             score.
         drop_uniform: a group whose scores are all equal is not passed to a trainer or a file.
@@ -273,7 +273,7 @@ class Plan:
         retries: maximum number of retries of a rollout after infrastructure failures.
         generation_params: sampling parameters of the policy, for the records of groups.
         fingerprint: fingerprint of the run, for the records of groups.
-        mark: suffix of the id of each group, so that no other run has the same ids; empty for a run that is resumed.
+        id_marker: suffix of the id of each group, unique to the run; empty for a resumed run.
     """
 
     size: int
@@ -367,7 +367,7 @@ class Run:
         options: limits and sampling of a rollout; None: the environment's options for the split.
         exclusive: as for `RolloutRunner`.
         workers: other processes that run rollouts; None: this process does.
-        beside: the runs that share this process; this one is added to them.
+        sibling_runs: the runs that share this process; this one is added to them.
     """
 
     def __init__(

@@ -329,7 +329,7 @@ class RolloutStore:
     # ------------------------------------------------------------------ reading the files
 
     def load(self) -> None:
-        """Read the files; call it again whenever they were rewritten."""
+        """Index the files without records of incomplete episodes; call it again when the files were rewritten."""
         self._index()
         if self._orphans:
             for journal in self._journals:

@@ -39,7 +39,7 @@ class ImageMounts:
     """Mounts of one launcher.
 
     Args:
-        place: an empty directory of the machine, which others may enter.
+        root: an empty directory of the machine, which others may enter.
 
     Raises:
         OSError: this user, or the kernel, makes no such mounts.

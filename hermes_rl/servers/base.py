@@ -659,8 +659,7 @@ def scores_of(position_scores: Any, prompt: array[int], top_k: int) -> TokenLogp
 
     Args:
         position_scores: for each token, log-probabilities by id at its position, for at least `top_k` tokens and
-        itself; the
-            entry of the first token is ignored.
+            itself; the entry of the first token is ignored.
         prompt: the tokens.
         top_k: number of most probable tokens to keep.
 

@@ -62,7 +62,7 @@ class PolicyDescription:
     """A policy as sent to another process, which creates the same clients from it. It contains keys, and shows none.
 
     Attributes:
-        number: distinguishes it from the other policies of its process of origin.
+        policy_id: distinguishes it from the other policies of its process of origin.
         servers: server configurations, without the fields that change with the weights.
         captured: True if it is an `endpoint`.
     """

@@ -53,7 +53,7 @@ class ServiceOptions:
         listen: HOST:PORT; the port 0 is any free one.
         token_env: the variable that holds the token; None: there is none.
         keys: variables that requests may name as keys of any server.
-        most: maximum concurrent rollouts that may be requested of an environment.
+        max_requests: maximum concurrent rollouts that may be requested of an environment.
         idle: seconds without a step after which a session ends.
         drain: seconds for started work, once the service must end.
         ray: address of the Ray cluster that runs the rollouts; None: this machine.

@@ -391,7 +391,7 @@ def _get_method(state: object, name: str) -> Callable[..., Any]:
 
 
 def _public_methods(owner: object) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """In the order in which the class declares them."""
+    """Yield the public methods with their names, in the order in which the class declares them."""
     names = [name for base in reversed(type(owner).__mro__) for name in vars(base)]
     for name in dict.fromkeys(names):
         method = inspect.getattr_static(owner, name)

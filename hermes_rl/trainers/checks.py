@@ -158,7 +158,7 @@ def completed(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None:
-    """Raise GroupRefused if a group is invalid for any trainer."""
+    """Raise GroupRefused if a group has a form that no trainer accepts."""
     columns = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
     token_columns = {"tokens", "masks"} & set(columns)
     if tokens and not token_columns:

@@ -209,7 +209,9 @@ class Worker:
         return cause or f"lost its process to signal {os.WTERMSIG(status)}, perhaps because memory was used up"
 
     def let_go(self) -> bool:
-        """Release only the local resources: if the warm process has ended, so have its forks."""
+        """Release the local resources without killing the process; return False if they were released before.
+
+        It needs no kill if the warm process has ended: its forks have ended too."""
         with self._ending:
             if self._buried:
                 return False

@@ -1,4 +1,4 @@
-"""agent-lightning's runner steps the agent of a spec: ``agl_steps.py URL SPEC``; the last line is JSON."""
+"""Run the agent of a spec with agent-lightning's runner: ``agl_steps.py URL SPEC``; the last line is JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent program that asks three questions in one conversation: ``python asking_program.py WAY A B C``.
+"""Agent program that asks three questions in one conversation: ``python asking_program.py WAY A B C``.
 
 There are three ways. `chat` and `responses` send back what came, to the byte. `rewriting` speaks Anthropic's messages,
 asks for a title, asks again for an answer that it throws away, changes what a call says, and puts a summary in the

@@ -44,7 +44,7 @@ CONSTANTS = (
 
 
 def blind_answers(entry: dict[str, Any], golds: list[str], index: int) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each answer to a question that does not depend on what solves it.
+    """Yield the name and the text of each answer to a question that does not depend on the solution.
 
     Args:
         entry: the question, as the package makes it.

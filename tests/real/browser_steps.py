@@ -1,4 +1,4 @@
-"""What a person does with the page of runs, in Debian's Chromium.
+"""Use the page of runs as a person does, in Debian's Chromium.
 
 It is run with the Python of an environment that has Playwright. The first argument names the step and the second is
 JSON; what was seen is printed as JSON.
@@ -24,7 +24,7 @@ PATIENCE = 20_000
 
 
 class Watched:
-    """A page, and all that it did beside showing what is asked."""
+    """A page, with a record of its errors and requests."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.page: Page = context.new_page()
@@ -77,7 +77,7 @@ def open_all(page: Page) -> None:
 
 
 def complaints(page: Page, axe: str) -> list[str]:
-    """What axe-core finds wrong with the page, and whether the page is wider than the window."""
+    """Return the findings of axe-core, and one if the page is wider than the window."""
     page.evaluate(axe)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     told = [f"{one['id']}: {[node['target'] for node in one['nodes']][:3]}" for one in found["violations"]]
@@ -87,7 +87,7 @@ def complaints(page: Page, axe: str) -> list[str]:
 
 
 def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str, width: int, shots: str) -> Any:
-    """List, the views of a run and of a rollout, a link that is opened afresh, and two runs compared."""
+    """Visit the list, the views of a run and of a rollout, a link opened directly, and a comparison of two runs."""
     script, found = Path(axe).read_text("utf-8"), dict[str, Any]()
     with browser(program) as chromium:
         # axe is no script of the page, and so it takes a window that lets it in.
@@ -118,7 +118,7 @@ def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str
 
 
 def views_of_run(page: Page, found: dict[str, Any], look: Callable[[str], None]) -> None:
-    """Look at the views of a run, and at its rollouts filtered and sorted."""
+    """Visit the views of a run, and filter and sort its rollouts."""
     expect(page.get_by_role("heading", name="What went wrong")).to_be_visible()
     found["summary"] = page.locator("main").inner_text()
     look("run")
@@ -151,7 +151,7 @@ def views_of_run(page: Page, found: dict[str, Any], look: Callable[[str], None])
 
 
 def views_of_rollout(page: Page, found: dict[str, Any], look: Callable[[str], None]) -> None:
-    """Look at the views of a rollout; the last one is its group."""
+    """Visit the views of a rollout; the last one is its group."""
     expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
     open_all(page)
     found["why"] = page.locator("main").inner_text()
@@ -175,14 +175,14 @@ def views_of_rollout(page: Page, found: dict[str, Any], look: Callable[[str], No
 
 
 def opened_afresh(page: Page, url: str) -> str:
-    """Follow the link of a rollout's group, and return its title."""
+    """Open the link of a rollout's group directly, and return its title."""
     page.goto(url)
     expect(page.locator(".members thead th[scope=col]").first).to_be_visible()
     return page.locator("#title").inner_text()
 
 
 def compared(page: Page) -> str:
-    """Go back to the list, choose its two runs, compare them, and then the other way around."""
+    """Return to the list, select its two runs, and compare them in both orders."""
     page.locator("#crumbs").get_by_role("link", name="Runs").click()
     boxes = page.get_by_role("checkbox")
     expect(boxes).to_have_count(2)
@@ -199,7 +199,7 @@ def compared(page: Page) -> str:
 
 
 def refused(program: str, url: str, origin: str) -> Any:
-    """Compare two runs that have no row in common, go back, then one with its copy and one with itself."""
+    """Compare two runs without a common row, a run with its copy, and a run with itself."""
     with browser(program) as chromium:
         page = chromium.new_page()
         page.set_default_timeout(PATIENCE)
@@ -232,7 +232,7 @@ def refused(program: str, url: str, origin: str) -> Any:
 
 
 def keyboard(program: str, url: str, origin: str, folder: str) -> Any:
-    """From the list to what a tool was called with, without a mouse; each step is visible."""
+    """Move from the list to the arguments of a tool call without a mouse; the focus is visible at each step."""
     with browser(program) as chromium:
         watched = Watched(chromium.new_context(viewport={"width": 1200, "height": 900}))
         page, pressed = watched.page, 0
@@ -287,7 +287,9 @@ def keyboard(program: str, url: str, origin: str, folder: str) -> Any:
 
 
 def moved(page: Page, before: str) -> str:
-    """Wait until another rollout is shown, and return its address; the page's policy lets no waiting code in."""
+    """Wait until another rollout is shown, and return its address. The page's policy allows no injected code for
+    waiting.
+    """
     deadline = time.monotonic() + PATIENCE / 1000
     while page.evaluate("location.hash") == before:
         assert time.monotonic() < deadline, before
@@ -297,7 +299,7 @@ def moved(page: Page, before: str) -> str:
 
 
 def searched(page: Page, press: Callable[..., None]) -> tuple[list[str], list[str]]:
-    """Search a text, go through what has it, and back; return the list, and the rollouts that were gone through."""
+    """Search for a text and visit the matches forwards and backwards; return the list, and the visited rollouts."""
     press("search", "/")
     page.keyboard.type("squares")
     expect(page.locator("#shown")).to_contain_text("found on this page")
@@ -318,7 +320,7 @@ def searched(page: Page, press: Callable[..., None]) -> tuple[list[str], list[st
 
 
 def keys(program: str, url: str, origin: str, width: int) -> Any:
-    """Do what people do all day with single keys, and count them."""
+    """Use all single-key commands, and count them."""
     with browser(program) as chromium:
         watched = Watched(chromium.new_context(viewport={"width": width, "height": 500}))
         page, used = watched.page, dict[str, int]()
@@ -379,7 +381,7 @@ def keys(program: str, url: str, origin: str, width: int) -> Any:
 
 
 def paints(program: str, url: str, origin: str, pages: dict[str, list[str]], times: int) -> Any:
-    """Open each page again and again, and return the seconds until its selector is seen; the cache is empty."""
+    """Open each page repeatedly with an empty cache, and return the seconds until its selector is visible."""
     seconds: dict[str, list[float]] = {}
     with browser(program) as chromium:
         for name, (address, selector) in pages.items():
@@ -397,7 +399,7 @@ def paints(program: str, url: str, origin: str, pages: dict[str, list[str]], tim
 
 
 def hostile(program: str, pages: list[str], origin: str) -> Any:
-    """Look at everything of rollouts that want to be more than text."""
+    """Visit all views of rollouts whose texts try to run code."""
     seen = []
     with browser(program) as chromium:
         context = chromium.new_context()
@@ -434,7 +436,7 @@ def hostile(program: str, pages: list[str], origin: str) -> Any:
 
 
 def growing(program: str, url: str, origin: str, folder: str, file: str, line: str) -> Any:
-    """Look at a run while rollouts are added to it."""
+    """Watch a run while rollouts are added to it."""
     with browser(program) as chromium:
         watched = Watched(chromium.new_context())
         page, rows = watched.page, watched.page.locator("tr[data-rollout]")
@@ -453,7 +455,7 @@ def growing(program: str, url: str, origin: str, folder: str, file: str, line: s
 
 
 def large(program: str, url: str, origin: str, run: str) -> Any:
-    """The first page of a run that nobody has read yet, and many pages after it."""
+    """Open the first page of a run that is not indexed yet, and many pages after it."""
     with browser(program) as chromium:
         watched = Watched(chromium.new_context())
         page, rows = watched.page, watched.page.locator("tr[data-rollout]")

@@ -1,4 +1,4 @@
-"""Samples with a vLLM in this process as TRL's trainer has one: ``python colocated.py MODEL``, in vLLM's environment.
+"""Sample with a vLLM in this process, as TRL's trainer does: ``python colocated.py MODEL``, in vLLM's environment.
 
 The last line says how far the model's own log-probabilities are, and how the answers ended.
 """

@@ -1,4 +1,4 @@
-"""Real engines for the tests beside this file: started once, on loopback, and ended with all that they started."""
+"""Real engines for these tests: started once, on loopback, and stopped with all their processes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _figures: list[tuple[str, str]] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep together, on one worker, the tests of a module and those that share an engine; leave out those not chosen.
+    """Keep the tests of a module, and tests that share an engine, on one worker; deselect tests that were not chosen.
 
     See `selection`; where the tables are written, all run.
     """
@@ -146,7 +146,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin no further test where the time that whoever started them gives is up: what was not played is named."""
+    """Start no further test when the time limit of the session is used up; skipped tests are named."""
     if time.time() > float(os.environ.get("REAL_UNTIL", "inf")):
         pytest.skip("no time is left: REAL_UNTIL")
 
@@ -160,7 +160,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count what has passed; with several workers this is called in the process that has started them."""
+    """Count passed tests; with several workers, pytest calls this in the main process."""
     if report.when == "call" and report.passed and report.nodeid.startswith("tests/real/"):
         files = selection.files_of(selection.component_of(report.nodeid))
         _new_passes[report.nodeid] = Pass(date.today().isoformat(), digest(files))
@@ -191,7 +191,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 class Engine:
-    """A server on loopback, with `command` and `environ` of a subclass."""
+    """A server on loopback, with the `command` and `environ` of a subclass."""
 
     health = "/health"
 
@@ -207,7 +207,7 @@ class Engine:
         return {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it responds."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
@@ -231,7 +231,7 @@ class Engine:
         return False
 
     def kill(self) -> None:
-        """End the server and its workers at once: they are one session of processes."""
+        """End the server and its workers immediately: they are one session of processes."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -239,7 +239,7 @@ class Engine:
             self._process = None
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Post JSON; returns the answer's."""
+        """Post JSON and return the JSON of the response."""
         data, headers = json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         text = urllib.request.urlopen(request, timeout=120).read()
@@ -247,7 +247,7 @@ class Engine:
 
 
 class Vllm(Engine):
-    """A vLLM server on this machine's processors, for a model in a folder."""
+    """A vLLM server on the CPUs of this machine, for a model in a directory."""
 
     def __init__(self, model: Path, log: Path, *more: str) -> None:
         super().__init__(log)
@@ -273,7 +273,7 @@ class Vllm(Engine):
 
 
 class TransformersServe(Engine):
-    """`transformers serve` for a model in a folder, which it samples as the folder's generation_config.json says."""
+    """`transformers serve` for a model in a directory; sampling follows its generation_config.json."""
 
     def __init__(self, model: Path, log: Path) -> None:
         super().__init__(log)
@@ -286,7 +286,7 @@ class TransformersServe(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's own server for a model in a folder, in the library's process."""
+    """llama.cpp's server for a model in a directory, in the library's process."""
 
     def __init__(self, model: Path, log: Path) -> None:
         super().__init__(log)
@@ -298,7 +298,7 @@ class LlamaCpp(Engine):
 
 
 class LiteLlm(Engine):
-    """LiteLLM's proxy before a chat server: its own model `tiny` is that of the server."""
+    """LiteLLM's proxy in front of a chat server; its model `tiny` is the server's."""
 
     health = "/health/liveliness"
 
@@ -316,7 +316,7 @@ class LiteLlm(Engine):
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
-    """A real engine with four images, for all tests of the session."""
+    """Return a real engine with four images, for all tests of the session."""
     daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="dockerd-")))
     try:
         daemon.start()
@@ -328,7 +328,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
 
 @pytest.fixture
 def docker_host(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
+    """Make the engine the one that sandboxes use; afterwards, check that no containers and no files remain."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_HOST", engine.url)
@@ -344,13 +344,13 @@ def docker_host(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    """The folder of the tiny model that calls tools."""
+    """Return the directory of the tiny model that calls tools."""
     return tiny_model()
 
 
 @pytest.fixture(scope="session")
 def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """A vLLM server of the tiny model, for all tests of the session that do it no harm."""
+    """Return a vLLM server of the tiny model, for all tests of the session that do not damage it."""
     server = Vllm(model, tmp_path_factory.mktemp("vllm") / "log")
     server.start()
     yield server
@@ -359,14 +359,14 @@ def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm
 
 @pytest.fixture
 def sums(tmp_path: Path, model: Path) -> Path:
-    """The spec that the tiny model was trained for, in a folder of its own."""
+    """Return the spec that the tiny model was trained for, in a separate directory."""
     for name in ("sums.yaml", "sums.py"):
         shutil.copy(HERE / name, tmp_path)
     return tmp_path / "sums.yaml"
 
 
 def hermes(*arguments: str | Path, folder: Path, background: bool = False) -> Any:
-    """Run the command line, and return what it says; it has to succeed."""
+    """Run the command line, require success, and return its output."""
     command = [sys.executable, "-m", "hermes_rl.cli.main", *map(str, arguments)]
     if background:
         return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -376,13 +376,13 @@ def hermes(*arguments: str | Path, folder: Path, background: bool = False) -> An
 
 
 def policy(server: Engine, model: Path, /, **more: str) -> Sequence[str]:
-    """The options that give a spec this server as its policy."""
+    """Return the options that make this server the policy of a spec."""
     keys = {"type": "vllm", "base_url": f"{server.url}/v1", "model": "tiny", "tokenizer": str(model), **more}
     return [word for key, value in keys.items() for word in ("--set", f"servers.policy.{key}={value}")]
 
 
 def recomputed(models: Path | Sequence[Path], groups: Path) -> dict[str, Any]:
-    """What the models themselves think of the trained tokens; see `recompute.py`."""
+    """Return the models' own log-probabilities of the trained tokens; see `recompute.py`."""
     folders = ",".join(map(str, [models] if isinstance(models, Path) else models))
     command = [str(vllm_python()), str(HERE / "recompute.py"), folders, str(groups)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)

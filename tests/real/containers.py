@@ -1,4 +1,4 @@
-"""What tests of container engines share: the images that are made for them, and looking at a run from outside."""
+"""Helpers for tests of container engines: their images, and observation of a run from outside."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def give_images(daemon: Daemon, roots: Path) -> None:
 
 
 def settled(done: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether it is done within these seconds."""
+    """Return True if the condition holds within these seconds."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -62,13 +62,13 @@ def groups(folder: Path) -> int:
 
 
 def begun(folder: Path, count: int, running: subprocess.Popen[str]) -> None:
-    """Wait until a run has written so many groups."""
+    """Wait until a run has written this many groups."""
     assert settled(lambda: groups(folder) >= count or running.poll() is not None, 90)
     assert running.poll() is None, running.communicate()[0]
 
 
 def conformance() -> dict[str, Any]:
-    """Return the tests of what every sandbox does alike, by name; they use `sandbox`, `config` or `backend`."""
+    """Return the tests that every sandbox must pass, by name; they use `sandbox`, `config` or `backend`."""
     found = {}
     for module in (
         *(test_background, test_commands, test_conversation, test_copy_files, test_isolation, test_cleanup),

@@ -1,4 +1,4 @@
-"""A real Docker engine that belongs to the tests alone, and images that are made here.
+"""A real Docker engine for these tests alone, and images that are built here.
 
 Nothing of it is shared with another engine of the machine: it has a network, a bridge, a data folder, a socket and a
 containerd of its own, and no images but those that the tests give it. It takes root, and Debian's package docker.io.
@@ -28,7 +28,7 @@ PACKAGE = "the tests of a real Docker engine need dockerd and root (apt-get inst
 
 
 def dockerd() -> str:
-    """Return the path of the engine's program; fails the test where there is none."""
+    """Return the path of the engine's program; fail the test if it does not exist."""
     found = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if found is None or os.geteuid() != 0:
         raise AssertionError(PACKAGE)
@@ -36,13 +36,13 @@ def dockerd() -> str:
 
 
 def docker_version() -> str:
-    """Return the version of that engine."""
+    """Return the version of the engine."""
     said = subprocess.run([dockerd(), "--version"], check=True, capture_output=True, text=True).stdout
     return said.split("version", 1)[1].split(",")[0].strip()
 
 
 class Daemon:
-    """An engine that is asked for through a socket below its folder."""
+    """An engine with its socket in its directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,12 +55,12 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The process id of the engine, which is running."""
+        """Process id of the running engine."""
         assert self._process is not None
         return self._process.pid
 
     def launch(self, command: Sequence[str], **environ: str) -> None:
-        """Start the engine's program, and wait until it answers."""
+        """Start the engine's program, and wait until it responds."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -79,20 +79,20 @@ class Daemon:
             time.sleep(0.1)
 
     def answers(self) -> bool:
-        """Whether it answers now."""
+        """Return True if it responds."""
         with contextlib.suppress(OSError):
             return self.ask("GET", "/_ping", parse=False) == b"OK"
         return False
 
     def kill(self) -> None:
-        """Kill the engine, as a crash would."""
+        """Kill the engine, as a crash would; its containers continue."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def clear(self) -> None:
-        """Remove what an engine that has ended leaves: processes, mounts and its folder."""
+        """Remove the processes, mounts and directory that remain of an ended engine."""
         deadline = time.monotonic() + END_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
             for pid in left:
@@ -106,7 +106,7 @@ class Daemon:
         assert not self.folder.exists()
 
     def processes(self) -> list[int]:
-        """Return the ids of what it has started and what names its folder, such as the containers' shims."""
+        """Return the ids of its processes, and of processes that name its directory, such as the containers' shims."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ class Daemon:
         parse: bool = True,
         auth: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a request; returns the answer's JSON."""
+        """Send a request and return the JSON of the response."""
         connection = _UnixConnection(str(self.socket))
         try:
             kind = {"Content-Type": "application/x-tar" if file else "application/json"}
@@ -157,18 +157,18 @@ class Daemon:
         return {network["Name"] for network in self.ask("GET", "/networks")}
 
     def remove_containers(self) -> None:
-        """Remove its containers, as far as it still does what it is asked for."""
+        """Remove its containers, as far as it still responds."""
         with contextlib.suppress(OSError, AssertionError):
             for container in self.containers():
                 self.ask("DELETE", f"/containers/{container['Id']}?force=1")
 
     def import_as(self, name: str) -> list[tuple[str, str]]:
-        """Return how an import is told the name of its image."""
+        """Return the query that gives an imported image its name."""
         repository, _, tag = name.partition(":")
         return [("repo", repository), ("tag", tag)]
 
     def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
-        """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
+        """Import an image of the files in `root`; `config` has one Dockerfile instruction each."""
         archive = self.folder / "image.tar"
         with tarfile.open(archive, "w") as tar:
             tar.add(root, ".")
@@ -180,10 +180,12 @@ class Daemon:
 
 
 class DockerDaemon(Daemon):
-    """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
+    """An engine with its files in one directory. Its first process unshares the network, so that its packet filter is
+    separate.
+    """
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the engine, and wait until it responds."""
         program = dockerd()
         # In the new network, loopback is down; the engine's own proxies and embedded resolver need it.
         command = [
@@ -203,7 +205,7 @@ class DockerDaemon(Daemon):
         self.launch(command)
 
     def stop(self) -> None:
-        """Stop the engine in good order: it ends its containers first."""
+        """Stop the engine regularly: it stops its containers first."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -211,7 +213,7 @@ class DockerDaemon(Daemon):
             self.kill()
 
     def kill(self) -> None:
-        """Kill the engine, as a crash would: its containerd dies with it, its containers go on."""
+        """Kill the engine, as a crash would; its containers continue."""
         if self._process is not None:
             super().kill()
             self.crashed = True
@@ -222,7 +224,7 @@ class DockerDaemon(Daemon):
             (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End it with all that it has started, and remove its mounts and folders."""
+        """End all its processes, and remove its mounts and directories."""
         if self._process is not None:
             self.remove_containers()
             self.stop()
@@ -233,7 +235,7 @@ PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", 
 
 
 def program_of(pid: int) -> str:
-    """Return a process's name, of which the kernel keeps 15 letters; empty where it is gone."""
+    """Return a process's name, which the kernel cuts to 15 characters; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

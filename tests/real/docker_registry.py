@@ -1,4 +1,4 @@
-"""A real registry of images (Debian's package docker-registry), on the loopback of the tests' own Docker engine."""
+"""A real image registry (Debian's package docker-registry) on the loopback device of the tests' own Docker engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTENS = "0A"
 
 
 def registry_program() -> str:
-    """Return the path of the registry's program; fails the test where there is none."""
+    """Return the path of the registry's program; fail the test if it does not exist."""
     found = shutil.which("docker-registry")
     if found is None:
         raise AssertionError("the tests of a real registry need docker-registry (apt-get install docker-registry)")
@@ -34,13 +34,13 @@ def registry_program() -> str:
 
 
 def registry_version() -> str:
-    """Return the version of that program."""
+    """Return the version of the registry's program."""
     said = subprocess.run([registry_program(), "--version"], check=True, capture_output=True, text=True).stdout
     return said.split()[-1]
 
 
 class Registry:
-    """A registry whose images lie below a folder; it can be ended and started again."""
+    """A registry whose images are stored in a directory; it can be stopped and restarted."""
 
     def __init__(self, engine: DockerDaemon, folder: Path) -> None:
         self.engine, self.folder = engine, folder
@@ -48,7 +48,7 @@ class Registry:
         self._made: list[str] = []
 
     def start(self, *, locked: bool = False) -> None:
-        """Start it, and wait until the engine reaches it; `locked` asks everybody for the password."""
+        """Start the registry, and wait until the engine reaches it; with `locked` it requires the password."""
         (self.folder / "htpasswd").write_text(HTPASSWD)
         config = {
             "version": 0.1,
@@ -76,14 +76,14 @@ class Registry:
         return any(line.split()[1].endswith(f":{PORT:04X}") and line.split()[3] == LISTENS for line in lines[1:])
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the registry immediately."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def have(self, name: str) -> str:
-        """Make an image that was never anywhere, have the engine push and forget it; returns what it is called here.
+        """Build a new image, let the engine push and forget it, and return its name in this registry.
 
         An engine keeps what it knows of a digest, and asks the registry for less another time.
         """
@@ -101,7 +101,7 @@ class Registry:
         return f"{place}@{digest}"
 
     def forget(self) -> None:
-        """Have the engine forget all images that it may have from here."""
+        """Let the engine forget all images of this registry."""
         for name in self._made:
             with contextlib.suppress(AssertionError):  # it does not have it
                 self.engine.ask("DELETE", f"/images/{name}?force=1")

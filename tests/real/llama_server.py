@@ -1,4 +1,4 @@
-"""llama.cpp's own server for the tiny Qwen3 of a folder, which is written as a GGUF file first.
+"""Run llama.cpp's server for the tiny Qwen3 of a directory, after writing it as a GGUF file.
 
     python llama_server.py FOLDER FILE.gguf PORT
 
@@ -22,7 +22,7 @@ SLOTS, CONTEXT = 8, 1024
 
 
 def tensors(file: Path) -> Iterator[tuple[str, Any]]:
-    """The names and arrays of a safetensors file, all of 32 bits."""
+    """Return the names and arrays of a safetensors file, with 32 bits each."""
     data = file.read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
     for name, described in json.loads(data[8:begin]).items():

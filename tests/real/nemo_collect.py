@@ -1,4 +1,4 @@
-"""NeMo Gym's own collector against an agent server that is running; runs in NeMo Gym's environment.
+"""Run NeMo Gym's own collector against a running agent server, in NeMo Gym's environment.
 
 ``nemo_collect.py CONFIG.yaml ROWS.jsonl OUT.jsonl``: the head server is NeMo Gym's own, and tells the collector
 where the agents of the configuration are. Prints what NeMo RL asserts of the rows that came back, as JSON.
@@ -25,7 +25,7 @@ from nemo_gym.server_utils import HeadServer  # noqa: E402
 
 
 def start_head_server() -> None:
-    """Start NeMo Gym's head server, and wait until it answers."""
+    """Start NeMo Gym's head server, and wait until it responds."""
     HeadServer.run_webserver()
     head = get_global_config_dict()["head_server"]
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""A registry of good and odd images, on a port of loopback: `python odd_registry.py PORT LAYER`.
+"""A registry of valid and broken images on a loopback port: `python odd_registry.py PORT LAYER`.
 
 The name of an image names what is odd about it, up to its first hyphen; `good` is a whole image of the layer, a tar
 file.
@@ -31,7 +31,7 @@ def digest_of(data: bytes) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as a registry does, but for what the name of an image says."""
+    """Respond as a registry does, except for the fault that an image's name states."""
 
     protocol_version = "HTTP/1.1"
     layer = b""
@@ -84,7 +84,9 @@ class Handler(BaseHTTPRequestHandler):
         self.say(text, MANIFEST, Docker_Content_Digest=digest_of(text))
 
     def layer_of(self, name: str, kind: str) -> tuple[bytes, str]:
-        """Return a layer, and the digest of its content. Each image has its own: an engine never asks twice for one."""
+        """Return a layer and its digest. Each image has a different one, because an engine requests a digest only
+        once.
+        """
         if kind in ("random", "empty"):
             data = b"" if kind == "empty" else hashlib.sha256(name.encode()).digest() * 9999
             return data, digest_of(data)
@@ -122,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

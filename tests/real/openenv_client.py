@@ -1,4 +1,4 @@
-"""OpenEnv's own client: ``openenv_client.py URL PROGRAM``; the last line says what was seen, as JSON."""
+"""Programs for OpenEnv's own client: ``openenv_client.py URL PROGRAM``; the last line is the result as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def calling(name: str, arguments: str) -> dict[str, Any]:
 
 
 def rollout(number: int) -> dict[str, Any]:
-    """Call the tool, call one that is none, answer: every second time wrongly."""
+    """Call the tool, call an unknown tool, and answer, every second time wrongly."""
     with connected() as env:
         first = env.reset(index=number % 4).observation
         TOGETHER.wait(60)  # all eight are open now
@@ -58,7 +58,7 @@ def eight() -> Any:
 
 
 def rows() -> Any:
-    """What the task API lists, and resets by key, by seed, by turn, and by what is not there."""
+    """Return the listing of the task API, and resets by key, by seed, by index, and by a missing key."""
     splits = [one["name"] for one in httpx.get(f"{URL}/sums/splits").json()]
     number = httpx.post(f"{URL}/sums/num_tasks", json={"split": "train"}).json()["num_tasks"]
     listed = httpx.post(f"{URL}/sums/tasks", json={"split": "train"}).json()["tasks"]
@@ -76,7 +76,7 @@ def rows() -> Any:
 
 
 def broken() -> Any:
-    """The reward of the spec fails."""
+    """Run a rollout whose reward fails."""
     with connected() as env:
         env.reset()
         ended = env.step({"content": "The sum is 3."})
@@ -89,7 +89,7 @@ def broken() -> Any:
 
 
 def doors() -> Any:
-    """Two rollouts of each row of the doors' spec, as far as OpenEnv tells a client of them."""
+    """Return two rollouts of each row of the integration tests' spec, with the fields that OpenEnv gives a client."""
     found = []
     for key in list(SCORES) * MEMBERS:
         with connected() as env:
@@ -108,7 +108,7 @@ def doors() -> Any:
 
 
 def stay() -> None:
-    """Begin a process in the sandbox, and wait for the end."""
+    """Start a process in the sandbox, and wait until it ends."""
     with connected() as env:
         env.reset()
         env.step(calling("terminal", json.dumps({"command": f"sleep {sys.argv[3]} & echo begun"})))

@@ -1,4 +1,4 @@
-"""What is played with the real OpenRLHF: ``openrlhf_programs.py PROGRAM FOLDER``; the last line says what was seen.
+"""Programs for the real OpenRLHF: ``openrlhf_programs.py PROGRAM FOLDER``; the last line is the result as JSON.
 
 FOLDER is that of `small_learner.py`. OpenRLHF's packages import deepspeed when they are loaded, which is not there; its
 module of agents is loaded without them. A small model samples in place of its vLLM.
@@ -28,7 +28,7 @@ LONGEST = 1024
 
 
 class Engine:
-    """In place of OpenRLHF's RolloutRayActor: the same method."""
+    """Replacement for OpenRLHF's RolloutRayActor, with the same method."""
 
     def __init__(self, model: SmallEngine | ScriptedEngine) -> None:
         self.model = model
@@ -44,7 +44,7 @@ class Engine:
 def executed(
     spec: Path, model: Path, engine: SmallEngine | ScriptedEngine, repeats: int = 1
 ) -> tuple[bool, list[dict[str, Any]]]:
-    """Return whether the executor is one of OpenRLHF's, and its responses to as many of each row."""
+    """Return True if the executor is one of OpenRLHF's, with its responses to this many rollouts of each row."""
     place = next(Path(one) / "openrlhf" for one in sys.path if (Path(one) / "openrlhf").is_dir())
     for name, path in (("openrlhf", place), ("openrlhf.utils", place / "utils")):
         sys.modules[name] = ModuleType(name)
@@ -103,7 +103,7 @@ def batch(folder: Path) -> dict[str, Any]:
 
 
 def doors(folder: Path) -> dict[str, Any]:
-    """The doors' spec without what compares rollouts, and what is said of the whole of it."""
+    """Run the integration tests' spec without the reward that compares rollouts; the full spec is refused."""
     write_doors(Path())
     model, found = model_folder(Path("model").resolve()), {}
     _, responses = executed(Path("alone.yaml").resolve(), model, ScriptedEngine(), MEMBERS)

@@ -1,4 +1,4 @@
-"""A real Podman that belongs to the tests alone, whose socket speaks as Docker's does (Debian's package podman)."""
+"""A real Podman for these tests alone, with a Docker-compatible socket (Debian's package podman)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 
 
 def podman() -> str:
-    """Return the path of the program; fails the test where there is none."""
+    """Return the path of the program; fail the test if it does not exist."""
     found = shutil.which("podman")
     if found is None or os.geteuid() != 0:
         raise AssertionError("the tests of a real Podman need podman and root (apt-get install podman)")
@@ -24,16 +24,16 @@ def podman() -> str:
 
 
 def podman_version() -> str:
-    """Return the version of that program."""
+    """Return the version of the program."""
     said = subprocess.run([podman(), "--version"], check=True, capture_output=True, text=True).stdout
     return said.split()[-1]
 
 
 class PodmanService(Daemon):
-    """Podman's service, with images, containers and the like below one folder."""
+    """Podman's service, with images, containers and other files in one directory."""
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the service, and wait until it responds."""
         (self.folder / "containers.conf").write_text(LIMITS)
         command = [podman(), *self._own(), "system", "service", "--time", "0", self.url]
         self.launch(command, CONTAINERS_CONF=str(self.folder / "containers.conf"))
@@ -44,12 +44,14 @@ class PodmanService(Daemon):
         return [*words, "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
 
     def close(self) -> None:
-        """End it with all that it has started, and remove its mounts and folders."""
+        """End all its processes, and remove its mounts and directories."""
         if self._process is not None:
             self.remove_containers()
         self.kill()
         self.clear()
 
     def import_as(self, name: str) -> list[tuple[str, str]]:
-        """A short name gets the place before it that requests like Docker's look in; a tag of its own is ignored."""
+        """Return the query that imports a short name under the registry in which Docker's requests look; Podman ignores
+        a separate tag.
+        """
         return [("repo", f"docker.io/library/{name}")]

@@ -1,4 +1,4 @@
-"""Play what agents should gain nothing by through a shipped port, in the working directory of this process.
+"""Try attacks on a shipped port from which an agent must gain nothing, in the working directory of this process.
 
     python port_attacks.py KIND NAME
 
@@ -28,12 +28,12 @@ AT_A_TIME = asyncio.Semaphore(8)
 
 
 def rows_of(env: Env, count: int, step: int = 1) -> list[Row]:
-    """Return some rows, those of its evaluation if it has no others."""
+    """Return a few rows; evaluation rows if there are no others."""
     return list(islice(env.rows("eval" if env.spec.dataset.eval.only else "train"), 0, count * step, step))
 
 
 async def score(env: Env, row: Row, script: Script) -> float:
-    """Play a script, whose end is the end of the rollout."""
+    """Return the score of a rollout that plays a script and then ends."""
     async with AT_A_TIME:
         rollout = await played(env, row, script)
     assert rollout.score is not None, (row.key, rollout.error)
@@ -41,7 +41,7 @@ async def score(env: Env, row: Row, script: Script) -> float:
 
 
 async def refused(name: str) -> dict[str, list[float]]:
-    """Play solutions whose calls are more than a turn may make, and their words alone; by row, both scores."""
+    """Play solutions with more calls than a turn allows, and their texts alone; return both scores by row."""
 
     async def scores(row: Row) -> list[float]:
         turns: Script = [[asdict(call) for call in turn.tools] or turn.say for turn in gold_turns(env.spec, row)]
@@ -77,7 +77,7 @@ async def saved(name: str) -> dict[str, float]:
 
 
 def hostile(file: Path) -> list[str]:
-    """Return texts that write a file where they are evaluated in some way."""
+    """Return texts that write a file if any code evaluates them."""
     write = f"__import__('pathlib').Path({str(file)!r}).write_text('x')"
 
     class Writes:
@@ -101,7 +101,9 @@ REPLACES = (
 
 
 async def evaluated(name: str) -> dict[str, Any]:
-    """Answer each dataset's question with texts that write a file; `others` are wrong answers' scores after them."""
+    """Answer each dataset's question with texts that write a file; `others` are the scores of wrong answers
+    afterwards.
+    """
     texts = [f"<answer>{text}</answer>" for text in (*hostile(Path.cwd() / "written"), REPLACES)]
     async with open_env(name) as env:
         rows = list({row.columns["dataset"]: row for row in islice(env.rows(), 100)}.values())
@@ -121,14 +123,14 @@ WORST: dict[str, tuple[str, Script]] = {
 
 
 async def held(name: str) -> float:
-    """Play the worst known text, which the port's own time limit ends."""
+    """Play the slowest known text, which the port's own time limit ends."""
     start, script = WORST[name]
     async with open_env(name) as env:
         return await score(env, next(row for row in env.rows() if row.key.startswith(start)), script)
 
 
 async def emptied(name: str) -> dict[str, list[float]]:
-    """Change what gold would be compared with: the database itself, and the agent's session; by row, the scores."""
+    """Change the data that gold is compared with: the database, and the agent's session; return the scores by row."""
 
     def asked(*statements: str) -> Script:
         submit: Sequence[dict[str, Any]] = [{"name": "submit", "args": {}}]
@@ -174,7 +176,9 @@ EXHAUST = {
 
 
 async def exhausted(name: str) -> dict[str, tuple[str, float, float]]:
-    """Ask the server for too much; by what, the result of the last statement, its rollout's score and a neighbour's."""
+    """Request too much of the server; return the last result, the rollout's score and a neighbour's score by
+    resource.
+    """
 
     async def results(row: Row, statements: Sequence[str]) -> tuple[str, float]:
         (call,) = gold_turns(env.spec, row)[0].tools
@@ -195,7 +199,7 @@ async def exhausted(name: str) -> dict[str, tuple[str, float, float]]:
 
 
 async def unasked(name: str) -> str:
-    """Call the Java of a simulator without its secret, as any process of the machine could; the error."""
+    """Call the Java process of a simulator without its secret, as any local process could; return the error."""
     from py4j.java_gateway import GatewayParameters, JavaGateway
     from py4j.protocol import Py4JError
 

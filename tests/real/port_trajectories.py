@@ -1,4 +1,4 @@
-"""Play trajectories that are made of each row's solution through a shipped port, and through the original.
+"""Play scripts made of each row's solution in a shipped port, and in the original.
 
     python port_trajectories.py NAME
 
@@ -38,7 +38,7 @@ Script = list[Any]
 
 
 def scripts(gold: Script, filler: str, other: Script) -> Iterator[tuple[str, Script]]:
-    """Kinds of trajectories that are made of a solution."""
+    """Return kinds of scripts made of a solution."""
     yield "gold", gold
     yield "nothing", [""]
     yield "words", [filler]
@@ -178,7 +178,7 @@ NUMBERS = count()
 
 
 def user_turns(script: Script) -> list[list[Calls]]:
-    """The steps with calls between two words of the agent; those behind the last words are of no turn."""
+    """Return the steps with calls between two messages of the agent; calls after the last message belong to no turn."""
     turns: list[list[Calls]] = [[]]
     for said in script:
         if isinstance(said, list):
@@ -189,7 +189,7 @@ def user_turns(script: Script) -> list[list[Calls]]:
 
 
 def written(call: dict[str, Any]) -> str:
-    """A call as Python, which the original evaluates."""
+    """Return a call as Python, which the original evaluates."""
     return f"{call['name']}({','.join(f'{key}={value!r}' for key, value in call['args'].items())})"
 
 
@@ -197,7 +197,7 @@ def written(call: dict[str, Any]) -> str:
 
 
 def conversations(gold: Script, other: Script, offered: Sequence[str]) -> Iterator[tuple[str, Script]]:
-    """Kinds of trajectories that are made of a solution that calls tools."""
+    """Return kinds of scripts made of a solution that calls tools."""
     places = [(at, n) for at, said in enumerate(gold) if isinstance(said, list) for n in range(len(said))]
     words = [said for said in gold if isinstance(said, str)]
 
@@ -229,7 +229,7 @@ def conversations(gold: Script, other: Script, offered: Sequence[str]) -> Iterat
 
 
 def tasks_done(gold: Script, other: Script) -> Iterator[tuple[str, Script]]:
-    """Kinds of trajectories of a task that ends with the agent's first words."""
+    """Return kinds of scripts for a task that ends with the agent's first message."""
     *steps, words = gold
     calls = [call for step in steps for call in step]
     yield "nothing", [words]
@@ -251,7 +251,7 @@ def tasks_done(gold: Script, other: Script) -> Iterator[tuple[str, Script]]:
 
 
 def programs(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
-    """Kinds of trajectories that write a program."""
+    """Return kinds of scripts that write a program."""
     prompt, body = row.columns["prompt"], row.columns["canonical_solution"]
     lines = body.rstrip().splitlines()
     yield "nothing", ["I have nothing."]
@@ -271,7 +271,7 @@ def programs(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
 
 
 def committed(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
-    """Kinds of trajectories that end when an answer is committed."""
+    """Return kinds of scripts that end when an answer is committed."""
     columns = row.columns
     look, (last,) = (turn["tools"] for turn in columns["gold"])
     sql, answers = look[0]["args"]["query"], last["args"]["answers"]
@@ -343,7 +343,7 @@ def is_number(text: str) -> bool:
 
 
 def submitted(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
-    """Kinds of trajectories whose last result counts."""
+    """Return kinds of scripts whose last result counts."""
     sql = row.columns["truth"].rstrip("; ")
     table = next(word for before, word in pairwise(sql.split()) if before.lower() == "from")
     submit: Calls = [{"name": "submit", "args": {}}]
@@ -381,7 +381,7 @@ def submitted(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
 
 
 def wrote(content: str) -> Script:
-    """Write the file of a function."""
+    """Return the call that writes the file of a function."""
     return [[{"name": "write_file", "args": {"path": "solution.py", "content": content}}], "Done."]
 
 
@@ -389,7 +389,7 @@ UNKNOWN: Calls = [{"name": "no_such_tool", "args": {}}]
 
 
 def changed_calls(call: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A call with one of its arguments written differently."""
+    """Return a call with one of its arguments written differently."""
     for key, value in call["args"].items():
         others = (("a wrong argument", "wrong"), ("a near argument", value + 1 if type(value) is int else f"{value}x"))
         for kind, wrong in (*others, ("an argument as JSON text", json.dumps(value)), ("as a list", [value])):
@@ -397,7 +397,7 @@ def changed_calls(call: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def said_in(turns: Sequence[dict[str, Any]]) -> Script:
-    """A solution's turns as a script."""
+    """Return a solution's turns as a script."""
     return [turn["tools"] if "tools" in turn else turn["say"] for turn in turns]
 
 
@@ -406,7 +406,7 @@ def answers(row: Row) -> Script:
 
 
 def variants(row: Row, others: Sequence[Row]) -> Iterator[tuple[str, Script]]:
-    """One answer is the whole of a trajectory: what may be written differently is in it."""
+    """Return kinds of single answers, with the possible variations in spelling."""
     answer = row.columns["answer"]
     if answer is not None:
         yield "gold", answers(row)
@@ -441,13 +441,13 @@ PORTS: dict[str, tuple[Callable[[Row, Script], float], int, Sequence[str]]] = {
 
 
 def code_lines(files: Iterable[Path]) -> int:
-    """How many lines there are, without blank ones and those that are comments."""
+    """Return the number of lines without blank lines and comments."""
     lines = [line.strip() for file in files for line in file.read_text("utf-8").splitlines()]
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
 def sources_of(name: str, module: str) -> list[Path]:
-    """The file of a module, which is not imported: it may want packages that the port does without."""
+    """Return the file of a module without importing it, since it may need packages that the port does not."""
     if name in CHECKOUTS:
         return sorted(Path(os.environ[CHECKOUTS[name]]).glob(module))
     found = importlib.util.find_spec(module)
@@ -489,7 +489,7 @@ def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Scr
 
 
 def nothing() -> Iterator[tuple[str, Script]]:
-    """Of a game whose solution is not known."""
+    """Return scripts for a game whose solution is unknown."""
     yield "nothing", [""]
     yield "no move", ["hm", "hm"]
     yield "numbers", ["[1]", "[2]", "[1 1]", "[3]", "[2 2]", "[5]"]

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, as Ray's own tests have it; runs in the environment with Ray.
+"""Start a Ray cluster of several nodes on this machine, as Ray's own tests do; runs in the environment with Ray.
 
     python ray_cluster.py FOLDER
 

@@ -1,4 +1,4 @@
-"""Two environments of one process on one Ray cluster with two cores; runs in the environment with Ray.
+"""Run two environments of one process on a Ray cluster with two cores; runs in the environment with Ray.
 
     python ray_environments.py ADDRESS SPEC SPEC
 
@@ -42,7 +42,7 @@ async def main(address: str, *paths: str) -> dict[str, Any]:
 
 
 async def scores(env: Env) -> dict[str, Any]:
-    """Play groups; returns the scores, or why there are none, by the group."""
+    """Run groups and return the scores, or the reason why there are none, by group."""
     rows = list(env.rows())
     played = await asyncio.gather(
         *(env.run_group(rows[number % len(rows)], 2, group=f"g{number}") for number in range(GROUPS))

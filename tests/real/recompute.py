@@ -1,4 +1,4 @@
-"""Says what a model itself thinks of the tokens that a run trained on; runs where torch and transformers are.
+"""Recompute the log-probabilities of the tokens that a run trained on; needs torch and transformers.
 
     python recompute.py MODEL[,MODEL…] groups.jsonl
 

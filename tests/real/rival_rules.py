@@ -1,4 +1,4 @@
-"""How two other recorders would place the calls of a program: which sequences their rules make of one recording.
+"""Rules by which two other recorders place the calls of a program in sequences.
 
 verifiers (0.4) keeps a graph of messages: a request goes on from the call whose messages and answer it begins with, all
 of them equal but for the form of the JSON in calls, and what is new may be results and one message of the user. OpenEnv
@@ -24,7 +24,7 @@ END = "<|im_end|>\n"
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A request of a program as it was read, with the answer that the program was given."""
+    """A request of a program as read, with the reply that the program received."""
 
     messages: Sequence[Message]
     tools: Sequence[dict[str, Any]]
@@ -33,13 +33,13 @@ class RecordedCall:
 
     @property
     def conversation(self) -> list[Any]:
-        """What verifiers compares of the messages and the answer."""
+        """Return the parts of messages and reply that verifiers compares."""
         return [_compared(message) for message in [*self.messages, self.answer]]
 
 
 @dataclass(eq=False)
 class PlacedCall:
-    """A call with its tokens, the answer's last."""
+    """A call with its tokens, the reply's last."""
 
     call: RecordedCall
     ids: list[int]
@@ -76,7 +76,7 @@ def by_openenv(calls: Iterable[RecordedCall], renderer: Renderer) -> list[Placed
 
 
 def lengths(placed: Iterable[PlacedCall]) -> list[int]:
-    """Return the tokens of each sequence: there is one for each call that none goes on from."""
+    """Return the number of tokens of each sequence: one for each call that no other call continues."""
     return [len(each.ids) for each in placed if not each.followed]
 
 
@@ -101,7 +101,7 @@ def _canonical(arguments: str) -> str:
 
 
 def _may_follow(messages: Sequence[Message]) -> bool:
-    """Whether verifiers renders these behind an answer: results, and behind them at most one message of the user."""
+    """Return True if verifiers renders these messages after a reply: results, and then at most one user message."""
     roles = [message["role"] for message in messages]
     return bool(roles) and set(roles[:-1]) <= {"tool"} and roles[-1] in ("tool", "user")
 
@@ -111,7 +111,7 @@ def _rendered(call: RecordedCall, renderer: Renderer) -> list[int]:
 
 
 def _extended(onto: PlacedCall, call: RecordedCall, renderer: Renderer) -> list[int]:
-    """Return the tokens of the call that it goes on from, and of what is new."""
+    """Return the tokens of the continued call, followed by the new ones."""
     tools, before = list(call.tools) or None, call.messages[: len(onto.call.messages) + 1]
     whole = renderer.tokenizer.render(call.messages, tools, add_generation_prompt=True)
     start = len(renderer.tokenizer.render(before, tools, add_generation_prompt=False).removesuffix(END))

@@ -1,4 +1,4 @@
-"""What is played with the real SkyRL: ``python skyrl_programs.py PROGRAM FOLDER``; the last line says what was seen.
+"""Programs for the real SkyRL: ``skyrl_programs.py PROGRAM FOLDER``; the last line is the result as JSON.
 
 FOLDER is that of `small_learner.py`. A small model samples in place of SkyRL's engines.
 """
@@ -35,7 +35,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "skyrl.md").read_t
 
 
 class Engine:
-    """In place of SkyRL's client of its engines: the same method. It fails every `every`th rollout."""
+    """Replacement for SkyRL's engine client, with the same method. It fails every `every`th rollout."""
 
     def __init__(self, model: SmallEngine | ScriptedEngine, every: int = 0) -> None:
         self.model, self.every, self.rollouts = model, every, list[str]()
@@ -120,7 +120,7 @@ def failing(folder: Path) -> dict[str, Any]:
 
 
 def doors(folder: Path) -> dict[str, Any]:
-    """The doors' spec in both modes."""
+    """Run the integration tests' spec in both modes."""
     write_doors(Path())
     model, spec, found = model_folder(Path("model").resolve()), Path("doors.yaml").resolve(), {}
     for mode in ("plain", "steps"):

@@ -1,4 +1,4 @@
-"""Samples with a small model as an engine of a trainer does, and says afterwards how exact what was handed out is."""
+"""Sample with a small model as a trainer's engine does, and measure how exact the returned values are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 
 
 class SmallEngine:
-    """Token ids in, sampled ids and their log-probabilities out, one call after the other."""
+    """Sample ids with their log-probabilities from token ids, one call after another."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Makes a Qwen3 of 0.7 million parameters that calls the tools of the learning example, and is mostly wrong.
+"""Make a Qwen3 of 0.7 million parameters that calls the tools of the learning example, and is mostly wrong.
 
 Run as ``python small_learner.py FOLDER``; writes `model`, the tokenizer with it, and the spec with its code.
 """

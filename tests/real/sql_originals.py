@@ -1,4 +1,4 @@
-"""DBBench and InterCode-SQL as their authors wrote them, over a MariaDB of their own.
+"""The original DBBench and InterCode-SQL, each with its own MariaDB.
 
 Both are loaded from the checkouts that `AGENTBENCH_DIR` and `INTERCODE_DIR` name. What they import and is no part of
 an episode or its score (controllers of containers, loggers) is replaced by what does nothing.
@@ -23,13 +23,13 @@ Script = list[Any]
 
 
 def stub(name: str, **members: Any) -> None:
-    """Put a module in the place of one that is not needed."""
+    """Replace an unneeded module."""
     sys.modules[name] = module = ModuleType(name)
     vars(module).update(members)
 
 
 def on_its_server(options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-    """A server of the original's own, and how it connects to it."""
+    """Yield a server of the original's own, with the settings to connect to it."""
     from server import Server
 
     server = Server(options)
@@ -41,18 +41,18 @@ def on_its_server(options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
 
 
 class Plain:
-    """A class of the framework, of which only the name matters."""
+    """Replacement for a class of the framework of which only the name matters."""
 
     def __init__(self, *_: Any, **given: Any) -> None:
         vars(self).update(given)
 
 
 class Cancelled(Exception):
-    """The agent says no more."""
+    """The agent sends no further message."""
 
 
 class Controller:
-    """Of containers: there is one server, which is there."""
+    """Replacement for the controller of containers: the only server exists already."""
 
     def __init__(self, driver: str, delegation: Any) -> None:
         self.delegation = delegation
@@ -66,7 +66,7 @@ class Controller:
 
 
 class Session:
-    """Plays a script, and keeps the reward."""
+    """Play a script, and store the reward."""
 
     def __init__(self, script: Script) -> None:
         self.script, self.reward = list(script), None
@@ -87,7 +87,7 @@ class Session:
 
 @cache
 def dbbench_task() -> Any:
-    """Its task, over the server."""
+    """Return the original's task, connected to the server."""
     import dbbench as port
     import mysql.connector.aio as mysql
 
@@ -124,7 +124,7 @@ def made(driver: str, delegation: Any) -> Controller:
 
 
 def dbbench(row: Any, script: Script) -> float:
-    """The score of an episode of DBBench."""
+    """Return the score of an episode of DBBench."""
     session = Session(script)
     number = int(row.columns["id"].rpartition("-")[2])
     with ThreadPoolExecutor(1) as thread:  # it has an event loop of its own
@@ -137,7 +137,7 @@ def dbbench(row: Any, script: Script) -> float:
 
 
 class Loader(list[Any]):
-    """Its rows."""
+    """Return the rows."""
 
     def __init__(self, path: str) -> None:
         super().__init__(json.loads(Path(path).read_text("utf-8")))
@@ -146,13 +146,13 @@ class Loader(list[Any]):
 
 
 def in_its_database(record: Dict) -> List:  # type: ignore[type-arg] # noqa: UP006
-    """Return what is executed first, as its own runners have it."""
+    """Return the statement that is executed first, as in the original's runners."""
     return [f"use {record['db']}"]
 
 
 @cache
 def intercode_env() -> Any:
-    """Its environment, over a server with all databases."""
+    """Return the original's environment, connected to a server with all databases."""
     import mysql.connector
     import spider as port
 
@@ -173,14 +173,14 @@ def intercode_env() -> Any:
 
 
 def Handler(**_: Any) -> Any:  # noqa: N802 - the name of a class
-    """Return a handler that says nothing."""
+    """Return a handler that logs nothing."""
     import logging
 
     return logging.NullHandler()
 
 
 def intercode(row: Any, script: Script) -> float:
-    """The score of an episode of InterCode-SQL, which ends with `submit`, at the latest behind ten turns."""
+    """Return the score of an episode of InterCode-SQL, which ends with `submit` or after ten turns."""
     env = intercode_env()
     env.cnx.close()  # it has one for all episodes, in which what they write would stay
     env.cnx = env.connect()

@@ -1,4 +1,4 @@
-"""Play trajectories that are made of tasks' gold actions through a port of τ²-bench, and through the original.
+"""Play scripts made of tasks' gold actions in a port of τ²-bench, and in the original.
 
     python tau2_trajectories.py DOMAIN [EVERY [KIND]]
 
@@ -32,7 +32,7 @@ Turns = list[dict[str, Any]]
 
 
 def kinds(gold: Turns, other: Turns) -> Iterator[tuple[str, Turns]]:
-    """Trajectories that are made of a task's gold turns, and of another task's."""
+    """Return kinds of scripts made of a task's gold turns, and of another task's."""
     opening, *acts, words = gold
     calls = [turn for turn in acts if "tools" in turn]
     yield "gold", gold
@@ -71,7 +71,7 @@ def as_text(value: Any) -> Any:
 
 
 class Side:
-    """An agent or a user that plays written messages, and then says its last words for ever."""
+    """An agent or a user that plays fixed messages, and then repeats the last one."""
 
     def __init__(self, kind: Any, script: Sequence[Any], last: str) -> None:
         self.kind, self.script, self.last = kind, list(script), last

@@ -1,4 +1,4 @@
-"""The real agent-lightning's runner plays a spec's agent against a model endpoint on loopback."""
+"""The real agent-lightning's runner runs a spec's agent with a model endpoint on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(300)]
 
 
 async def stepped(folder: Path, model: ChatModel, text: str = TEXT) -> list[dict[str, Any]]:
-    """What became of a rollout of each row."""
+    """Return the outcome of a rollout of each row."""
     (folder / "code.py").write_text(CODE)
     (folder / "sums.yaml").write_text(text)
     return await stepped_of("sums.yaml", folder, model)
@@ -65,7 +65,7 @@ async def test_what_agent_lightning_cannot_carry_is_refused_by_name(tmp_path: Pa
 
 
 class Scripted(ChatModel):
-    """The doors' policy."""
+    """The scripted policy of the integration tests."""
 
     def _answer(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         return message_of(messages)

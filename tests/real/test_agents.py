@@ -1,4 +1,4 @@
-"""Agent programs of others, as their recipes start them: what is trained on is what the policy sampled."""
+"""Third-party agent programs, started as in their recipes: only sampled tokens are trained."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ CHANGES = (
 
 
 def called(name: str, **arguments: Any) -> str:
-    """A call in JSON that no program writes so: odd blanks, and escapes."""
+    """Return a call in unusual JSON: odd blanks, and escapes."""
     written = " ,  ".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in arguments.items())
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{ {written} }}}}\n</tool_call>'
 
 
 def typed(command: str, done: bool = False) -> str:
-    """What Terminus reads of a text: keys to press."""
+    """Return a text that Terminus reads as keys to press."""
     keys = [{"keystrokes": f"{command}\n", "duration": 1.0}] if command else []
     return json.dumps({"analysis": "é", "plan": "I type.", "commands": keys, "task_complete": done}, indent=3)
 
@@ -88,7 +88,7 @@ ENDS = {
 
 
 def policy_of(name: str, patch: str) -> Callable[..., str]:
-    """A policy that applies the patch, looks at what has changed, and says so."""
+    """Return a policy that applies the patch, inspects the changes, and ends with a message."""
     write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
     turns = [write(f"git apply - <<'END'\n{patch}END"), f" Now I look at it. é\n{write('git diff --stat')}", end, end]
     return lambda text, right=True: turns[text.count("<|im_start|>assistant") - 1]
@@ -99,7 +99,7 @@ def thinking(answer: str) -> str:
 
 
 def plain(answer: str) -> str:
-    """The same answer as templates would write it: plain JSON with whole numbers in calls, no blanks around texts."""
+    """Return the same reply as templates would write it: plain JSON with integers in calls, no blanks around texts."""
 
     def call(said: re.Match[str]) -> str:
         value = json.loads(said[1], parse_float=lambda number: int(float(number)))
@@ -110,7 +110,7 @@ def plain(answer: str) -> str:
 
 
 def healthy_answers(name: str, patch: str) -> list[str]:
-    """What a policy says that applies the patch, looks at it in some turns, in one of them twice at once, and ends."""
+    """Return replies that apply the patch, inspect it in several turns (in one with two parallel calls), and end."""
     write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
     looks = [write(f"git diff --stat | head -{count}") for count in range(1, 6)]
     if name not in TYPING:
@@ -123,7 +123,7 @@ TOO_LONG = "the conversation does not fit"
 
 
 def faulty_answers(name: str) -> dict[str, list[str]]:
-    """What a policy says that makes a mistake between two calls that are none, by the mistake."""
+    """Return, by mistake, replies with that mistake between two calls."""
     write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
     look, further = write("git status"), [write("git diff --stat"), "So far I have looked at it, all is well.", end]
     called = re.search(r'"name": "(\w+)"', look)
@@ -140,7 +140,7 @@ def faulty_answers(name: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Node and npm on the path, which the package index has too; what is installed stays for the next session."""
+    """Return Node and npm of the package index on the path; installed packages remain for the next session."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
     # One that OpenHands needs is there as source alone.
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
@@ -150,7 +150,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root file system with the libraries that programs of others find in every image of Debian's."""
+    """Return a root file system with the libraries that programs expect in every Debian image."""
     root = make_rootfs(tmp_path_factory.mktemp("image"))
     (system,) = Path("/lib").glob("*-linux-gnu")
     for name in ("libdl.so.2", "librt.so.1", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6"):
@@ -159,8 +159,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Usage:
-    """Processor time of the processes that this one has started and that have ended meanwhile, in seconds, and the most
-    memory that one sandbox of this machine had at a time, in bytes."""
+    """Processor seconds of ended child processes, and the maximum memory of a sandbox of this machine in bytes."""
 
     def __enter__(self) -> Usage:
         self._before, self.memory, self._over = self._seconds(), 0, threading.Event()
@@ -200,7 +199,7 @@ class Usage:
 
 
 def installed(spec: Spec) -> None:
-    """Install what the recipe needs, so that it is not counted."""
+    """Install the packages of the recipe beforehand, so that their installation is not measured."""
     if spec.sandbox.python:
         image = spec.sandbox.backend == "docker" or spec.sandbox.image is not None
         package_folder(tuple(spec.sandbox.python), image)
@@ -254,7 +253,7 @@ DELEGATES = {
 
 
 def delegating(name: str, patch: str) -> Callable[..., str]:
-    """A policy that repairs, has a sub-agent look at it, which runs two commands, and says so."""
+    """Return a policy that repairs, lets a sub-agent run two commands to inspect the repair, and ends."""
     write, end = WRITES[name], thinking("It is repaired. \n")
     main = [thinking(write(f"git apply - <<'END'\n{patch}END")), thinking(DELEGATES[name]), end]
     beside = [thinking(write("git status")), write("git diff --stat"), thinking("The sub-agent has looked. \n")]
@@ -269,7 +268,7 @@ def delegating(name: str, patch: str) -> Callable[..., str]:
 async def recorded_of(
     name: str, monkeypatch: pytest.MonkeyPatch, policy_of_patch: Callable[[str], Callable[..., str]], **given: Any
 ) -> tuple[Rollout, Figures]:
-    """Play a row of `swe` by a program and a policy; returns the rollout and what was recorded of it."""
+    """Run a row of `swe` with a program and a policy; return the rollout and its recorded calls."""
     changes = [*CHANGES[:-1], "prompt.user='MAINTASK: {{ problem_statement }}'", "agent.timeout=150"]
     spec = load_spec("swe", overrides=parse_extra_args([], [f"agent.program={name}", *changes]))
     installed(spec)
@@ -299,7 +298,7 @@ LONG = {"codex": 16_000, "opencode": 24_000}
 
 
 def lasting(name: str, patch: str) -> Callable[..., str]:
-    """A policy that looks at a lot before it repairs, and sums up where it is asked to, without tools."""
+    """Return a policy that inspects a lot before it repairs, and summarizes without tools when asked to."""
     write, looks = WRITES[name], [f"seq {count}000 {count}400" for count in range(1, 7)]
     left = [thinking(write(command)) for command in (*looks, f"git apply - <<'END'\n{patch}END")]
     left.append(thinking("It is repaired. \n"))
@@ -327,7 +326,7 @@ async def test_long_run_continues_from_its_summaries(
 
 
 def conversations_of(rollout: Rollout) -> list[tuple[str, list[str]]]:
-    """Return the text of each sequence, and of which kinds the calls are whose answers are trained in it."""
+    """Return the text of each sequence, and the kinds of the calls whose replies are trained in it."""
     assert rollout.result is not None and rollout.result.program is not None
     calls = rollout.result.program.calls
     return [
@@ -337,7 +336,7 @@ def conversations_of(rollout: Rollout) -> list[tuple[str, list[str]]]:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, Message]]:
-    """Return a list to which each call of the policy is added that a program makes: messages, tools, the answer."""
+    """Return a list that receives the messages, tools and reply of each call that a program makes."""
     recording, add = list[tuple[Any, Any, Message]](), Conversations.add
 
     def noted(
@@ -356,7 +355,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, Message]]:
 
 
 def said_in_turn(answers: Sequence[str]) -> Callable[..., str]:
-    """What a policy says that has these answers, and its last one from then on."""
+    """Return a policy with these replies, which then repeats its last one."""
     left = list(answers)
 
     def write(text: str, right: bool = True) -> str:
@@ -370,7 +369,7 @@ def said_in_turn(answers: Sequence[str]) -> Callable[..., str]:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was recorded of rollouts: requests that were answered, tokens, and sequences by three rules."""
+    """Recorded figures of rollouts: answered requests, tokens, and sequences by three rules."""
 
     requests: int
     sampled: int
@@ -400,7 +399,7 @@ class Figures:
         return f"| {' | '.join(map(str, cells))} |"
 
     def told(self, rollouts: int) -> str:
-        """Say how many sequences a rollout became, and what became of the tokens, where these are of so many."""
+        """Return the number of sequences of a rollout, and the share of tokens in each state."""
         three = " / ".join(f"{count / rollouts:.1f}" for count in (self.ours, self.verifiers, self.openenv))
         kinds = "".join(f", {kind} {count:,}" for kind, count in sorted(self.excluded.items()))
         share = f"{self.trained / self.sampled:.2%} of {self.sampled:,} sampled tokens trained{kinds}"
@@ -416,7 +415,7 @@ class Figures:
 
 
 def figures_of(rollout: Rollout, sampler: Sampler, recording: Sequence[Any], renderer: Renderer) -> Figures:
-    """Check what was recorded of a rollout, and count it."""
+    """Check the record of a rollout, and return its figures."""
     assert rollout.score is not None, rollout.error
     assert rollout.result is not None and rollout.result.transcript is not None
     proof = attach_provenance(Group("g", rollout.key.row, [rollout]))
@@ -459,7 +458,7 @@ def test_agents_run_as_an_ordinary_user() -> None:
 
 
 async def row_of_playing(name: str, monkeypatch: pytest.MonkeyPatch, *sets: str) -> str:
-    """Play a row of `swe` by a program, check what is recorded, and return the program's row of the table in docs."""
+    """Run a row of `swe` with a program, check its record, and return its row of the table in docs."""
     spec = load_spec("swe", overrides=parse_extra_args([], [f"agent.program={name}", *CHANGES, *sets]))
     sampler = Sampler()
     installed(spec)

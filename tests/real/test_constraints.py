@@ -1,4 +1,4 @@
-"""What the pages say of installing beside other frameworks with constraints.txt can be solved by pip."""
+"""pip can solve the documented installations beside other frameworks with constraints.txt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Docker backend on a real engine: what every sandbox does alike, many rollouts, and the engine's own ends."""
+"""The Docker backend with a real engine: conformance, many rollouts, and failures of the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONFIG = SandboxConfig(backend="docker")
 
 
 def name_of(sandbox: Sandbox) -> str:
-    """The container's."""
+    """Return the name of the container."""
     assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Docker)
     return sandbox.isolation.container.name
 
@@ -147,7 +147,7 @@ given
 
 
 async def test_docker_builds_what_a_task_says(engine: DockerDaemon, tmp_path: Path) -> None:
-    """Stages, arguments, options and a link are the engine's to read; what it has built, another task may name."""
+    """Stages, arguments, options and a link are read by the engine; another task may name the built image."""
     folder = task(tmp_path / "task", TOML, DOCKERFILE, BUILT)
     (folder / "environment/link").symlink_to("given.txt")
     right = await task_played(folder, tmp_path / "right", None, "sandbox.backend=docker")
@@ -434,7 +434,7 @@ def test_killed_runner_leaves_no_containers_after_resuming(
 
 
 def remove_rendezvous(folder: Path) -> None:
-    """Remove the folders of starts that a kill met; a later run does so when they are an hour old."""
+    """Remove directories that killed starts left; a later run removes them when they are an hour old."""
     for left in (folder / "temporary").glob("hermes-rl-*"):
         shutil.rmtree(left)
 
@@ -478,7 +478,7 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
 def test_unresponsive_engine_is_reported_and_waited_for(
     engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:
-    """It breaks no connection: requests are taken and not answered, as of an engine whose disk hangs."""
+    """The engine accepts requests and sends no response, like an engine whose disk hangs."""
     words = ("run", spec(0.2), "process", "--set", "process.groups=12", "--set", "agent.timeout=15", "--out", "run")
     running = hermes(*words, folder=tmp_path, background=True)
     begun(tmp_path, 1, running)
@@ -509,7 +509,7 @@ if not int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0],
 
 
 def attacked(engine: DockerDaemon, module: str, *words: str) -> dict[str, Any]:
-    """Play the attacks of a module of tests/attacks on this engine; what it prints."""
+    """Run the attacks of a module of tests/attacks on this engine, and return the output."""
     folder = Path(tempfile.mkdtemp(prefix="world-", dir="/tmp"))
     folder.chmod(0o755)
     places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache"}
@@ -544,7 +544,7 @@ def test_every_known_attack_is_graded_as_it_deserves(engine: DockerDaemon) -> No
 
 
 def require_all_played(folder: Path, count: int, said: str) -> None:
-    """The groups of all rows are there, and no rollout ended by what the engine did."""
+    """Require the groups of all rows, and no rollout that the engine stopped."""
     assert groups(folder) == count, said
     assert {(one["stop_reason"], one["error"]) for one in rollouts(folder)} == {("finished", None)}, said
     assert " dropped (" not in said

@@ -1,4 +1,4 @@
-"""Images that come from a real registry: by digest, by none that is there, and while the registry is gone."""
+"""Images of a real registry: by digest, missing, and while the registry is down."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def registry(engine: DockerDaemon, tmp_path: Path) -> Iterator[Registry]:
 async def test_forty_odd_images_of_a_registry_cost_their_own_rows(
     engine: DockerDaemon, docker_host: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some come a byte at a time, some never, and some the engine refuses, or breaks off."""
+    """Some images arrive one byte at a time, some never, and some are refused or broken off."""
     monkeypatch.setattr(docker_engine, "PULL_SECONDS", 4.0)
     monkeypatch.setattr(docker_engine, "PULL_PAUSES", ())
     root = small_root(tmp_path / "root", ["sh", "cat"])

@@ -1,4 +1,4 @@
-"""Two-player games of TextArena score as the package itself scores them, for both players."""
+"""Two-player games of TextArena score as in the original package, for both players."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task as Terminal-Bench 2's own tool writes it, with its own verifier script, through the shipped spec."""
+"""A task written by Terminal-Bench 2's own tool, with its own verifier script, runs in the shipped spec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES = "[pytest==8.4.1, pytest-json-ctrf==0.3.5]"
 
 
 def packed(**files: str) -> str:
-    """An archive in base64, as the dataset's rows have them."""
+    """Return an archive in base64, as in the dataset's rows."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as tar:
         for name, text in files.items():

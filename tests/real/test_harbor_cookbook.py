@@ -1,4 +1,4 @@
-"""Harbor's cookbook is on no registry: where `HARBOR_COOKBOOK` names a checkout, its recipes are played.
+"""Recipes of Harbor's cookbook, which no registry has; `HARBOR_COOKBOOK` names a checkout.
 
 The images that they are built upon come from a registry. In their place stand images of this machine's files, which
 have what the recipes would install; so `apt-get` and `pip` have nothing to do there. The test prints the table of
@@ -79,7 +79,7 @@ STEPS = {"oracle": (0, 1, 2), "nothing": (), "third": (0, 1, None), "second": (0
 
 @pytest.fixture(scope="session")
 def stood_in(engine: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give the engine images in the place of those that the recipes are built upon."""
+    """Import images that replace the base images of the recipes."""
     root = make_rootfs(tmp_path_factory.mktemp("base") / "root")
     for name in ("curl", "date", "dirname", "tee", "mktemp"):
         install(Path(str(shutil.which(name))), root, f"bin/{name}")
@@ -104,7 +104,7 @@ def stood_in(engine: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def scores(name: str, out: Path, *more: str) -> dict[str, float]:
-    """Play a recipe by its own solution, by nothing, and by what is wrong."""
+    """Return the scores of a recipe for its solution, for no answer, and for wrong answers."""
     folder = Path(str(COOKBOOK)) / "harbor_cookbook/recipes" / name
     if name in CHECKS:
         folder = shutil.copytree(folder, out / "copy" / name)

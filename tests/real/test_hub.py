@@ -1,4 +1,4 @@
-"""Datasets and tokenizers over HTTP, through the hub's own libraries: revisions, and a hub that is in trouble."""
+"""Datasets and tokenizers over HTTP with the hub's own libraries: revisions, and a failing hub."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def python(hub: Hub | str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own with that hub and a cache of its own: libraries read their variables once."""
+    """Run a separate process with that hub and an empty cache, since libraries read their variables once."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "http", "HTTP"))}
     environ = {**kept, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.url, "HF_HOME": str(folder / "home")}
     command = [sys.executable, *words]
@@ -57,7 +57,7 @@ def hermes(hub: Hub | str, folder: Path, *words: str) -> subprocess.CompletedPro
 
 
 def played(hub: Hub | str, folder: Path, dataset: dict[str, Any], out: str = "run") -> list[str]:
-    """The words of the rollouts of a run that has to succeed."""
+    """Return the texts of the rollouts of a run, which must succeed."""
     (folder / "hubbed.yaml").write_text(SPEC.replace("DATASET", json.dumps(dataset)))
     done = hermes(hub, folder, "run", "hubbed.yaml", "process", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,7 +129,7 @@ ENCODE = "import sys; from hermes_rl.tokens.hub import HubTokenizer as H; print(
 
 
 def have_tiny(hub: Hub) -> None:
-    """Put a tokenizer there, beside a configuration as every model has one."""
+    """Add a tokenizer with a model configuration."""
     folder = hub.root / "models/org/tiny/main"
     shutil.copytree(SMALL, folder)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')

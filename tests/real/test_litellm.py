@@ -1,4 +1,4 @@
-"""LiteLLM's proxy, a gateway that rewrites requests and answers, plays before a real vLLM."""
+"""LiteLLM's proxy, a gateway that rewrites requests and replies, in front of a real vLLM."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_groups_with_tools_run_through_the_proxy(proxy: LiteLlm, model: Path, su
 
 @pytest.mark.parametrize("behind", [True, False])
 async def test_full_context_is_recognised_with_and_without_the_proxy(proxy: LiteLlm, vllm: Vllm, behind: bool) -> None:
-    """A prompt that is too long, and every length about that which fills the context to its last token."""
+    """A prompt that is too long, and all lengths around the one that fills the context exactly."""
     url = (proxy if behind else vllm).url
     async with create_client("policy", [ServerConfig("openai", f"{url}/v1", "tiny")]) as client:
         with pytest.raises(ContextLengthExceeded):

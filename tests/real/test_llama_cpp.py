@@ -1,4 +1,4 @@
-"""llama.cpp's own server plays as a chat server: tools, groups with tokens, the ends of its context, and its death."""
+"""llama.cpp's server as a chat server: tools, groups with tokens, its context limit, and its crash."""
 
 from __future__ import annotations
 

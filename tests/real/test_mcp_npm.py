@@ -1,4 +1,4 @@
-"""MCP servers that others wrote, from npm: their tools are listed and called from rollouts, a browser's too."""
+"""Third-party MCP servers from npm: rollouts list and call their tools, including a browser's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP servers that others wrote, from the package index: their tools are listed and called from rollouts."""
+"""Third-party MCP servers from the package index: rollouts list and call their tools."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ process: {group_size: 1, groups: 2}
 def answers(
     folder: Path, tools: str, calls: dict[str, dict[str, Any]], more: str = "", score: float = 1.0
 ) -> list[list[str]]:
-    """What the tools answered in each rollout."""
+    """Return the tool results of each rollout."""
     given = [{"name": name, "args": args} for name, args in calls.items()]
     text = SPEC.replace("TOOLS", tools).replace("NAMES", ", ".join(calls)) + more
     (folder / "spec.yaml").write_text(text.replace("[CALLS]", json.dumps(given)), "utf-8")
@@ -48,7 +48,7 @@ def answers(
 
 
 def host(name: str, *arguments: str) -> str:
-    """A server on this machine, for `tools`."""
+    """Yield a server on this machine, for `tools`."""
     python = mcp_sqlite_python() if name == "sqlite" else mcp_servers_python()
     command = json.dumps([str(python.with_name(f"mcp-server-{name}")), *arguments])
     return f"{{mcp: {{name: {name}, command: {command}, where: host, timeout: 60}}}}"

@@ -1,4 +1,4 @@
-"""NeMo Gym's own collector, in an environment of its own, collects rollouts from `hermes-rl serve-http` over HTTP."""
+"""NeMo Gym's own collector, in a separate environment, collects rollouts from `hermes-rl serve-http` over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = (HERE.parents[1] / "docs" / "service.md").read_text("utf-8")
 
 
 def collected(folder: Path, service: Served, keys: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the collector says, and the rows that it counts, with the configuration that the documentation shows."""
+    """Return the collector's output and the rows that it counts, with the documented configuration."""
     (shown,) = [one for one in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "responses_api_agents" in one]
     config = yaml.safe_load(shown)
     config["head_server"]["port"] = free_port()

@@ -1,4 +1,4 @@
-"""OpenEnv's own client plays a spec that `hermes-rl serve-openenv` serves, in an environment with the real OpenEnv."""
+"""OpenEnv's own client runs a spec served by `hermes-rl serve-openenv`, in an environment with the real OpenEnv."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 def served(
     folder: Path, *options: str, text: str = TEXT, key: str | None = None, spec: str = "sums.yaml"
 ) -> Iterator[str]:
-    """The address of a server of the spec, which is written first where it is the usual one."""
+    """Yield the address of a server of the spec; the usual spec is written first."""
     if spec == "sums.yaml":
         (folder / "code.py").write_text(CODE)
         (folder / spec).write_text(text)
@@ -62,7 +62,7 @@ def served(
 
 
 def client(url: str, *program: str, key: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program of `openenv_client.py`."""
+    """Run a program of `openenv_client.py` and return its result."""
     own = OWN if key is None else {**OWN, "KEY": key}
     command = [str(openenv_python()), str(HERE / "openenv_client.py"), url, *program]
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=False)
@@ -155,7 +155,7 @@ def test_common_spec_gives_the_same_scores_and_the_client_keeps_tokens(tmp_path:
 
 
 def running(mark: str) -> bool:
-    """Whether the process that the client has begun runs on this machine, in whatever sandbox."""
+    """Return True if the process that the client started still runs in any sandbox of this machine."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = file.read_bytes().split(b"\0")

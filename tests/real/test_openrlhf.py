@@ -1,4 +1,4 @@
-"""OpenRLHF's own module of agents with rollouts of a spec; the rest of its package cannot be installed without CUDA."""
+"""OpenRLHF's own agent module with rollouts of a spec; its other modules cannot be installed without CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Docker backend on a real Podman: what every sandbox does alike, and many rollouts."""
+"""The Docker backend on a real Podman: conformance, and many rollouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ process: {group_size: 4, groups: 12, concurrency: 16}
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanService]:
-    """A real Podman, which takes the place of Docker's engine."""
+    """Return a real Podman that replaces Docker's engine."""
     service = PodmanService(Path(tempfile.mkdtemp(prefix="podman-")))
     try:
         service.start()

@@ -1,4 +1,4 @@
-"""Shipped ports of environments that others made: each scores trajectories as its original does."""
+"""Shipped ports of third-party environments: each scores the same as its original."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ PORTS = [
 
 
 def python(name: str) -> Path:
-    """Return the Python of an environment with what a port plays."""
+    """Return the Python of an environment with the packages of a port."""
     own = {"bfcl": bfcl_python, "agentdojo": agentdojo_python, "humaneval": humaneval_python}
     own |= {"scienceworld": scienceworld_python, **dict.fromkeys(CHECKOUTS, sql_python)}
     return own.get(name, ports_python)()
@@ -153,7 +153,7 @@ def test_many_at_a_time_score_as_one_at_a_time(name: str, tmp_path: Path) -> Non
 
 
 def test_a_call_without_end_costs_its_rollout_alone(tmp_path: Path) -> None:
-    """A power of whole numbers that takes hours, during which Python lets no other thread work."""
+    """A power of integers takes hours, during which Python runs no other thread."""
     power = 'dict(tools=[dict(name="power", args=dict(base=9, exponent=387420489))])'
     turns = f'{{{{ [{power}, dict(say="Done.")] if id == "multi_turn_base_15" else gold }}}}'
     sets = ["dataset.filter=kind == 'base' and 'MathAPI' in involved_classes", "evaluate.limit=6"]
@@ -170,7 +170,7 @@ def test_a_call_without_end_costs_its_rollout_alone(tmp_path: Path) -> None:
 
 
 def attacked(kind: str, name: str, folder: Path) -> Any:
-    """Return what `port_attacks.py` prints, which must leave nothing in its working directory."""
+    """Return the output of `port_attacks.py`, which must leave no file in its working directory."""
     program = [str(python(name)), str(HERE / "port_attacks.py"), kind, name]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=800, env=environ, check=False)
@@ -247,7 +247,7 @@ def test_refused_calls_score_as_none(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "intercode-sql"])
 def test_gold_is_computed_before_the_agent_acts(name: str, tmp_path: Path) -> None:
-    """The agent drops its database, limits or hides what its session selects, or ends its statements."""
+    """The agent drops its database, limits or hides the rows that its session selects, or terminates its statements."""
     assert set(map(tuple, attacked("emptied", name, tmp_path).values())) == {(0.0,) * 4}
 
 
@@ -267,7 +267,7 @@ FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")
 
 @pytest.mark.parametrize("name", PORTS)
 async def test_port_produces_training_files_and_served_batches(name: str, tmp_path: Path) -> None:
-    """Files of training data, and batches over HTTP: groups of two, of which one rollout in two goes wrong."""
+    """Training files, and batches over HTTP: groups of two, of which every second rollout is wrong."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name]
     sets = ["servers.policy={type: scripted, error_rate: 0.5}", "process.groups=4", "process.group_size=2"]
@@ -295,7 +295,7 @@ async def test_port_produces_training_files_and_served_batches(name: str, tmp_pa
 
 
 def rows_of_page(name: str, said: dict[str, Any]) -> Iterator[str]:
-    """Return two rows: of the figures in docs/ports.md, and of the kinds of trajectories in benchmarks/played.md."""
+    """Return two table rows: the figures of docs/ports.md, and the kinds of scripts of benchmarks/played.md."""
     (package, licence), (right, solved) = PACKAGES[name], said["gold"]
     causes = Counter(kind for _, kind, _, _ in said["differ"])
     equal = said["trajectories"] - len(said["differ"])

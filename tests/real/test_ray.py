@@ -1,4 +1,4 @@
-"""Rollouts on a Ray cluster: what its nodes play is what one process plays, whatever becomes of the nodes."""
+"""Rollouts on a Ray cluster: the results equal those of one process, whatever happens to the nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OWN = {**ANYBODY, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 
 class RayCluster:
-    """Nodes with a core each, as processes of this machine; `ray_cluster.py` has them."""
+    """Nodes with one core each, as processes of this machine, run by `ray_cluster.py`."""
 
     def __init__(self, environ: Mapping[str, str] = OWN) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets need a short path
@@ -60,7 +60,7 @@ class RayCluster:
         self.address = self._answer()
 
     def do(self, word: str) -> None:
-        """Let a node join (`add`, or `add NAME` for one with the variable NODE), or end the newest one (`kill`)."""
+        """Let a node join (`add`, or `add NAME` for one with the variable NODE), or kill the newest one (`kill`)."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
@@ -82,7 +82,7 @@ class RayCluster:
 
 @pytest.fixture
 def cluster() -> Iterator[RayCluster]:
-    """A cluster of one node."""
+    """Yield a cluster of one node."""
     one = RayCluster()
     yield one
     one.close()
@@ -91,7 +91,7 @@ def cluster() -> Iterator[RayCluster]:
 def on_ray(
     *arguments: str, cwd: Path, seconds: float = PATIENCE, environ: Mapping[str, str] = OWN
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line where Ray is installed."""
+    """Run the command line in the environment with Ray."""
     return subprocess.run(
         [str(ray_python()), "-m", "hermes_rl.cli.main", *arguments],
         cwd=cwd, env=environ, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
@@ -100,7 +100,7 @@ def on_ray(
 
 @contextmanager
 def started(folder: Path, *arguments: str, before: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """The same in the background; what it says is in said.txt."""
+    """Start the same in the background; its output is in said.txt."""
     program = f"{before}\nfrom hermes_rl.cli.main import main; main()"
     with (folder / "said.txt").open("ab") as told:
         run = subprocess.Popen(
@@ -115,7 +115,7 @@ def started(folder: Path, *arguments: str, before: str = "") -> Iterator[subproc
 
 
 def processes_with(word: str) -> list[int]:
-    """Ids of the processes that have a word in their command line or environment."""
+    """Return the ids of the processes with a word in their command line or environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -176,7 +176,7 @@ def test_process_and_serve_give_the_same_as_one_process(tmp_path: Path) -> None:
 async def served_together(
     folder: Path, steps: int, *more: str, python: str = sys.executable, meanwhile: Callable[[], None] = lambda: None
 ) -> str:
-    """Serve the two specs of a folder to a trainer; returns what was said.
+    """Serve the two specs of a directory to a trainer, and return the output.
 
     `meanwhile` is called when the trainer has had its first batch.
     """
@@ -198,7 +198,7 @@ async def served_together(
 
 
 def same_where_both_have_played(one: Path, other: Path) -> None:
-    """Compare what both runs of two specs have: in which order their groups came is up to chance."""
+    """Compare the common groups of both runs of two specs; the order of the groups varies."""
     for name in ("long", "short"):
         first, second = (rollouts(folder / "run" / name) for folder in (one, other))
         assert len(first.keys() & second.keys()) >= 16
@@ -393,7 +393,7 @@ def test_artifacts_come_to_the_run_directory_and_do_not_stay_in_its_memory(tmp_p
 
 
 def peak(pid: int) -> int:
-    """Bytes of memory that a process has had at most."""
+    """Return the peak memory of a process in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
@@ -477,7 +477,7 @@ def test_killed_run_leaves_no_processes_and_resumes(tmp_path: Path, where: str) 
 
 
 def session_of(pid: int) -> str:
-    """The name of the Ray session that a process began, which all its processes have in their command lines."""
+    """Return the name of the Ray session that a process started; all its processes have it in their command lines."""
     (folder,) = Path("/tmp/ray").glob(f"session_*_{pid}")
     return folder.name
 
@@ -507,7 +507,7 @@ def test_node_without_the_runs_token_cannot_join(tmp_path: Path, token: dict[str
 
 
 def addresses_in(pid: int) -> list[str]:
-    """The addresses of a cluster's head in the command line of one of its processes."""
+    """Return the addresses of a cluster's head in the command line of one of its processes."""
     with suppress(OSError):
         return re.findall(r"--gcs-address=([\d.]+:\d+)", (Path("/proc") / str(pid) / "cmdline").read_text())
     return []
@@ -515,7 +515,7 @@ def addresses_in(pid: int) -> list[str]:
 
 @pytest.mark.parametrize("gaps", [[], [0.2], [0.6], [1.2]])
 def test_sigterm_interrupts_a_run_with_a_message(tmp_path: Path, gaps: list[float]) -> None:
-    """A further signal, some seconds after the first, may find the run waiting for Ray's own processes to end."""
+    """A second signal, seconds after the first, may arrive while the run waits for Ray's own processes."""
     write(tmp_path, command="trap '' TERM; sleep 60" if gaps else "sleep 60")
     with started(tmp_path, "process", "--out", "run", "--ray", "--workers", "1") as run:
         until(lambda: "workers: 1" in said(tmp_path) and bool(sleepers("60")))

@@ -1,4 +1,4 @@
-"""A real searx (Debian's package), with a page of this machine as its only engine, behind the toolset `search`."""
+"""A real searx (Debian's package), with a local page as its only engine, for the toolset `search`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ process: {group_size: 2, groups: 3}
 
 
 class Index(BaseHTTPRequestHandler):
-    """What the real service asks for results: as many pages as are wanted, or none while it is broken."""
+    """Source of the service's results: as many pages as requested, or none while it is broken."""
 
     broken = False
 
@@ -87,7 +87,7 @@ def searx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searx]:
 
 
 def answers(folder: Path, searx: Searx, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the searches of the rollouts answered."""
+    """Return the search results of the rollouts."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SEARXNG_URL", searx.url)

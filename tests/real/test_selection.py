@@ -1,4 +1,4 @@
-"""Which tests on real components run: none is left out for longer than two days, and none whose code has changed."""
+"""Selection of tests on real components: none waits longer than two days or is skipped after its code changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_patterns_of_areas_name_files_that_exist(component: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A file of TRL's adapter, one of its requirements, and one of no component."""
+    """Write a file of TRL's adapter, one of its requirements, and a file of no component."""
     for name in ("README.md", "hermes_rl/integrations/trl.py", "tests/real/requirements/trl.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""SkyRL's own data set, input and validators with rollouts of a spec, in both of its modes."""
+"""SkyRL's own dataset, input and validators with rollouts of a spec, in both of its modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""τ²-bench is on no registry: where `TAU2_PYTHON` names an interpreter that has it, its port is compared with it."""
+"""Compare the port of τ²-bench with the original, which no registry has; `TAU2_PYTHON` names an interpreter with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real tinker-cookbook rolls a spec out into datums; a completer stands in for Tinker's service."""
+"""The real tinker-cookbook collects datums from a spec; a completer replaces Tinker's service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(300)]
 
 
 def seen(folder: Path, program: str, text: str = TEXT) -> Any:
-    """Run one of `tinker_programs.py` on the spec, and return what it saw."""
+    """Run one of `tinker_programs.py` on the spec, and return its result."""
     (folder / "code.py").write_text(CODE)
     (folder / "sums.yaml").write_text(text)
     return seen_of("sums.yaml", folder, program)

@@ -1,4 +1,4 @@
-"""`transformers serve` plays as a chat server: tools, groups with tokens of the messages, and an evaluation."""
+"""`transformers serve` as a chat server: tools, groups with tokens of the messages, and an evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersServe]:
-    """A server that samples; without `do_sample` in the model's folder it is greedy, whatever is asked for."""
+    """Yield a server that samples; without `do_sample` in the model's directory it is greedy regardless of the
+    request.
+    """
     folder = tmp_path_factory.mktemp("transformers")
     shutil.copytree(model, folder / "model")
     file = folder / "model" / "generation_config.json"

@@ -1,4 +1,4 @@
-"""The real TRL trains a small model on rollouts of a spec: its three doors, and its vLLM in the same process."""
+"""The real TRL trains a small model on rollouts of a spec: its three integrations, and vLLM in its process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ rewards: {right: {fn: "tools.py:right"}}
 
 
 def play(program: str, folder: Path, spec: Path | None = None, launch: Sequence[str] = ()) -> dict[str, Any]:
-    """Run one of `trl_programs.py` in `folder`, and return what it saw."""
+    """Run one of `trl_programs.py` in `folder`, and return its result."""
     learner = small_learner()
     # Threads that wait for each other by spinning make a small model slow where programs need the cores too.
     command = ["env", "OMP_NUM_THREADS=1", str(trl_python()), *launch, str(HERE / "trl_programs.py"), program]
@@ -123,7 +123,9 @@ def test_a_model_learns_a_game_against_itself(tmp_path: Path) -> None:
 
 
 def require_learnt(found: dict[str, Any], first: int = 1) -> None:
-    """A run of the documents' script has learnt the task, on exactly what was sampled; `first` steps are its start."""
+    """Require that a run of the documented script has learned the task on exactly the sampled tokens; `first` is its
+    number of initial steps.
+    """
     assert found["parameters"] < 1_000_000
     assert len(found["means"]) == 12
     assert min(found["means"][:first]) < 0.5  # of 64 rollouts: a standard error of 0.06

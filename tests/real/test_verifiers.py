@@ -1,4 +1,4 @@
-"""The real verifiers plays a spec: `vf-eval`, and the environment server with the client that prime-rl trains with."""
+"""The real verifiers runs a spec: `vf-eval`, and the environment server with the client that prime-rl uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MASKED = TEXT + "on_stop: {max_turns: mask}\n"
 
 
 async def run(folder: Path, *words: str) -> str:
-    """Run a program in the environment with verifiers; returns what it wrote."""
+    """Run a program in the environment with verifiers, and return its output."""
     own = {**os.environ, "PYTHONPATH": str(ROOT), "KEY": "x", "HF_HUB_OFFLINE": "1"}
     pipe = asyncio.subprocess.PIPE
     python = await asyncio.to_thread(verifiers_python)
@@ -36,7 +36,7 @@ async def run(folder: Path, *words: str) -> str:
 
 
 async def evaluated(folder: Path, url: str, *options: str, text: str = TEXT) -> list[dict[str, Any]]:
-    """The traces of `vf-eval` on the spec, three for each of its four rows."""
+    """Return the traces of `vf-eval` on the spec, three for each of its four rows."""
     (folder / "code.py").write_text(CODE)
     (folder / "sums.yaml").write_text(text)
     words = ["hermes-rl-verifiers", "--env.taskset.spec", "sums.yaml", "--env.agent.runtime.type", "subprocess"]
@@ -125,7 +125,7 @@ async def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration
 
 
 def stretches(branch: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
-    """Each stretch of sampled tokens, in its context, with its log-probabilities."""
+    """Return each span of sampled tokens with its context and log-probabilities."""
     ids, mask, found, place = branch["ids"], branch["mask"], [], 0
     while place < len(ids):
         end = place

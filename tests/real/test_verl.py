@@ -1,4 +1,4 @@
-"""verl's own rollout workers play a spec: the older trainer's, and the newer one's with several sequences."""
+"""verl's own rollout workers run a spec: the older trainer's, and the newer one's with several sequences."""
 
 from __future__ import annotations
 

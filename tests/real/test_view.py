@@ -1,4 +1,4 @@
-"""The page of runs in a real browser: what a person does with it, and what a hostile rollout does not."""
+"""The page of runs in a real browser: use by a person, and rollouts that attack it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_run_that_grows_is_seen_to_grow(tmp_path: Path) -> None:
 
 
 def resident(viewed: Viewed) -> int:
-    """Bytes of memory that the viewer has."""
+    """Return the viewer's memory in bytes."""
     pages = int(Path(f"/proc/{viewed.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,4 +1,4 @@
-"""A real vLLM on this machine's processors plays, and every trained token is what its model says."""
+"""A real vLLM on this machine's CPUs samples, and every trained token matches the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 
 
 def groups_of(folder: Path) -> list[dict[str, Any]]:
-    """The groups that are there as whole lines; one more may be being written."""
+    """Return the complete records of the groups; one more may be incomplete."""
     lines = (folder / "groups.jsonl").read_text("utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -125,7 +125,7 @@ async def test_what_is_sampled_is_what_was_asked_for(vllm: Vllm, model: Path) ->
 
 @pytest.fixture
 def hostile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """A server whose model folder asks for another sampling than the model's own distribution."""
+    """Yield a server whose model directory requests sampling parameters that change the distribution."""
     folder = tmp_path_factory.mktemp("hostile")
     shutil.copytree(model, folder / "model")
     file = folder / "model" / "generation_config.json"
@@ -149,7 +149,7 @@ async def test_the_sampling_settings_of_a_model_folder_change_nothing(
 
 
 def doctor_on_sampling(server: Vllm, model: Path, sums: Path) -> list[str]:
-    """What `doctor --sampling` says about draws at temperature 0.7, and at 1."""
+    """Return the report of `doctor --sampling` about draws at temperature 0.7, and at 1."""
     command = [sys.executable, "-m", "hermes_rl.cli.main", "doctor", str(sums), "--sampling"]
     given = [*policy(server, model), "--set", "agent.temperature=0.7"]
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=300)
@@ -256,7 +256,7 @@ def test_every_token_is_explained_by_weights_within_its_versions(
 
 
 def take(server: Vllm, weights: Path, version: int) -> None:
-    """Give a running server other weights, as a trainer would."""
+    """Give a running server new weights, as a trainer would."""
     server.post("/pause?mode=keep")
     server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
     server.post("/update_weight_version", {"new_version": str(version)})
@@ -273,7 +273,7 @@ def test_two_hundred_and_fifty_six_at_a_time(vllm: Vllm, model: Path, sums: Path
 def test_chat_and_token_level_servers_say_the_same_and_score_alike(
     vllm: Vllm, model: Path, sums: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """At a temperature at which the model spoils few calls: the two sides read spoiled ones differently."""
+    """The temperature is low, because the two sides parse invalid calls differently."""
     found, first = [], []
     for kind in ("vllm", "openai"):
         settings = ["--set", "agent.temperature=0.3", "--out", kind]
@@ -291,7 +291,9 @@ def test_chat_and_token_level_servers_say_the_same_and_score_alike(
 
 
 def first_turns(run: Path) -> dict[str, Any]:
-    """What each rollout said first, by its id: thoughts, text and calls, of those that did not spoil a call."""
+    """Return the first reply of each rollout by id, with thoughts, text and calls, except for replies with invalid
+    calls.
+    """
     said = {}
     for line in map(json.loads, (run / "rollouts.jsonl").read_text("utf-8").splitlines()):
         message = next(message for message in line["messages"] if message["role"] == "assistant")

@@ -1,4 +1,4 @@
-"""wandb's own program reads an offline run and sends it on; an online run is sent while it goes, to a service here."""
+"""wandb's own program uploads an offline run; an online run is uploaded while it runs, to a local service."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Service(ThreadingHTTPServer):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The steps that came, in the order of their numbers."""
+        """Return the received steps in the order of their numbers."""
         files = [body["files"]["wandb-history.jsonl"] for body in self.streamed if "wandb-history.jsonl" in
                  (body.get("files") or {})]  # fmt: skip
         return sorted((json.loads(line) for file in files for line in file["content"]), key=lambda step: step["_step"])
@@ -78,7 +78,7 @@ def service() -> Iterator[Service]:
 
 
 def said(service: Service, folder: Path, *command: str) -> str:
-    """What a command says, which has to succeed, with a home without an account and that service as wandb's."""
+    """Return the output of a command, which must succeed, with an empty home and the local wandb service."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     own = {"HOME": str(folder), "WANDB_BASE_URL": f"http://127.0.0.1:{service.server_address[1]}"}
     environ = {**kept, **own, "WANDB_API_KEY": "a" * 40, "WANDB_ERROR_REPORTING": "false"}

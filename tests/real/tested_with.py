@@ -1,4 +1,4 @@
-"""Which real components were played with: the table of docs/tested-with.md, made by the tests themselves.
+"""Generate the table of docs/tested-with.md: the real components that the tests ran with.
 
 Rows of other pages' tables are told by tests too: `record_property("agents.md", "| … |")`.
 
@@ -24,7 +24,7 @@ These components ran in the tests of `tests/real`, which write this table
 
 
 def rows_of(passed: Mapping[str, list[str]], versions: Mapping[str, Callable[[], str]]) -> dict[str, str]:
-    """Return a row of the table for each component that has a test which passed."""
+    """Return a table row for each component with a passed test."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     found = {}
     for component, tests in sorted(passed.items()):
@@ -47,7 +47,7 @@ def write(file: Path, rows: Mapping[str, str]) -> None:
 
 
 def write_row(file: Path, row: str) -> None:
-    """Put a row into the table of a page with as many columns; a row that begins with the same cell goes."""
+    """Write a row to the table of a page with as many columns; it replaces a row with the same first cell."""
     text, name, columns = file.read_text("utf-8"), row.split(" | ")[0], row.count("|")
     lines = [line for line in text.splitlines() if not (line.startswith(f"{name} | ") and line.count("|") == columns)]
     head = next(number for number, line in enumerate(lines) if line.startswith("|---") and line.count("|") == columns)

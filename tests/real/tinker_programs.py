@@ -1,4 +1,4 @@
-"""tinker-cookbook's rollouts of a spec: ``tinker_programs.py PROGRAM SPEC TOKENIZER``; the last line is JSON.
+"""Programs for tinker-cookbook: ``tinker_programs.py PROGRAM SPEC TOKENIZER``; the last line is the result as JSON.
 
 Tinker's service samples nothing here: a completer in its place says what the small policy of the tests would.
 """
@@ -32,7 +32,7 @@ SPEC, FOLDER = sys.argv[2:]
 
 
 class Fake(TokenCompleter):
-    """Wrong now and then; it remembers every answer in its context."""
+    """Completer that makes occasional mistakes, and stores every reply with its context."""
 
     def __init__(self) -> None:
         self.random = random.Random(7)
@@ -47,7 +47,7 @@ class Fake(TokenCompleter):
 
 
 class Scripted(TokenCompleter):
-    """The doors' policy."""
+    """The scripted policy of the integration tests."""
 
     async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> TokensWithLogprobs:
         return TokensWithLogprobs(*await ScriptedEngine().sample(model_input.to_ints(), 10_000, stop), "stop")
@@ -60,7 +60,7 @@ async def groups(size: int = 6, per_batch: int = 2, batches: int = 2) -> Any:
 
 
 async def trained() -> Any:
-    """Groups become datums: which tokens are trained on, in which context."""
+    """Return the trained tokens of groups as datums, with their contexts."""
     policy = Fake()
     played = [await do_group_rollout(group, policy) for group in await groups()]
     found, rewards = [], []
@@ -76,7 +76,7 @@ async def trained() -> Any:
 
 
 async def failing() -> Any:
-    """The spec's reward fails: once with the cookbook's default, once repeated."""
+    """Run a spec whose reward fails: once with the cookbook's default, once with retries."""
     said = []
     for strategy in (None, RetryOnFailure(max_retries=2)):
         (group, *_) = await groups(2)
@@ -88,7 +88,7 @@ async def failing() -> Any:
 
 
 async def limited() -> Any:
-    """The cookbook stops a rollout itself."""
+    """Run rollouts that the cookbook itself stops."""
     (group, *_) = await groups(1)
     (env,) = await group.make_envs()
     trajectory = await run_rollout(Fake(), env, limits=RolloutLimits(max_turns=1))
@@ -101,7 +101,7 @@ async def limited() -> Any:
 
 
 async def masked() -> Any:
-    """The spec masks the ending: it has a reward, and no token is trained on."""
+    """Run a spec that masks the stop reason: the rollout has a reward, and no trained token."""
     (group, *_) = await groups(2)
     played = await do_group_rollout(group, Fake())
     data = [datum for one in played.trajectories_G for datum in trajectory_to_data(one, 1.0)]
@@ -109,7 +109,7 @@ async def masked() -> Any:
 
 
 async def doors() -> Any:
-    """The doors' spec: the total reward of each trajectory, and the tokens that its datums train on."""
+    """Return the total reward of each trajectory of the integration tests' spec, and its trained tokens."""
     found = []
     for group in await groups(MEMBERS, per_batch=1, batches=3):
         played = await do_group_rollout(group, Scripted())
@@ -120,7 +120,7 @@ async def doors() -> Any:
 
 
 async def comparing() -> Any:
-    """A spec whose rewards compare is refused before anything is played."""
+    """Return the error for a spec with comparing rewards, which is refused before the first rollout."""
     try:
         await groups()
     except UserError as error:
@@ -128,7 +128,7 @@ async def comparing() -> Any:
 
 
 async def script() -> Any:
-    """The script of docs/integrations/tinker.md makes a configuration of the cookbook's."""
+    """Return the cookbook configuration that the script of docs/integrations/tinker.md makes."""
     page = (ROOT / "docs" / "integrations" / "tinker.md").read_text("utf-8")
     (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"__name__": "shown"}

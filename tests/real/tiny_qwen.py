@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen3 that solves ``a + b * c`` with two tools: tokenizer, weights, and a little training on examples.
+"""Make a tiny Qwen3 that solves ``a + b * c`` with two tools: tokenizer, weights, and short training on examples.
 
     python tiny_qwen.py FOLDER        → FOLDER/trained, FOLDER/trained-2, FOLDER/trained-3 and FOLDER/random
 
@@ -27,7 +27,7 @@ WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s
 
 
 def schema(name: str, does: str) -> dict[str, object]:
-    """A tool as a run sends it, in the same order: another prompt than those of its training confuses the model."""
+    """Return a tool in a run's form and order: a prompt unlike those of its training confuses the model."""
     numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     parameters = {"additionalProperties": False, "properties": numbers, "required": ["a", "b"], "type": "object"}
     return {"type": "function", "function": {"name": name, "description": does, "parameters": parameters}}
@@ -37,7 +37,7 @@ TOOLS = [schema("add", "Add two numbers."), schema("multiply", "Multiply two num
 
 
 def example(chance: random.Random) -> tuple[str, list[tuple[str, str | None]]]:
-    """A question, and turns with the tool's answer to each; now and then a turn is wrong."""
+    """Return a question and turns with the tool result of each; a few turns are wrong on purpose."""
     a, b, c = (chance.randrange(10) for _ in range(3))
 
     def thought(words: str) -> str:
@@ -84,7 +84,7 @@ def tokenizer(template: str, chance: random.Random) -> PreTrainedTokenizerFast:
 
 
 def encoded(tokens: PreTrainedTokenizerFast, chance: random.Random) -> tuple[list[int], list[int]]:
-    """The ids of an example, and for each whether the model is to learn it."""
+    """Return the ids of an example, and a flag for each id that the model must learn."""
 
     def ids_of(text: str) -> list[int]:
         return list(tokens.encode(text, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""What stands in for a GPU with TRL's AsyncGRPOTrainer: vLLM's completions of a small model, an attention kernel."""
+"""Replacements for a GPU with TRL's AsyncGRPOTrainer: vLLM's completions of a small model, and an attention kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 
 
 class Engine:
-    """Answers ``/v1/completions`` with token ids, as vLLM does, and takes weights: a WeightTransferProtocol of TRL."""
+    """Serve ``/v1/completions`` with token ids, as vLLM does, and accept weights: a WeightTransferProtocol of TRL."""
 
     def __init__(self, model: Any) -> None:
         self.model = copy.deepcopy(model).eval()
@@ -102,7 +102,7 @@ class Engine:
 
 
 class Kernel:
-    """The function of flash-attention 3 that the trainer fetches for a GPU."""
+    """Replacement for flash-attention 3, which the trainer loads on a GPU."""
 
     @staticmethod
     def flash_attn_varlen_func(

@@ -1,4 +1,4 @@
-"""What is played with the real TRL: ``python trl_programs.py PROGRAM FOLDER SPEC``; the last line says what was seen.
+"""Programs for the real TRL: ``python trl_programs.py PROGRAM FOLDER SPEC``; the last line is the result as JSON.
 
 FOLDER is that of `small_learner.py`. Each program runs in the environment with TRL.
 """
@@ -52,7 +52,7 @@ LEARNING = {
 
 
 class Checked(trl.GRPOTrainer):
-    """Notes how far the trainer's log-probabilities are from those of the samples, and which baselines it took."""
+    """Record the distance of the trainer's log-probabilities from the sampled ones, and the baselines used."""
 
     made: Checked
 
@@ -86,7 +86,7 @@ class Checked(trl.GRPOTrainer):
 
 
 def grpo(folder: Path, spec: Path) -> dict[str, Any]:
-    """The first script of docs/integrations/trl.md, as it stands but for the names and the size."""
+    """Run the first script of docs/integrations/trl.md, with other names and sizes."""
     torch.manual_seed(1)
     script = SCRIPTS[0].replace('"gsm8k"', repr(str(spec))).replace('"Qwen/Qwen3-0.6B"', repr(str(folder / "model")))
     script = script.replace("rows=1000", "rows=64").replace("learning_rate=1e-6", "**SMALL")
@@ -106,7 +106,7 @@ def grpo(folder: Path, spec: Path) -> dict[str, Any]:
 
 
 def failing(folder: Path, spec: Path) -> dict[str, Any]:
-    """A third of the model calls fail."""
+    """Train while a third of the model calls fail."""
     torch.manual_seed(1)
     chance, sample = random.Random(3), door.ModelCalls.sample
 
@@ -146,7 +146,7 @@ def failing(folder: Path, spec: Path) -> dict[str, Any]:
 
 
 def ranks(folder: Path, spec: Path) -> dict[str, Any]:
-    """One of two processes, each with one and a half groups of a batch."""
+    """Train as one of two processes, each with one and a half groups of a batch."""
     with door.HermesRollouts(spec, rows=16) as rollouts:
         played: list[Any] = []
 
@@ -173,7 +173,9 @@ def ranks(folder: Path, spec: Path) -> dict[str, Any]:
 
 
 def asynchronous(folder: Path, spec: Path) -> dict[str, Any]:
-    """AsyncGRPOTrainer, on rollouts of two sequences each; the kernel and the name of the card stand in."""
+    """Train with AsyncGRPOTrainer on rollouts of two sequences each, with replacements for the kernel and the GPU's
+    name.
+    """
     import trl.experimental.async_grpo.async_grpo_trainer as trainers
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
 
@@ -233,7 +235,7 @@ GAMES, SELF_PLAY_BATCHES = 300, 160
 
 
 def self_play(folder: Path, spec: Path) -> dict[str, Any]:
-    """A model learns Nim against itself, and is measured against a rival who moves by chance (`rival.yaml`)."""
+    """Train a model on Nim against itself, and evaluate it against a random opponent (`rival.yaml`)."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     small = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -245,7 +247,7 @@ def self_play(folder: Path, spec: Path) -> dict[str, Any]:
     measured = [wins(model, tokenizer, spec.with_name("rival.yaml"))]
 
     class UntilLearned(TrainerCallback):  # type: ignore[misc]
-        """What is sampled depends on timing, so the number of batches until the game is learned differs."""
+        """Stop when the game is learned: sampling depends on timing, so the number of batches varies."""
 
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % (4 * 20) == 0:
@@ -267,7 +269,7 @@ def self_play(folder: Path, spec: Path) -> dict[str, Any]:
 
 
 def warm_up(model: Any, tokenizer: HubTokenizer) -> None:
-    """Let a model learn to play as badly as the book of the game does."""
+    """Train a model to play as badly as the game's book."""
     chance = random.Random(0)
     lines = [chat_tokens(tokenizer, nim.badly_played(chance, 0.0), []).sequences[0] for _ in range(2000)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -318,7 +320,7 @@ def untrained() -> tuple[Any, Any]:
 
 
 class Noted(Checked):
-    """Notes for each rollout the key of its row, its score, and how many tokens are trained on."""
+    """Record each rollout's row key, score and number of trained tokens."""
 
     key = "prompt"
     """The column of the data set that has it."""
@@ -335,7 +337,7 @@ class Noted(Checked):
 
 
 def stepped_by_trl(spec: Path, write: Callable[[str], str], **given: Any) -> Noted:
-    """Train with TRL's own loop of tool calls, in which the model says what is written behind a prompt."""
+    """Train with TRL's own loop of tool calls, in which the model sees a continued prompt."""
     model, tokenizer = untrained()
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
 
@@ -364,7 +366,7 @@ def stepped_by_trl(spec: Path, write: Callable[[str], str], **given: Any) -> Not
 
 
 def environments(folder: Path, spec: Path) -> dict[str, Any]:
-    """TRL's own loop; what the model says is scripted, as a random model would never call a tool."""
+    """Run TRL's own loop with scripted replies, since a random model would never call a tool."""
     from tests.api.summing import write
 
     chance = random.Random(0)
@@ -375,7 +377,9 @@ def environments(folder: Path, spec: Path) -> dict[str, Any]:
 
 
 def doors(folder: Path, spec: Path) -> dict[str, Any]:
-    """The doors' spec: a step of GRPOTrainer, and what AsyncGRPOTrainer is given; the policy is scripted."""
+    """Run a step of GRPOTrainer and collect AsyncGRPOTrainer's input on the integration tests' spec, with a scripted
+    policy.
+    """
     from trl.experimental.async_grpo import AsyncGRPOConfig, packing
 
     write_doors(Path())

@@ -1,4 +1,4 @@
-"""Rollouts as prime-rl asks for them: verifiers' environment server, its client, and the client that trains.
+"""Request rollouts as prime-rl does: verifiers' environment server, its client, and the client that trains.
 
 ``verifiers_train.py URL SPEC TOKENIZER``, in the environment with verifiers. Prints every trace as JSON.
 """

@@ -1,4 +1,4 @@
-"""What is played with the real verl: ``python verl_programs.py PROGRAM FOLDER``; the last line says what was seen.
+"""Programs for the real verl: ``python verl_programs.py PROGRAM FOLDER``; the last line is the result as JSON.
 
 FOLDER is that of `small_learner.py`. verl's workers and configuration are its own; in place of its servers, which need
 a GPU, a small model samples, and in place of its TransferQueue a dictionary takes what the worker puts there.
@@ -38,7 +38,7 @@ STEP = 3
 
 
 class Servers:
-    """In place of verl's LLMServerClient: the same method, without Ray and without a GPU."""
+    """Replacement for verl's LLMServerClient, with the same method, without Ray and without a GPU."""
 
     tokenizer = None
 
@@ -57,7 +57,7 @@ class Servers:
 def prepared(
     folder: Path, model: Path, spec: Path, members: int = 4, prompt: int = 128, response: int = 256
 ) -> tuple[Any, Any]:
-    """Write the data and the agents as the documents say, and return verl's configuration and its data set."""
+    """Write the data and the agents as documented, and return verl's configuration and dataset."""
     assert ROWS is not None and AGENTS is not None and LINES is not None
     script = ROWS[1].replace('"gsm8k"', repr(str(spec))).replace("1000", "4").replace(', "eval")', ",)")
     exec(compile(script, "verl.md", "exec"), {})
@@ -90,7 +90,7 @@ def batch_of_older(config: Any, data: Any, servers: Servers, rows: Sequence[int]
 
 
 def older(folder: Path) -> dict[str, Any]:
-    """The worker of the older trainer: a DataProto of 16 rollouts."""
+    """Run the older trainer's worker: a DataProto of 16 rollouts."""
     engine = SmallEngine(folder / "model")
     config, data = prepared(Path(), folder / "model", folder / "learning.yaml")
     out = batch_of_older(config, data, Servers(engine), range(4), 4)
@@ -119,7 +119,7 @@ def older(folder: Path) -> dict[str, Any]:
 def queued_by_newer(
     config: Any, data: Any, servers: Servers, rows: Sequence[int]
 ) -> tuple[list[tuple[str, dict[str, Any], dict[str, Any]]], dict[str, str]]:
-    """Return what is put for each sequence, by its key, with its tag; and what became of each group."""
+    """Return the queued items of each sequence with their tags, by key, and the outcome of each group."""
     put: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     status: dict[str, str] = {}
     names = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")
@@ -151,7 +151,7 @@ def queued_by_newer(
 
 
 def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
-    """The worker of the newer trainer: groups of 4, of two sequences each, and what it puts into its queue."""
+    """Run the newer trainer's worker: groups of 4, of two sequences each, with the contents of its queue."""
     engine = SmallEngine(folder / "forgetful")
     config, data = prepared(Path(), folder / "forgetful", folder / "learning.yaml")
     rows, status = queued_by_newer(config, data, Servers(engine, broken), range(4))
@@ -174,12 +174,14 @@ def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
 
 
 def failing(folder: Path) -> dict[str, Any]:
-    """The newer trainer's worker, while its servers are gone."""
+    """Run the newer trainer's worker while its servers are down."""
     return newer(folder, broken=True)
 
 
 def doors(folder: Path) -> dict[str, Any]:
-    """The doors' spec: the newer trainer plays its groups whole; the older one plays it without what compares them."""
+    """Run the integration tests' spec: whole groups with the newer trainer; with the older one, without comparing
+    rewards.
+    """
     write_doors(Path())
     model, servers, found = model_folder(Path("model").resolve()), Servers(ScriptedEngine()), {}
     config, data = prepared(Path(), model, Path("doors.yaml").resolve(), MEMBERS, 1024, 1024)

@@ -21,8 +21,15 @@ from hermes_rl.sandbox.remote import NAMES as REMOTE
 def create_sandbox(config: SandboxConfig) -> Sandbox:
     """Return a sandbox that is not started yet.
 
-    Raises `UserError` for a configuration that this backend, or this machine, can never run.
+    Raises `UserError` for a configuration that this backend, or this machine, can never run, such as a limit that it
+    does not enforce.
     """
+    sandbox = _of_backend(config)
+    config.limits.require_at_most(sandbox.enforced, f"by the backend {config.backend}")
+    return sandbox
+
+
+def _of_backend(config: SandboxConfig) -> Sandbox:
     if config.backend == "none":
         from hermes_rl.sandbox.none import NoIsolation
 

@@ -37,11 +37,17 @@ ONE_ACCOUNT = frozenset({"ssh"})
 """Backends whose sandboxes are directories of one account, in which each agent has access to the others."""
 
 
+DEFAULT_LIMITS = {"memory": 4 << 30, "processes": 256, "open_files": 1024}
+"""Limits of every backend that isolates."""
+RLIMITS = {"open_files": "RLIMIT_NOFILE"}
+"""Limits per process: name of a limit → the kernel's name."""
+
+
 @dataclass(frozen=True)
 class ResourceLimits:
     """Limits on the agent's processes; None leaves the default of the backend in force.
 
-    A limit that is set here and that the backend cannot enforce is an error at start, unless `best_effort`.
+    If the backend cannot enforce a limit that is set here, creating the sandbox fails, unless `best_effort`.
     """
 
     memory: int | None = None

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import etc
-from hermes_rl.sandbox.base import KILLED_EXIT_CODE, PYTHON, SandboxConfig
+from hermes_rl.sandbox.base import DEFAULT_LIMITS, KILLED_EXIT_CODE, PYTHON, RLIMITS, SandboxConfig
 from hermes_rl.sandbox.cgroup import (
     CONTROLLERS,
     DELEGATE,
@@ -621,7 +621,7 @@ def _try_options(bwrap: Bwrap, *more: str) -> str | None:
 # -------------------------------------------------------------------------------- one sandbox
 
 GIB = 1 << 30
-DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
+DEFAULTS = {**DEFAULT_LIMITS, "disk": 1 * GIB}
 ADDRESS_SPACE_SPARE = 64 * GIB
 """Addresses of a process beyond its memory, if no control group counts memory that processes share. Virtual machines
 reserve far more than they use: V8 takes 10 GiB for each WebAssembly memory, of which a program may have several.
@@ -670,7 +670,7 @@ class Bubblewrap(LocalIsolation):
             "memory": "per sandbox and per process" if "memory" in groups else "per process",
             "processes": "per sandbox",
             "disk": "sized tmpfs",
-            "open_files": "per process",
+            **dict.fromkeys(RLIMITS, "per process"),
         }
         return bounds | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
@@ -752,7 +752,7 @@ class Bubblewrap(LocalIsolation):
             **({} if "memory" in self._groups else {"RLIMIT_AS": memory + ADDRESS_SPACE_SPARE}),
             "RLIMIT_FSIZE": self.limits["disk"],
             "RLIMIT_NPROC": self.limits["processes"],
-            "RLIMIT_NOFILE": self.limits["open_files"],
+            **{rlimit: self.limits[name] for name, rlimit in RLIMITS.items()},
             "RLIMIT_MEMLOCK": 8 << 20,
             "RLIMIT_RTPRIO": 0,
             "RLIMIT_NICE": 0,

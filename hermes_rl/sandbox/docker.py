@@ -38,7 +38,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.others_files import RefusedFileError, list_below, open_file
-from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
+from hermes_rl.sandbox.base import (
+    DEFAULT_IMAGE,
+    DEFAULT_LIMITS,
+    KILLED_EXIT_CODE,
+    RLIMITS,
+    SandboxConfig,
+    SandboxFile,
+    SandboxService,
+)
 from hermes_rl.sandbox.channel import ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.docker_engine import (
     ANSWER_SECONDS,
@@ -62,8 +70,6 @@ from hermes_rl.threads import acquire_in_thread, end_tasks
 # -------------------------------------------------------------------------------- the container's limits and rights
 # A limit that the engine cannot enforce is an error, unless `best_effort`.
 
-GIB = 1 << 30
-DEFAULTS = {"memory": 4 * GIB, "processes": 256, "open_files": 1024}
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 """Capabilities of root in a container: enough to install packages."""
 OF_SERVICES = (*CAPABILITIES, "NET_BIND_SERVICE", "SETPCAP", "SYS_CHROOT")
@@ -96,14 +102,14 @@ class Container:
         """The engine's name of its network."""
         self.etc: Sequence[dict[str, Any]] = ()
         """Files that replace the ones that the engine would write into it."""
-        self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULTS.items()}
+        self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULT_LIMITS.items()}
         self.loading: list[str] = []
         """Variables of the image that make the dynamic linker load other code; the helper starts without them."""
         self._unenforced: set[str] = set()
 
     def enforced(self) -> dict[str, str]:
         """Return the limits in force, each with how."""
-        bounds = {"memory": "per container", "processes": "per container", "open_files": "per process"}
+        bounds = {"memory": "per container", "processes": "per container", **dict.fromkeys(RLIMITS, "per process")}
         requested = self.config.limits.requested()
         bounds |= {name: "per container" for name in ("cpu", "disk") if name in requested}
         return {name: how for name, how in bounds.items() if name not in self._unenforced}
@@ -718,7 +724,8 @@ class Docker(Isolation):
             control = await self._start_container(code, runtime)
             # This filter is added to the engine's filter, which lets the agent's processes change process 1's use of
             # the processor.
-            rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
+            rlimits = {rlimit: self.container.limits[name] for name, rlimit in RLIMITS.items()}
+            rlimits["RLIMIT_CORE"] = NO_CORE
             await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
             if not sandbox.has_shell:
                 raise sandbox.unusable_image(f"has no {sandbox.shell}")

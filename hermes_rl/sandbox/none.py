@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.base import MARK, SandboxConfig
+from hermes_rl.sandbox.base import MARK, RLIMITS, SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, VARIABLES, HelperSandbox, LocalIsolation
 from hermes_rl.sandbox.launcher import (
     Descriptors,
@@ -39,7 +39,8 @@ WARNING = (
     "sandbox.backend is none: the model's commands run on this machine with your rights. They can read your "
     "files and keys, reach your network and harm other rollouts."
 )
-ENFORCED = {"memory": "per process", "open_files": "per process"}
+ENFORCED = {"memory": "RLIMIT_DATA", **RLIMITS}
+"""Limits per process: name of a limit → the kernel's name."""
 
 
 class NoIsolation(LocalIsolation):
@@ -49,7 +50,6 @@ class NoIsolation(LocalIsolation):
         super().__init__(config)
         if isinstance(config.network, tuple):
             raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
-        config.limits.require_at_most(ENFORCED, "without a sandbox (backend none)")
         require_in_home(config.workdir, [file.to for file in config.files])
         self.home = self.workdir = "/"
         self._folder: Path | None = None
@@ -57,7 +57,7 @@ class NoIsolation(LocalIsolation):
 
     @property
     def enforced(self) -> Mapping[str, str]:
-        return {name: ENFORCED[name] for name in self.config.limits.requested() if name in ENFORCED}
+        return {name: "per process" for name in self.config.limits.requested() if name in ENFORCED}
 
     def environment(self) -> dict[str, str]:
         path = os.environ.get("PATH", os.defpath)
@@ -65,9 +65,8 @@ class NoIsolation(LocalIsolation):
 
     async def start(self, sandbox: HelperSandbox) -> None:
         _warn_once()
-        limits = self.config.limits
-        requested = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
-        rlimits = {name: value for name, value in requested.items() if value is not None}
+        rlimits = {ENFORCED[name]: getattr(self.config.limits, name) for name in self.enforced}
+        rlimits["RLIMIT_CORE"] = NO_CORE
         await asyncio.to_thread(helper_bundle, own_python())
         # The helper makes the directory, since it also removes it if this process is killed, at any moment.
         self._folder = Path(tempfile.gettempdir(), f"hermes-rl-{self.id}")

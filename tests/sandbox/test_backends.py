@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +22,14 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
 from hermes_rl.sandbox import bubblewrap, none
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import Sandbox, SandboxConfig, SandboxFile, SandboxService
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled_bwrap, shared_prefix
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID
 from hermes_rl.sandbox.launcher import as_user, own_python
+from hermes_rl.spec.model import Limits
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("host", ["http://pypi.org", "*", "a b", "pypi.org/simple", "*.*.org", ""])
@@ -37,6 +41,21 @@ def test_host_that_is_none(host: str) -> None:
 def test_none_cannot_limit_the_hosts() -> None:
     with pytest.raises(UserError, match="needs isolation"):
         create_sandbox(SandboxConfig(backend="none", network=("pypi.org",)))
+
+
+@pytest.mark.parametrize("limits", [ResourceLimits(disk=1 << 30), ResourceLimits(processes=9), ResourceLimits(cpu=1)])
+def test_limit_that_the_backend_cannot_enforce_is_an_error(limits: ResourceLimits) -> None:
+    with pytest.raises(UserError, match=r"cannot be enforced by the backend none.*best_effort: true"):
+        create_sandbox(SandboxConfig(backend="none", limits=limits))
+    assert create_sandbox(SandboxConfig(backend="none", limits=replace(limits, best_effort=True))).enforced == {}
+
+
+def test_spec_and_documentation_have_every_limit() -> None:
+    names = {field.name for field in fields(ResourceLimits)}
+    assert names == set(Limits.model_fields), "ResourceLimits in sandbox/base.py and Limits in spec/model.py differ"
+    section = (DOCS / "sandbox.md").read_text(encoding="utf-8").partition("## Set limits\n")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert documented == names - {"best_effort"}, "the table of docs/sandbox.md, `Set limits`, differs"
 
 
 def test_backend_without_services_refuses_them() -> None:

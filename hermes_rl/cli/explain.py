@@ -107,6 +107,7 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
         f"{reason} (a stop reason)",
         *_wrap(rule.events.rstrip(".") + ".", "  "),
         *_wrap(more, "  "),
+        *_wrap(f"If most rollouts of a run stop for this reason: {rule.advice}." if rule.advice else "", "  "),
         *example,
     ]
 

@@ -299,30 +299,6 @@ def say_where(directory: RunDirectory, progress: Progress) -> None:
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
 
 
-WAYS_ON = {
-    StopReason.MAX_TURNS: "raise agent.max_turns",
-    StopReason.TOKEN_BUDGET: "raise agent.max_trajectory_tokens, or take a model with a longer context",
-    StopReason.LENGTH: "raise agent.max_tokens",
-    StopReason.TIMEOUT: "raise agent.timeout, agent.task_timeout or agent.deadline",
-    StopReason.EMPTY: "the server's parser of reasoning or tool calls may keep all of the text",
-    StopReason.REFUSED: "the server's filter refuses what is said here",
-    StopReason.SANDBOX_KILLED: "raise sandbox.limits or sandbox.lifetime",
-    StopReason.USER_TURNS: "raise user.max_turns",
-    StopReason.ENVIRONMENT_ERROR: "correct that code",
-    StopReason.STEP_FAILED: "lower the `min_reward` of these words",
-    StopReason.TOOL_ERRORS: "raise agent.max_tool_errors, or see whether the model knows these tools",
-    StopReason.PROGRAM_ABORTED: "see what the program printed",
-    StopReason.UNTRAINED: "lower agent.min_trained_share, or see why the program changes what was sampled",
-    StopReason.SERVER_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
-    StopReason.SANDBOX_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
-    StopReason.TOOL_SERVER_FAILURE: "see run.log, and start the tool server by hand",
-    StopReason.REWARD_FAILURE: "correct that reward; hermes-rl validate SPEC --deep tries it",
-    StopReason.JUDGE_FAILURE: "see run.log, and ask the judge's server by hand",
-    StopReason.ROW_FAILURE: "correct the rows; hermes-rl validate SPEC and render SPEC show what they give",
-}
-"""Advice by stop reason, for runs in which most rollouts have it."""
-
-
 def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a message with the stop reason of most rollouts and advice, or "" if that stop reason is not a problem.
 
@@ -335,13 +311,12 @@ def most_ended_with(stop_reasons: Mapping[str, Mapping[str, Any]]) -> str:
     if not counts:
         return ""
     (stop_reason, count), *_ = counts.most_common(1)
-    if 2 * count <= counts.total() or stop_reason.finished_naturally or stop_reason not in WAYS_ON:
+    if 2 * count <= counts.total() or stop_reason.finished_naturally or not stop_reason.rule.advice:
         return ""
     detail = stop_reasons[stop_reason].get("first")
     reason = f"{stop_reason.rule.description}{f' ({detail})' if detail else ''}"
-    return (
-        f"{count} of {pluralize(counts.total(), 'rollout')} ended with {stop_reason}: {reason}; {WAYS_ON[stop_reason]}"
-    )
+    ended = f"{count} of {pluralize(counts.total(), 'rollout')} ended with {stop_reason}"
+    return f"{ended}: {reason}; {stop_reason.rule.advice}"
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:

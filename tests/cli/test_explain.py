@@ -73,7 +73,15 @@ def test_stop_reasons_and_toolsets_are_explained() -> None:
         ("rewards.mine.weight", ["rewards.mine.weight", "type     number"]),
         ("rewards.*.weight", ["rewards.NAME.weight"]),
         ("group_size", ["serve.group_size", "process.group_size"]),
-        ("max_turns", ["max_turns (a stop reason)", "agent.max_turns", "evaluate.agent.max_turns"]),
+        (
+            "max_turns",
+            [
+                "max_turns (a stop reason)",
+                "for this reason: raise agent.max_turns.",
+                "agent.max_turns",
+                "evaluate.agent.max_turns",
+            ],
+        ),
         ("user.tools.python", ["user.tools[].python", "- python: file.py:name"]),
         ("serve", ["type     section", "  keys", "max_staleness"]),
         ("write_file", ["write_file (a tool of the toolset file)"]),

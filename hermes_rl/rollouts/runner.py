@@ -183,9 +183,8 @@ class RolloutRunner:
         """Start a group; `on_change` is called after every member, `prepare` processes the group before it is returned.
 
         With `require_complete`, the first member that fails permanently stops the others and the group is dropped.
-        Without it,
-        every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members get the
-        state `lost` and count as the worst of a group in which two others have a score.
+        Without it, every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members
+        get the state `retries_exhausted` and count as the worst of a group in which two others have a score.
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
         playing = asyncio.create_task(

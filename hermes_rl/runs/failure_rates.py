@@ -2,8 +2,8 @@
 
 Failed rollouts are retried, so a few failures are harmless. An agent that could choose not to be graded would show up
 as one row, or one policy, that fails far more often than the others. Failures are therefore counted by cause, by row
-and by policy, failed attempts included; `run.json` contains the counts under `lost`. It also counts the members of
-groups whose retries were exhausted, and the members of these that stay in their group as the worst
+and by policy, failed attempts included; `run.json` contains the counts under `failure_rates`. It also counts the
+members of groups whose retries were exhausted, and the members of these that stay in their group as the worst
 (`on_stop.retries_exhausted`).
 """
 

@@ -16,6 +16,7 @@ import pytest
 from hermes_rl.analysis import report as report_module
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.analysis.report import NAME, asset, embedded, report, sample, write_report
+from hermes_rl.rollouts.rollout import RolloutState
 from tests.analysis.hostile import HOSTILE, UNSEEN, hostile_line, strings
 from tests.analysis.recorded import recorded, write_run
 from tests.commands import hermes
@@ -168,6 +169,11 @@ def test_embedded_data_ends_nowhere(text: str) -> None:
     made = embedded([text])
     assert not set("<>&\u2028\u2029") & set(made)
     assert json.loads(made) == [text]
+
+
+def test_the_page_filters_by_every_state() -> None:
+    choice = re.findall(r'choice\("State", "state", \[(.*?)\]', asset("view.js"))
+    assert [set(json.loads(f"[{states}]")) for states in choice] == [set(RolloutState)]
 
 
 def test_the_page_makes_no_element_of_a_string() -> None:

@@ -1168,7 +1168,7 @@ function filterPop(name, query, run) {
   const bound = (label, key) => field(label, key, el("input", { id: `by-${key}`, type: "number", step: "any", name: key, value: query[key], onchange: goTo }));
   form.append(...[choice("Stop reason", "stop_reason", run.stop_reasons.map((one) => one.name), "any"),
     choice("Rows with", "where", run.columns.flatMap((column) => column.values.map((one) => `${column.name}=${one.value}`)), "any"),
-    choice("State", "state", ["scored", "excluded", "failed", "waiting", "lost"], "any"),
+    choice("State", "state", ["scored", "excluded", "failed", "waiting", "retries_exhausted"], "any"),
       choice("Tool called", "tool", run.tools.map((one) => one.name), "any"),
     field("with failed calls", "tool_errors", el("input", { id: "by-tool_errors", type: "checkbox", name: "tool_errors",
       checked: Boolean(query.tool_errors), onchange: goTo })),

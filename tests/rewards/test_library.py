@@ -279,4 +279,5 @@ def test_the_docs_have_every_shipped_reward_with_its_arguments() -> None:
     for name in shipped_rewards():
         reward = find_reward(name, None)
         arguments = {key for key in reward.parameters if key not in INJECTED}
+        assert name in rows, f"the table of docs/rewards.md, `Choose a shipped reward`, lacks {name}"
         assert set(re.findall(r"`(\w+)", rows[name])) == arguments, name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.token_level import assistant_message
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.parsers.base import Parsed, Status, parse_ids, parse_text
-from hermes_rl.tokens.parsers.table import PARSERS, load_parser
+from hermes_rl.tokens.parsers.table import ALIASES, PARSERS, UNREAD, load_parser
 from tests.tokens.families import FAMILIES, tokenizer_of
 from tests.tokens.formats import FORMATS, Format
 
@@ -54,8 +56,16 @@ def test_other_end_of_turn_tokens_are_not_text(name: str) -> None:
         ]
 
 
+def test_every_format_is_documented_once() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page.partition("## Choose a tool-call parser")[2], re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert set(PARSERS) <= set(names), "the table of docs/tokens.md, `Choose a tool-call parser`, lacks formats"
+    assert not UNREAD & {*PARSERS, *ALIASES}, "a format with a parser is still listed in UNREAD"
+
+
 def test_every_format_is_tested() -> None:
-    assert set(FORMATS) == set(PARSERS)
+    assert set(FORMATS) == set(PARSERS), "tests/tokens/formats.py has how a model writes each format"
     with pytest.raises(UserError, match=r"did you mean.*hermes"):
         load_parser("hermez")
 

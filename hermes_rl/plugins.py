@@ -198,7 +198,10 @@ def _execute_module(name: str, path: Path, source: bytes) -> ModuleType:
     except BaseException as error:
         del sys.modules[name], _files[name]
         if isinstance(error, Exception | SystemExit):  # a file that exits would otherwise end the run silently
-            raise UserError(f"{_locate_error(error, path)}: {type(error).__name__}: {error}") from error
+            hint = ""
+            if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+                hint = f"; install the package `{error.name}`, or copy the module into {path.parent}"
+            raise UserError(f"{_locate_error(error, path)}: {type(error).__name__}: {error}{hint}") from error
         raise
     return module
 

@@ -287,7 +287,9 @@ def doctor(
 def init(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name of the environment and its new folder; with --from, a Python file."),
+        typer.Argument(
+            metavar="NAME|FILE", help="Name of the environment and its new directory; with --from, the Python file."
+        ),
     ],
     kind: Annotated[Starter, typer.Option(help="Kind of the environment.")] = "tools",
     framework: Annotated[

@@ -155,7 +155,7 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
     """Return True if `file.py:name` or `package.module:name` exists; report a missing one."""
     source, _, name = reference.rpartition(":")
     if not source.endswith(".py"):  # only the outermost package is looked for: to find one inside would import it
-        installed = _is_installed(source.partition(".")[0])
+        installed = is_installed(source.partition(".")[0])
         if not installed:
             findings.warning(path, f"the package of {source} is not installed here, so this was not checked")
         return installed
@@ -199,8 +199,11 @@ def _import_problem(file: Path) -> str | None:
                 is_local = (file.parent / package).is_dir() or sibling_file.is_file()
                 if sibling_file.is_file() and (fault := _syntax_problem(sibling_file)) is not None:
                     return f"imports {sibling_file.name} {line}, which cannot be read as Python: {fault}"
-                if not is_local and not _is_installed(package):
-                    return f"needs the package `{package}` {line}, which is not installed here"
+                if not is_local and not is_installed(package):
+                    return (
+                        f"needs the package `{package}` {line}, which is not installed here: install it, or copy the "
+                        f"module next to {file.name}"
+                    )
     return None
 
 
@@ -213,7 +216,7 @@ def _syntax_problem(file: Path) -> str | None:
     return None
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except (ImportError, ValueError):

@@ -18,6 +18,7 @@ import yaml
 
 from hermes_rl.errors import UserError
 from hermes_rl.others_files import read_regular
+from hermes_rl.spec.check_code import is_installed
 from hermes_rl.values import replace_surrogates
 
 LARGEST = 1 << 20
@@ -113,12 +114,16 @@ class SpecDraft:
         return replace_surrogates(literal) if isinstance(literal, str) else literal
 
     def call(self, node: ast.expr | None, *names: str) -> tuple[str, Arguments] | None:
-        """Return the name of the function that an expression calls, and its arguments, those by position by `names`."""
+        """Return the name of the function that an expression calls, and its arguments, those by position by `names`.
+
+        A position without a name is called `argument N`.
+        """
         node = None if node is None else self.resolved(node)
         if not isinstance(node, ast.Call):
             return None
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        placed = dict(zip(names, node.args, strict=False))
+        more = (f"argument {number}" for number in range(len(names) + 1, len(node.args) + 1))
+        placed = dict(zip((*names, *more), node.args, strict=False))
         return name, {**placed, **{each.arg: each.value for each in node.keywords if each.arg is not None}}
 
     def items_of(self, node: ast.expr) -> list[ast.expr]:
@@ -173,7 +178,9 @@ class SpecDraft:
                 raise ValueError("no rows")
         except (ValueError, TypeError, RecursionError):
             self.leave(
-                f"dataset: {shown(node)}; write the rows into dataset.items, or name a file in dataset.path", node
+                f"dataset: {shown(node)}; write the rows into dataset.items, name a file in dataset.path, or yield "
+                "them from a function in dataset.generator",
+                node,
             )
             rows = [dict(placeholder)]
         self.section("dataset")["items"] = rows
@@ -231,6 +238,11 @@ class SpecDraft:
         """Return the code of the draft: constants and helpers of the file, its tools, and stubs; empty if unused."""
         if not self._code:
             return ""
+        for node in self.tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom) and not (_check_packages(node) <= {*FRAMEWORKS} or _found(node)):
+                self.leave(
+                    f"`{shown(node)}`: copy the module next to the draft, install its package, or do without", node
+                )
         foreign = set(_imported_names(self.tree))
         segments = []
         for node in self.tree.body:
@@ -276,6 +288,17 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
             yield from (each.asname or each.name for each in node.names)
         elif isinstance(node, ast.Import):
             yield from (each.asname or each.name for each in node.names if each.name.split(".")[0] in FRAMEWORKS)
+
+
+def _packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Return the first names of the imported modules."""
+    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+    return {module.partition(".")[0] for module in modules}
+
+
+def _found(node: ast.Import | ast.ImportFrom) -> bool:
+    """Return True if the import works in another directory too."""
+    return not getattr(node, "level", 0) and all(map(is_installed, _packages(node)))
 
 
 def _own_nodes(function: Function) -> Iterator[ast.AST]:
@@ -425,10 +448,10 @@ def _reward_function(draft: SpecDraft, node: ast.expr, weight: float) -> None:
         _, arguments = draft.call(node.func.value, "fields") or ("", {})
         tags: list[Any] = []
         draft.take(arguments, "fields", tags.extend)
-        names = [tag for tag in tags if isinstance(tag, str) and tag not in ("think", "reasoning")]
+        names = [tag for tag in tags if isinstance(tag, str) and tag != "think"]
         if names:
             draft.add_reward("format_tags", {"args": {"tags": names}}, weight)
-        draft.leave("format_tags accepts nothing besides the tags, and a reply does not contain the reasoning", node)
+        draft.leave("format_tags accepts nothing besides the tags, and <think> is reasoning, not text", node)
     else:
         draft.leave(f"the reward {shown(node)}", node)
 
@@ -485,17 +508,23 @@ def from_inspect(draft: SpecDraft) -> None:
 
 def _move_samples(draft: SpecDraft, node: ast.expr | None) -> None:
     placeholder = {"input": "…", "target": "0"}
-    name, arguments = draft.call(node, "samples") or ("", {})
+    name, arguments = draft.call(node, "samples", "sample_fields") or ("", {})
+    if name == "hf_dataset":
+        _, arguments = draft.call(node, "samples", "split", "name") or ("", {})
     if name in ("json_dataset", "csv_dataset", "hf_dataset") and "samples" in arguments:
-        arguments["path"] = arguments.pop("samples")
+        arguments["path"] = path = arguments.pop("samples")
         for key in ("path", "name", "split"):
             draft.take(arguments, key, draft.set("dataset", key))
+        if name != "hf_dataset" and "path" in draft.section("dataset"):
+            draft.leave("dataset.path: copy the file next to the draft, or write its absolute path", path)
         fields = draft.call(arguments.get("sample_fields"), "input", "target")
         if fields is not None and fields[0] == "FieldSpec":
             del arguments["sample_fields"]
             for key in ("input", "target"):
                 draft.take(fields[1], key, partial(_move_column, draft, key))
             draft.leave_all(fields[1])
+        elif (fields_node := arguments.pop("sample_fields", None)) is not None:
+            draft.leave(f"sample_fields={shown(fields_node)}: define input and target in dataset.columns", fields_node)
         draft.leave_all(arguments)
     elif node is not None:
         draft.items(
@@ -521,6 +550,13 @@ def _read_sample(draft: SpecDraft, node: ast.expr) -> dict[str, Any]:
 CHOICES = (
     "{{ input }}\n{% for each in choices %}\n{{ 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[loop.index0] }}) {{ each }}{% endfor %}"
 )
+
+
+SOLVER_HINTS = {
+    "chain_of_thought": ": add its text to prompt.user",
+    "user_message": ": add its text to prompt.user",
+    "self_critique": ": another message of the user, in user.turns",
+}
 
 
 def _move_solvers(draft: SpecDraft, solver: ast.expr) -> None:
@@ -557,7 +593,7 @@ def _move_solver(draft: SpecDraft, node: ast.expr, name: str, arguments: Argumen
     elif name == "multiple_choice":
         draft.section("prompt")["user"] = CHOICES
     else:
-        draft.leave(f"the solver {shown(node)}", node)
+        draft.leave(f"the solver {shown(node)}{SOLVER_HINTS.get(name, '')}", node)
 
 
 def _set_template(draft: SpecDraft, text: Any) -> None:
@@ -653,5 +689,7 @@ def draft_files(path: Path, framework: str) -> tuple[str, dict[str, str], list[s
     if not draft.spec.get("rewards"):
         draft.leave("rewards: a spec needs at least one")
         draft.add_reward("exact_match", {"args": {"target": "…"}})
-    files = {f"{draft.name}.yaml": draft.spec_text(framework), f"{draft.name}_code.py": draft.code_text()}
+    draft.leave("solution: write the turns of a perfect agent, with which `validate --deep` checks the rewards")
+    code = draft.code_text()
+    files = {f"{draft.name}.yaml": draft.spec_text(framework), f"{draft.name}_code.py": code}
     return draft.name, {name: text for name, text in files.items() if text}, draft.left

@@ -134,6 +134,40 @@ def test_an_environment_of_verifiers_is_read_without_being_executed(tmp_path: Pa
     assert "    #     return float(completion[-1]" in code
 
 
+def test_imports_and_files_of_the_old_directory_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+import json
+from environments.shared import near
+from .parsing import parsed
+import verifiers as vf
+
+def right(completion, answer):
+    return near(parsed(completion), answer)
+
+def load_environment():
+    parser = vf.XMLParser(["reasoning", "answer"])
+    return vf.SingleTurnEnv(dataset=[], rubric=vf.Rubric(funcs=[right, parser.get_format_reward_func()]))
+"""
+    spec, written = drafted(text, "verifiers", tmp_path)
+    assert spec["rewards"]["format_tags"] == {"args": {"tags": ["reasoning", "answer"]}}
+    left = re.findall(r"^#   - `(.*)`: copy the module next to the draft", written, re.MULTILINE)
+    assert left == ["from environments.shared import near", "from .parsing import parsed"]
+    assert status(["validate", "mine"]) == 2
+    assert "needs the package `environments` (line 2)" in capsys.readouterr().err
+
+    text = """
+from inspect_ai import Task, task
+
+@task
+def capitals():
+    return Task(dataset=csv_dataset("capitals.csv", to_sample), solver=[chain_of_thought(), generate()])
+"""
+    spec, written = drafted(text, "inspect", tmp_path, "capitals")
+    assert spec["dataset"] == {"path": "capitals.csv", "eval": "only"}
+    for missing in ("copy the file next to", "sample_fields=to_sample: define input", "add its text to prompt.user"):
+        assert re.search(rf"^#   - .*{missing}", written, re.MULTILINE), missing
+
+
 def test_names_that_are_assigned_again_are_followed(tmp_path: Path) -> None:
     """Most environments of the hub write `dataset = dataset.map(…)`."""
     text = """

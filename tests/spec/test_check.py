@@ -364,7 +364,10 @@ def test_check_reports_classes_that_cannot_be_constructed(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import numpy.nothing, not_there.deep", "needs the package `not_there` (line 1), which is not installed here"),
+        (
+            "import numpy.nothing, not_there.deep",
+            "needs the package `not_there` (line 1), which is not installed here: install it, or",
+        ),
         ("from not_there import x", "needs the package `not_there`"),
         (
             "from . import helpers",

@@ -38,6 +38,7 @@ DIGITS_OF_NUMBERS = 4096
 _SCALARS = frozenset({int, float, bool, type(None)})
 _WIDTH = re.compile(r"[%{][^%{}a-zA-Z]*(?:\d{7}|\*)|\{[^{}]*\{")
 """A format field that is wide, or whose width is an argument."""
+_FOUR_DIGITS = re.compile(r"[%{][^%{}a-zA-Z]*\d{4}")
 
 
 class TemplateTooLarge(ValueError):
@@ -140,15 +141,24 @@ def _require_operands(operator: str, left_operand: Any, right: Any) -> None:
 def _require_call(arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, formats: bool = False) -> None:
     """Raise `TemplateTooLarge` if the result of a filter or method may be too large for its arguments."""
     _check_deadline()
-    values = [*arguments, *keywords.values()]
+    values = [*arguments[1:], *keywords.values()]
     if any(isinstance(value, int) and abs(value) > LARGEST_COUNT for value in values):
         raise TemplateTooLarge(f"the template gives a filter or method a number above {LARGEST_COUNT}")
-    if formats and isinstance(arguments[0], str) and _WIDTH.search(arguments[0]):
-        raise TemplateTooLarge("the template formats a value with a width that is large or an argument")
+    if formats and isinstance(text := arguments[0], str):
+        if _WIDTH.search(text):
+            raise TemplateTooLarge("the template formats a value with a width that is large or an argument")
+        widest = max([1_000_000 if _FOUR_DIGITS.search(text) else 1_000, *(_size(value, {}) for value in values)])
+        _require((text.count("%") + text.count("{")) * widest)
 
 
-_MULTIPLYING = frozenset({"replace", "join", "indent", "wordwrap", "sum"})
+_REPEATING = frozenset({"indent", "expandtabs", "tojson"})
+"""Filters and methods that may write blanks, as many as a number, for each element of their subject."""
+_MULTIPLYING = frozenset({"replace", "join", "wordwrap", "sum", "translate", *_REPEATING})
 """Filters and methods whose result may have the product of the sizes of two arguments."""
+_SPLITTING = frozenset({"split", "rsplit", "splitlines", "title", "wordcount", "urlize"})
+"""Filters and methods that make an object for each word of a text."""
+OBJECT = 8
+"""Elements of a text that count for one word."""
 _LOOKING = frozenset(
     {"_not_none", "count", "d", "default", "first", "get", "items", "keys", "last", "length", "list", "rejectattr",
      "selectattr", "values"}
@@ -167,8 +177,15 @@ def _require_result(name: str, arguments: tuple[Any, ...], keywords: Mapping[str
         _require_size(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
         return
     size_cache = dict[int, int]()
-    sizes = sorted((_element_count(value, size_cache) for value in (*arguments, *keywords.values())), reverse=True)
-    _require_size(math.prod(sizes[:2]) if name in _MULTIPLYING else sum(sizes))
+    values = (*arguments, *keywords.values())
+    sizes = [_element_count(value, size_cache) for value in values]
+    if name in _REPEATING:
+        sizes += [abs(value) for value in values[1:] if isinstance(value, int)]
+    if name == "wordwrap":  # it copies the rest of a word that is longer than a line for each line of it
+        sizes += [max(map(len, text.split()), default=0) for text in texts[:1]]
+    if name in _SPLITTING:
+        sizes *= OBJECT
+    _require_size(math.prod(sorted(sizes)[-2:]) if name in _MULTIPLYING else sum(sizes))
 
 
 def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,13 +211,38 @@ class _Filters(dict[str, Callable[..., Any]]):
         super().__setitem__(name, _limit_filter(name, function))
 
 
+def _comparing(compare: Callable[..., bool]) -> Callable[[Any, Any], bool]:
+    return lambda left, right: compare(_measured(left), _measured(right))
+
+
+def _measured(value: Any) -> Any:
+    """Return a value that is compared or hashed; few lists and tuples, nested in each other, may take for ever."""
+    _tick()
+    return _writable(value)
+
+
 class _Generator(CodeGenerator):
-    """Code generator for templates whose loops and joined texts are limited."""
+    """Code generator for templates whose loops, joined texts, comparisons and tuples are limited."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
         super().visit_For(node, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        operands: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
+        if len(operands) > 2 or not any(isinstance(each.expr, nodes.Const) for each in operands):
+            measured = nodes.EnvironmentAttribute("measured")
+            for each in operands:
+                each.expr = nodes.Call(measured, [each.expr], [], None, None, lineno=node.lineno)
+        super().visit_Compare(node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self.write("environment.measured(")
+        super().visit_Tuple(node, frame)
+        if node.ctx == "load":
+            self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")
@@ -217,6 +259,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(_join_texts)
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     tick = staticmethod(_check_deadline)
+    measured = staticmethod(_measure_record)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"finalize": _check_written, **options})
@@ -224,6 +267,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = _Filters()
         for name, function in filters.items():
             self.filters[name] = function
+        test: Any
+        for name, test in self.tests.items():
+            if name == "in" or test.__module__ == "_operator":
+                self.tests[name] = _comparing(test)
         del self.globals["lipsum"]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

@@ -18,6 +18,12 @@ from tests.tokens.families import FAMILIES
 
 HI = [{"role": "user", "content": "hi"}]
 DOUBLED = "{% set ns = namespace(x='ab', l=[1]) %}{% for i in range(90) %}{% set ns.x = GROWN %}{% endfor %}{{ ns.x }}"
+SHARED = (
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+)
+"""Two equal values of few lists that have 2 ** 60 elements."""
+HASHED = SHARED.replace("[ns.a, ns.a]", "(ns.a, ns.a)").replace("a=[1]", "a=(1,)")
 
 
 def hub_tokenizer(template: str) -> HubTokenizer:
@@ -40,6 +46,27 @@ def hub_tokenizer(template: str) -> HubTokenizer:
         "{{ 'a' | center(3000000000) }}",
         "{{ [1] | tojson(indent=3000000000) }}",
         "{{ lipsum(n=100000) }}",
+        "{{ ('\t' * 4000).expandtabs(1000000) }}",
+        "{{ ('a' * 4000).translate({97: 'b' * 1000000}) }}",
+        *(
+            "{{ ('FIELD' * 4000)FORMATTED }}".replace("FIELD", field).replace("FORMATTED", formatted)
+            for field, formatted in {
+                "%(a)s": " % {'a': 'x' * 1000000}",
+                "%s": " % ((('x' * 1000000),) * 4000)",
+                "{0}": ".format('x' * 1000000)",
+                "{a}": ".format_map({'a': 'x' * 1000000})",
+                "%(b)s": " | format(b='x' * 1000000)",
+                "%999999d": " % ((1,) * 4000)",
+                "{0:999999}": ".format(1)",
+            }.items()
+        ),
+        "{{ ('a\n' * 4000) | indent(1000000) }}",
+        "{{ ([1] * 4000) | tojson(indent=1000000) }}",
+        "{{ ('a' * 4000000) | wordwrap(1) }}",
+        *("{{ ('ab ' * 1000000) | title }}", "{{ ('ab ' * 1000000).split() }}"),
+        *(SHARED + each for each in ("{{ ns.a == ns.b }}", "{{ ns.a in [ns.b] }}", "{{ 1 != ns.a == ns.b }}")),
+        *(SHARED + each for each in ("{{ ns.a is eq(ns.b) }}", "{{ [ns.a] | select('equalto', ns.b) | list }}")),
+        *(HASHED + each for each in ("{{ {ns.a: 1} }}", "{{ {}.get(ns.a) }}", "{{ {}[ns.a] }}")),
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% for i in range(99999) recursive %}{{ loop([1]) }}{% endfor %}",
         *(

@@ -147,8 +147,12 @@ class McpSession:
         """False once a call has found the server gone, or the session is closed."""
         return self._client is not None
 
-    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, bool]:
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], seconds: float, *, retried: bool = False
+    ) -> tuple[str, bool]:
         """Return the result as text, and True if the tool reports it as an error.
+
+        `retried`: the call has been sent in a session that has ended.
 
         Raises `McpTimeoutError`, `McpLostError`, `McpUnansweredError` or `McpTooLargeError`; the transport and the
         clock decide, since a server may use the numbers of the SDK's errors too.
@@ -157,7 +161,7 @@ class McpSession:
         from pydantic import ValidationError
 
         client = self._open_client()
-        exchange = Exchange()
+        exchange = Exchange(retried=retried)
         context = EXCHANGE.set(exchange)
         self.calls += 1
         try:

@@ -16,6 +16,8 @@ class Exchange:
     """True if it may have executed the call nevertheless."""
     ended: bool = False
     """True if it no longer knows the session."""
+    retried: bool = False
+    """True if the call was sent before, in a session that has ended."""
     large: bool = False
     """True if a response exceeded the limit."""
 

@@ -108,12 +108,14 @@ class McpServer(ABC):
 
         Raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for infrastructure failures.
         """
+        ended = False
         for attempt in itertools.count(1):
             session = await self._open()
             try:
-                return await self._answer(session, name, arguments)
+                return await self._answer(session, name, arguments, ended)
             except McpUnansweredError as error:
-                if error.ended:
+                ended = error.ended
+                if ended:
                     session.retire()
                 if error.executed or attempt > (1 if error.ended else len(PAUSES)):
                     raise ToolServerFailure(f"MCP server {self.settings.name}: {error}") from None
@@ -123,10 +125,10 @@ class McpServer(ABC):
                     await session.close()
         raise AssertionError("a call is answered or fails")
 
-    async def _answer(self, session: McpSession, name: str, arguments: Mapping[str, Any]) -> str:
+    async def _answer(self, session: McpSession, name: str, arguments: Mapping[str, Any], retried: bool) -> str:
         """Return the result of a call in a session; raises as `call`, or `McpUnansweredError`."""
         try:
-            text, is_error = await session.call(name, arguments, self.settings.timeout)
+            text, is_error = await session.call(name, arguments, self.settings.timeout, retried=retried)
         except McpTimeoutError as error:
             if not self.settings.shared:  # a server that hangs in one call may never respond again
                 await session.close()

@@ -91,10 +91,12 @@ async def _error_response(request: httpx2.Request, response: httpx2.Response, ex
     request_body, response_body = (read_object(each, ANSWER_LIMIT) or {} for each in (request.content, body))
     has_session = "mcp-session-id" in request.headers
     is_rpc = isinstance(response_body.get("error"), dict) and "jsonrpc" in response_body
-    if is_rpc and response_body.get("id") is not None and response_body.get("id") == request_body.get("id"):
-        return httpx2.Response(status, headers=_select_headers(response), content=body, request=request)
+    is_answer = is_rpc and response_body.get("id") is not None and response_body.get("id") == request_body.get("id")
     # By the specification 404 means that the session has ended. Some servers send 400, before they have read the id.
-    ended = has_session and (status == 404 or (status == 400 and is_rpc))
+    # What a new session answers too is the server's own error.
+    ended = has_session and (not (is_answer and exchange.retried) if status == 404 else status == 400 and is_rpc)
+    if is_answer and not (ended and status == 404):
+        return httpx2.Response(status, headers=_select_headers(response), content=body, request=request)
     exchange.fail(f"HTTP status {status}", executed=not ended and status not in NOT_EXECUTED, ended=ended)
     return httpx2.Response(status, request=request)
 

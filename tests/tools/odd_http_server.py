@@ -63,7 +63,7 @@ class OddHttp:
             )
         if self.statuses:
             status, error = self.statuses.pop(0)
-            body = "bad gateway" if error is None else json.dumps({**answer, "error": error, **error.pop("more", {})})
+            body = "bad gateway" if error is None else json.dumps({**answer, "error": error, **error.get("more", {})})
             kind = "text/html" if error is None else "application/json"
             return web.Response(status=status, text=body, content_type=kind)
         return await self._tool(request, parameters["name"], parameters.get("arguments") or {}, session, answer)

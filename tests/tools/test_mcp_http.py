@@ -46,7 +46,16 @@ async def test_expired_session_is_reopened_and_the_call_is_retried() -> None:
         together = await asyncio.gather(*(said(play, "count") for _ in range(5)))
         assert sorted(together) == ["1", "2", "3", "4", "5"], "one session for all of them"
         assert len(server.sessions) == 1
-        server.statuses = [(400, {"code": -32000, "message": "No valid session ID", "more": {"id": None}})]
+        for status, more in ((400, {"id": None}), (404, {"id": None}), (404, {"id": "server-error"}), (404, {})):
+            server.statuses = [(status, {"code": -32001, "message": "No valid session ID", "more": more})]
+            assert await said(play, "count") == "1", "also where the answer has the call's id"
+
+
+async def test_answer_404_of_the_new_session_too_is_the_models_to_read() -> None:
+    async with asked() as (server, play):
+        server.statuses = [(404, {"code": -32002, "message": "row 7 is missing"})] * 2
+        outcome = await play.outcome("count", "{}")
+        assert "row 7 is missing" in outcome.content and outcome.error is not None
         assert await said(play, "count") == "1"
 
 

@@ -93,6 +93,16 @@ async def test_a_reward_that_the_agent_protects_from_the_grader_is_none(tmp_path
     assert by_task["protected"]["score"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "left", ["rm $F", ": > $F", "rm $F; mkdir $F", "rm $F; mkfifo $F", "chmod 0 $F; rm -r ${F%/*}"]
+)
+async def test_script_that_ends_well_without_its_reward_scores_0(tmp_path: Path, left: str) -> None:
+    """Code of the agent that the tests run removes the reward, or a full disk loses it."""
+    script = f"echo 0 > /logs/verifier/reward.txt; F=/logs/verifier/reward.txt; {left}; exit 0\n"
+    _, by_task, _ = await evaluated(tmp_path, [row("lost", script=script)], "true")
+    assert by_task["lost"]["score"] == 0.0
+
+
 @pytest.mark.parametrize("number", ["2", "-1", "1e99", "nan", "inf", "one"])
 async def test_reward_outside_0_to_1_is_scored_as_zero(tmp_path: Path, number: str) -> None:
     """Code of the agent that the tests run may write the file."""

@@ -24,7 +24,7 @@ from hermes_rl.runs.statistics import (
     pass_hat_k,
     share_interval,
 )
-from hermes_rl.scoring.reward_value import RewardValue, reward_of
+from hermes_rl.scoring.reward_value import MOST_METRICS, RewardValue, reward_of
 from hermes_rl.servers.usage import Usage
 from hermes_rl.stop_reasons import StopReason
 
@@ -231,9 +231,15 @@ def _pass_metrics(clusters: Sequence[Sequence[float]], size: int, success: float
 
 def _reward_metrics(graded: Row) -> dict[str, float]:
     values: dict[str, list[float]] = {}
+    # An agent may name the metrics of a reward, other ones in each rollout.
+    names = {name: Counter[str]() for rollout in graded for name in rollout.rewards}
     for rollout in graded:
         for name, reward in rollout.rewards.items():
-            extra_metrics = {f"{name}/{key}": value for key, value in reward.metrics.items()}
+            names[name].update(reward.metrics.keys())
+    kept = {name: {key for key, _ in counts.most_common(MOST_METRICS)} for name, counts in names.items()}
+    for rollout in graded:
+        for name, reward in rollout.rewards.items():
+            extra_metrics = {f"{name}/{key}": value for key, value in reward.metrics.items() if key in kept[name]}
             for key, value in {name: reward.value, **extra_metrics}.items():
                 if value is not None:
                     values.setdefault(key, []).append(value)

@@ -95,7 +95,8 @@ def takes_at_most(
 # ------------------------------------------------------------------------------------------------ Return values
 
 MOST_METRICS, LONGEST_METRIC = 100, 100
-"""Maximum number of metrics of one value, and of characters in a name; the metric `omitted` counts excess ones."""
+"""Maximum number of metrics of one value, of all steps and of all rollouts, and of characters in a name; the metric
+`omitted` counts excess ones of one value."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,10 @@ def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
     step_values = [value.value for value in values if value.value is not None]
     counted = values if how == "mean" else values[-1:]
     names = dict.fromkeys(name for value in counted for name in value.metrics)
-    metrics = {name: total(value.metrics.get(name, 0.0) for value in counted) / len(counted) for name in names}
+    metrics = {
+        name: total(value.metrics.get(name, 0.0) for value in counted) / len(counted)
+        for name in islice(names, MOST_METRICS)
+    }
     metrics |= {f"step_{n}": value.value for n, value in enumerate(values, 1) if value.value is not None}
     reasons = [f"step {n}: {value.reason}" for n, value in enumerate(values, 1) if value.reason is not None]
     has_all_values = len(step_values) == len(values)

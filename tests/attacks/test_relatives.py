@@ -17,6 +17,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -32,8 +33,10 @@ from hermes_rl.data.harbor import read_tasks
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.sandboxes import sandbox_config
+from hermes_rl.runs.metrics import _rewards
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Conversation
+from hermes_rl.scoring.reward_value import MOST_METRICS, RewardValue, Score, interpret, of_steps
 from hermes_rl.scrubber import Scrubber
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.row_files import image_url
@@ -230,6 +233,28 @@ async def test_made_up_source_is_not_paid(name: str) -> None:
         ToolCall(1, f"{n}", tool, args, f"found {MADE_UP}") for n, (tool, args) in enumerate(SOURCES[name])
     ]
     assert (await graded("citations", result=rollout)).value == 0
+
+
+METRICS: dict[str, Callable[[int], dict[Any, float]]] = {
+    "E22 many": lambda n: dict.fromkeys(range(5_000), 1.0),
+    "E22 other names in each": lambda n: {f"{n} {m}": 1.0 for m in range(90)},
+    "E22 long names": lambda n: {f"{n}{letter * 1_000_000}": 1.0 for letter in "abc"},
+    "E22 names near the bound": lambda n: {f"{n:03}{m:03}{'x' * 94}": 1.0 for m in range(90)},
+}
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+@pytest.mark.parametrize("name", METRICS)
+def test_names_of_metrics_are_few_over_all_rollouts(name: str, steps: int) -> None:
+    def value(rollout: int) -> RewardValue:
+        scores = [Score(1.0, metrics={"right": 0.5, **METRICS[name](rollout * steps + n)}) for n in range(steps)]
+        return of_steps("mean", [interpret("r", score, 0.0) for score in scores])
+
+    values = [value(rollout) for rollout in range(20)]
+    assert max(len(each.metrics) for each in values) <= MOST_METRICS + 1 + (steps if steps > 1 else 0)
+    metrics = _rewards([cast(Any, SimpleNamespace(rewards={"r": each})) for each in values])
+    assert metrics["eval/reward/r"] == 1.0 and metrics["eval/reward/r/right"] == 0.5
+    assert len(json.dumps(metrics)) < 64_000
 
 
 HEDGES = {

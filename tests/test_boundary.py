@@ -302,9 +302,7 @@ def a_line(chance: random.Random, folder: Path) -> dict[str, Any]:
 def files_of_trainers(chance: random.Random, folder: Path) -> None:
     line = {**a_line(chance, folder), "others": ()}
     for members in seats_of([line]):
-        recorded = RecordedRollouts(
-            partial(iter, [group_of(members, lambda _: False)]), partial(iter, []), ["right"], None
-        )
+        recorded = RecordedRollouts(partial(iter, [group_of(members, {})]), partial(iter, []), ["right"], None, {})
         for kind in ("sft", "dpo", "kto", "openai", "sharegpt", "jsonl"):
             write_format(kind, folder / f"{kind}.jsonl", recorded, RolloutChoice())
             for row in (folder / f"{kind}.jsonl").read_bytes().splitlines():
@@ -313,14 +311,14 @@ def files_of_trainers(chance: random.Random, folder: Path) -> None:
 
 
 def a_trajectory(chance: random.Random, folder: Path) -> None:
-    right = trajectory({**recorded("a"), "others": ()})
+    right = trajectory({**recorded("a"), "others": ()}, masked=False)
     (folder / "t.json").write_bytes(python_json(spoiled(right, chance)))
     result, _ = read_atif(folder / "t.json")
     is_whole(result.messages)
 
 
 def a_line_as_a_trajectory(chance: random.Random, folder: Path) -> None:
-    is_whole(trajectory(a_line(chance, folder)))
+    is_whole(trajectory(a_line(chance, folder), masked=False))
 
 
 def what_a_reward_returns(chance: random.Random, folder: Path) -> None:

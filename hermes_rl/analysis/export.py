@@ -28,7 +28,6 @@ from hermes_rl.runs.formats import (
 )
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
-from hermes_rl.stop_reasons import StopReason
 from hermes_rl.values import read_own_json
 
 GROUPS = "groups.jsonl"
@@ -74,7 +73,7 @@ def export_run(
     if not run.groups:
         raise UserError(f"{record.path} has no rollout with a conversation")
     tokenizer = tokenizer_of(record.run_info)[0] if "dpo" in kinds else None
-    recorded = RecordedRollouts(run.written, run.lines, list(spec.get("rewards") or {}), tokenizer)
+    recorded = RecordedRollouts(run.written, run.lines, list(spec.get("rewards") or {}), tokenizer, run.on_stop)
     notes: list[str] = []
     for kind in dict.fromkeys(kinds):
         folder = record.path if out is None else out
@@ -104,7 +103,7 @@ class RunGroups:
 
     def group(self, members: Sequence[Line]) -> Group:
         """Return a group from the records of its members; unreadable records are omitted."""
-        return group_of(members, self._masks, self.record.exclude)
+        return group_of(members, self.on_stop, self.record.exclude)
 
     def lines(self) -> Iterator[list[Line]]:
         """Yield the records of each group."""
@@ -118,9 +117,6 @@ class RunGroups:
                 lines = [line for each in members if (line := self.record.readable(each.id)) is not None]
                 if lines:
                     yield lines
-
-    def _masks(self, stop_reason: StopReason) -> bool:
-        return self.on_stop.get(str(stop_reason)) == "mask"
 
 
 def _written_groups(run: Path, groups: Iterable[str]) -> list[str]:

@@ -130,7 +130,7 @@ class HermesEnvironment(Environment):
             stop_reason=str(rollout.stop_reason),
             error=rollout.error,
             rewards=values_of(rollout),
-            trainable=rollout.score is not None and not rollout.masked,
+            trainable=rollout.trainable,
         )
 
     # Methods of OpenEnv's task API.

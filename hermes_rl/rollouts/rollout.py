@@ -373,6 +373,20 @@ class Rollout(RenamedAttributes):
         return self.sequences[0] if self.sequences is not None and len(self.sequences) == 1 else None
 
     @property
+    def trainable(self) -> bool:
+        """True if it is trained on: it has a score and a reply, nothing masks it, and its seat is trained."""
+        replies = () if self.result is None else self.result.messages[self.result.prompt_length :]
+        has_replied = bool(self.sequences) or any(message["role"] == "assistant" for message in replies)
+        return self.score is not None and has_replied and not self.masked and self.seat.trained
+
+    @property
+    def trained_sequences(self) -> list[TokenSequence] | None:
+        """Its sequences as a trainer gets them: without a sampled token if it is not trainable."""
+        if self.sequences is None or self.trainable:
+            return self.sequences
+        return [sequence.without({span.turn for span in sequence.spans}) for sequence in self.sequences]
+
+    @property
     def id(self) -> str:
         return self.key.id
 

@@ -6,7 +6,7 @@ Source of names and rules: ATIF-v1.7 as in the models of Harbor 0.25. Fields tha
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,16 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def write_trajectories(
-    folder: Path, groups: Iterable[Sequence[Line]], chosen: Callable[[Sequence[float | None]], Sequence[int]]
+    folder: Path,
+    groups: Iterable[Sequence[Line]],
+    chosen: Callable[[Sequence[float | None]], Sequence[int]],
+    trained: Callable[[Sequence[Line]], Container[str]],
 ) -> int:
     """Write a file for each rollout with a conversation, named by its id; return the number of files.
 
-    `chosen` returns the indexes of the members of a group that are written, by their scores. Files of others, which an
-    earlier export wrote, are removed. Raises `UserError` if the directory holds other files, or cannot be written.
+    `chosen` returns the indexes of the members of a group that are written, by their scores; `trained` the ids of the
+    members that are trained on. Files of others, which an earlier export wrote, are removed. Raises `UserError` if the
+    directory holds other files, or cannot be written.
     """
     count = 0
     try:
@@ -35,11 +39,11 @@ def write_trajectories(
         if any(path.suffix != ".json" for path in folder.iterdir()):
             raise UserError(f"{folder} holds other files; name a folder that is new, or of an earlier export")
         for members in groups:
-            chosen_indexes = chosen([line["score"] for line in members])
+            chosen_indexes, trained_ids = chosen([line["score"] for line in members]), trained(members)
             for index, line in enumerate(members):
                 path = folder / f"{safe_name(line['id'])}.json"
                 if index in chosen_indexes and line["messages"]:
-                    write_atomically(path, write_json(trajectory(line)))
+                    write_atomically(path, write_json(trajectory(line, masked=line["id"] not in trained_ids)))
                     count += 1
                 else:
                     path.unlink(missing_ok=True)
@@ -48,8 +52,8 @@ def write_trajectories(
     return count
 
 
-def trajectory(line: Line) -> dict[str, Any]:
-    """Return the trajectory of a rollout from its record in `rollouts.jsonl`."""
+def trajectory(line: Line, *, masked: bool) -> dict[str, Any]:
+    """Return the trajectory of a rollout from its record in `rollouts.jsonl`; `masked`: it is not trained on."""
     steps = [{"step_id": step_id, **step} for step_id, step in enumerate(_atif_steps(line), 1)]
     usage, policy = line.get("usage") or {}, line.get("policy") or {}
     metrics = {
@@ -64,7 +68,8 @@ def trajectory(line: Line) -> dict[str, Any]:
         "model_name": policy.get("model"),
         "tool_definitions": line.get("tools") or None,
     }
-    extra = {key: line.get(key) for key in ("row_key", "group", "index", "score", "stop_reason", "error", "rewards")}
+    kept = ("row_key", "group", "index", "state", "score", "stop_reason", "error", "rewards")
+    extra = {**{key: line.get(key) for key in kept}, "masked": masked}
     return {
         "schema_version": VERSION,
         "session_id": line["id"],

@@ -19,13 +19,12 @@ from typing import Any
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.atif import write_trajectories
 from hermes_rl.runs.groups import messages_of
 from hermes_rl.runs.journal import replaced
 from hermes_rl.runs.parquet import of_row, table_rows, write_table
 from hermes_rl.runs.store import Line, group_of_episode, other_seat, rollout_of
-from hermes_rl.stop_reasons import StopReason
 from hermes_rl.terminal_text import pluralize
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -80,12 +79,14 @@ class RecordedRollouts:
         lines: returns the records of every group and seat, including seats that are not trained on.
         rewards: names of the rewards.
         tokenizer: the policy's tokenizer, if it is known.
+        on_stop: the spec's `on_stop`.
     """
 
     groups: Callable[[], Iterator[Group]]
     lines: Callable[[], Iterator[list[Line]]]
     rewards: Sequence[str]
     tokenizer: Tokenizer | None
+    on_stop: Mapping[str, Any]
 
 
 def write_format(kind: str, path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
@@ -157,7 +158,10 @@ def _write_parquet(path: Path, recorded: RecordedRollouts, choice: RolloutChoice
 
 
 def _write_atif(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
-    count = write_trajectories(path, recorded.lines(), choice.of)
+    def trained(members: Sequence[Line]) -> set[str]:
+        return {rollout.id for rollout in _trained(group_of(members, recorded.on_stop, lambda *_: None))}
+
+    count = write_trajectories(path, recorded.lines(), choice.of, trained)
     return [f"{pluralize(count, 'rollout')} for atif in {path}"]
 
 
@@ -187,7 +191,7 @@ def _write_rows(
 
 
 def _chosen_group(group: Group, choice: RolloutChoice) -> Group:
-    """Return the group with the rollouts of the choice, masked ones included."""
+    """Return the group with the rollouts of the choice, including those that are not trained on."""
     chosen = choice.of([rollout.score for rollout in group.rollouts])
     return replace(group, rollouts=[group.rollouts[index] for index in chosen])
 
@@ -198,14 +202,7 @@ def _choose_trained(group: Group, choice: RolloutChoice) -> list[Rollout]:
 
 
 def _trained_rollouts(group: Group) -> list[Rollout]:
-    """Return the rollouts that are trained on: none in which the policy never replied, such as an idle seat."""
-    return [rollout for rollout in group.rollouts if not rollout.masked and _has_replied(rollout)]
-
-
-def _has_replied(rollout: Rollout) -> bool:
-    result = rollout.result
-    replies = () if result is None else result.messages[result.prompt_length :]
-    return any(message["role"] == "assistant" for message in replies)
+    return [rollout for rollout in group.rollouts if rollout.trainable]
 
 
 # ------------------------------------------------------------------------------------------------ Supervised training
@@ -354,15 +351,14 @@ def _hermes_text(message: Mapping[str, Any], images: list[str]) -> str:
 
 
 def kto_rows(group: Group, success: float, labels: Counter[bool]) -> Iterator[dict[str, Any]]:
-    """Yield a prompt, a completion and a label per scored rollout: true from the score `success` on.
+    """Yield a prompt, a completion and a label per rollout: true from the score `success` on.
 
     The labels are counted in `labels`.
     """
     for rollout in _trained_rollouts(group):
-        if rollout.score is None or rollout.result is None:
-            continue
+        assert rollout.result is not None
         messages, prompt = _rollout_messages(rollout), rollout.result.prompt_length
-        label = rollout.score >= success
+        label = _score_of(rollout) >= success
         labels[label] += 1
         row = {"prompt": messages[:prompt], "completion": messages[prompt:], "label": label, "tools": _tools(rollout)}
         yield {**row, **_row_fields(group, rollout)}
@@ -404,9 +400,8 @@ def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[st
 
 def _best_and_worst(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
     """Yield the best and the worst rollout; nothing if they are equal."""
-    scored = [rollout for rollout in _trained_rollouts(group) if rollout.score is not None]
-    if scored:
-        best, worst = max(scored, key=_score_of), min(scored, key=_score_of)
+    if trained := _trained_rollouts(group):
+        best, worst = max(trained, key=_score_of), min(trained, key=_score_of)
         if _score_of(best) > _score_of(worst):
             yield best, worst
 
@@ -479,9 +474,9 @@ def is_trained(members: Sequence[Line]) -> bool:
 
 
 def group_of(
-    lines: Sequence[Line], masks: Callable[[StopReason], bool], omit: Callable[[str, UserError], None] | None = None
+    lines: Sequence[Line], on_stop: Mapping[str, Any], omit: Callable[[str, UserError], None] | None = None
 ) -> Group:
-    """Return a group from the records of its members; `masks` tells which stop reasons are not trained on.
+    """Return a group from the records of its members; the spec's `on_stop` tells which of them are masked.
 
     Only the record of the first rollout contains the row and the tools. `omit` is called with the id of a record that
     cannot be read; None: the error is raised.
@@ -499,7 +494,7 @@ def group_of(
                 raise
             omit(line["id"], error)
             continue
-        rollout.masked = masks(rollout.stop_reason) or rollout.state is RolloutState.RETRIES_EXHAUSTED
+        rollout.masked = on_stop.get(rollout.stop_reason) == "mask"
         if rollout.result is not None:
             rollout.result.tool_schemas = list(tools)
         rollouts.append(rollout)

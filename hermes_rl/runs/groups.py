@@ -28,7 +28,7 @@ from hermes_rl.values import write_message
 # group; a rollout without such a sequence gets a filler: one masked token, with the rollout's own score, and an
 # override that sets its advantage to zero. A member whose retries were exhausted
 # (`on_stop.retries_exhausted: worst`) gets a filler too, with the score of the worst member: a trainer that compares
-# the scores counts it, and does not train on it.
+# the scores counts it, and does not train on it. Entries of masked members have the same override.
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
 OF_TEACHER: Mapping[str, Any] = {"ref_logprobs": MASKED_LOGPROB, "distill_token_ids": [], "distill_logprobs": []}
@@ -90,16 +90,14 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
     """Return the token fields of each layer; one layer without tokens if the tokens of any rollout are unknown."""
     member_sequences = [rollout.sequences for rollout in group.rollouts if not _has_exhausted_retries(rollout)]
     if None in member_sequences or not any(member_sequences):
-        overrides = _entry_overrides(
-            [(rollout, rollout.masked or _has_exhausted_retries(rollout)) for rollout in group.rollouts]
-        )
+        overrides = _entry_overrides([(rollout, False) for rollout in group.rollouts])
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
     turns = group.turn_advantages()
-    sequences = [[] if _has_exhausted_retries(rollout) else rollout.sequences or [] for rollout in group.rollouts]
-    return [
-        _batch_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))
+    sequences = [
+        [] if _has_exhausted_retries(rollout) else rollout.trained_sequences or [] for rollout in group.rollouts
     ]
+    return [_batch_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))]
 
 
 def _batch_layer(
@@ -152,7 +150,10 @@ def _teacher_values(rollouts: Sequence[Rollout], layer_index: int) -> Mapping[st
 
 def _entry_overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
     """Return the trainer's overrides for each entry (rollout, is_filler), or None if there are none."""
-    each = [{**rollout.overrides, **(FILLER_OVERRIDE if untaught else {})} for rollout, untaught in entries]
+    each = [
+        {**rollout.overrides, **(FILLER_OVERRIDE if is_filler or not rollout.trainable else {})}
+        for rollout, is_filler in entries
+    ]
     return each if any(each) else None
 
 
@@ -167,9 +168,6 @@ def _entry_fields(rollout: Rollout, sequence: TokenSequence | None, first: Token
     if sequence is None:
         filler_source = first if _has_exhausted_retries(rollout) else (rollout.sequences or [first])[0]
         return {"tokens": filler_source.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
-    if rollout.masked:
-        logprobs = [MASKED_LOGPROB] * len(sequence) if sequence.sampled is not None else None
-        return {"tokens": sequence.tokens, "masks": [MASKED] * len(sequence), "logprobs": logprobs}
     return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
 
 

@@ -60,12 +60,12 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
 
 
 def table_rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a group's rollouts, including masked ones."""
+    """Yield the rows of a group's rollouts, including those that are not trained on."""
     for rollout in group.rollouts:
         if rollout.result is None:
             continue
         of_rollout = _of_rollout(rollout, rewards)
-        for index, sequence in enumerate(rollout.sequences or [None]):
+        for index, sequence in enumerate(rollout.trained_sequences or [None]):
             names = ("tokens", "masks", "logprobs") if sequence is not None else ()
             row = {**of_rollout, "sequence": index, **{name: getattr(sequence, name) for name in names}}
             yield {name: replace_surrogates(value) if isinstance(value, str) else value for name, value in row.items()}
@@ -89,9 +89,9 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
         "index": rollout.key.index,
         "score": _as_double(rollout.score),
         "stop_reason": str(rollout.stop_reason),
-        "masked": rollout.masked,
+        "masked": not rollout.trainable,
         **{f"reward/{name}": _as_double(value) for name, value in values.items()},
-        "messages": [_message_record(message) for message in result.messages],
+        "messages": [_read_message(message) for message in result.messages],
         "tools": json.dumps(list(result.tool_schemas), ensure_ascii=False) if result.tool_schemas else None,
         "turns": result.turns_used,
         "prompt_tokens": result.usage.prompt_tokens,

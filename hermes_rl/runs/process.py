@@ -98,17 +98,18 @@ async def run_process(spec: Spec, launch: RunOptions) -> tuple[ProcessSummary, R
 
 
 def _recorded_rollouts(opened: SpecRun, file: GroupsFile) -> RecordedRollouts:
-    store, environment = opened.store, opened.compiled
+    store, on_stop = opened.store, opened.spec.on_stop
 
     def groups() -> Iterator[Group]:
         for members in lines(file.groups()):
             if is_trained(members):
-                yield group_of(members, lambda stop_reason: environment.on_stop_policy(stop_reason) == "mask")
+                yield group_of(members, on_stop)
 
     def lines(names: Iterable[str]) -> Iterator[list[Line]]:
         return (seat for members in store.lines(names) for seat in seats_of(members))
 
-    return RecordedRollouts(groups, lambda: lines(store.groups), list(opened.spec.rewards), opened.encoder.tokenizer)
+    rewards, tokenizer = list(opened.spec.rewards), opened.encoder.tokenizer
+    return RecordedRollouts(groups, lambda: lines(store.groups), rewards, tokenizer, on_stop)
 
 
 class Processing:

@@ -242,7 +242,7 @@ def _rollout_fields(rollout: Rollout, counts: float | None, *, usable: bool) -> 
         "baseline": counts if usable else None,
         "stop_reason": str(rollout.stop_reason),
         "error": rollout.error,
-        "trainable": scored and not rollout.masked and bool(rollout.sequences),
+        "trainable": scored and rollout.trainable and bool(rollout.sequences),
         "rewards": {name: reward.value for name, reward in rollout.rewards.items()},
         "credit": rollout.credit if scored else None,
         "overrides": rollout.overrides,

@@ -184,6 +184,31 @@ def test_only_written_groups_and_trained_seats_are_exported(tmp_path: Path) -> N
     assert [path.name for path in sorted((run / "atif").iterdir())] == ["a:0-0.json", "b:0-0.json", "j.json"]
 
 
+def test_untrained_rollouts_are_marked_alike_in_every_format(tmp_path: Path) -> None:
+    seat = {"name": "b", "of": "a:0", "role": "policy", "trained": False}
+    silent = recorded("silent")
+    silent["messages"], silent["tool_calls"] = silent["messages"][:1], []
+    untrained: list[dict[str, Any]] = [
+        {**recorded("masked"), "stop_reason": "max_turns"},
+        {**recorded("dropped"), "stop_reason": "length", "state": "excluded", "score": None, "error": "dropped"},
+        {**recorded("failed", score=None), "messages": recorded("failed")["messages"]},
+        {**recorded("a"), "id": "a:0-0@b", "group": "a:0@b", "seat": seat},
+        silent,
+    ]
+    run = write_run(tmp_path / "run", [recorded("a"), *untrained])
+    (run / "spec.yaml").write_text("name: asking\non_stop: {max_turns: mask, length: drop}\n")
+    kinds = [kind for kind in FILES if kind != "parquet"]
+    assert status(["export", str(run), "--format", ",".join(kinds)]) == 0
+    for kind in ("sft", "kto", "sharegpt"):
+        assert [row["rollout"] for row in lines(run / FILES[kind])] == ["a:0-0"], kind
+    assert len(lines(run / "openai.jsonl")) == 1 and not lines(run / "dpo.jsonl")
+    table = {row["rollout"]: row["masked"] for row in lines(run / "table.jsonl")}
+    of_seats = {line["id"]: line["id"] != "a:0-0" for line in [recorded("a"), *untrained]}
+    assert table == {name: masked for name, masked in of_seats.items() if not name.endswith("@b")}
+    files = [json.loads(path.read_text()) for path in (run / "atif").iterdir()]
+    assert {file["session_id"]: file["extra"]["masked"] for file in files} == of_seats
+
+
 def test_rollouts_without_a_reply_are_in_tables_alone(tmp_path: Path) -> None:
     """Such as a seat whose turn never came; its missing tokens took those of all others."""
     silent = recorded("silent")

@@ -12,6 +12,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import RewardFailure, SandboxFailure
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.groups import group_lines
+from hermes_rl.runs.parquet import table_rows
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.stop_reasons import StopReason
@@ -63,6 +64,12 @@ def test_without_tokens_of_one_member_the_group_has_none() -> None:
 def test_a_masked_rollout_stays_for_the_baseline_and_trains_nothing() -> None:
     made = group_lines(group(rollout(0, 1.0, tokens(), masked=True), rollout(1, 0.0, tokens())), {})[0]
     assert made["masks"] == [[-100, -100, -100], [-100, 2, 3]]
+    assert made["inference_logprobs"] == [[1.0, 1.0, 1.0], [1.0, -0.5, -0.25]]
+    assert made["overrides"] == [{"set_advantage_to_zero": True}, {}]
+    rows = list(table_rows(group(rollout(0, 1.0, tokens(), masked=True), rollout(1, 0.0, tokens())), ["r"]))
+    assert [row["masks"] for row in rows] == made["masks"]
+    assert [row["logprobs"] for row in rows] == made["inference_logprobs"]
+    assert [row["masked"] for row in rows] == [True, False]
     assert made["scores"] == [1.0, 0.0]
 
 

@@ -1,7 +1,7 @@
 """Programs for the real OpenRLHF: ``openrlhf_programs.py PROGRAM FOLDER``; the last line is the result as JSON.
 
 FOLDER is that of `small_learner.py`. OpenRLHF's packages import deepspeed when they are loaded, which is not there; its
-module of agents is loaded without them. A small model samples in place of its vLLM.
+modules are loaded without them. A small model samples in place of its vLLM.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
 from small_engine import SmallEngine
 from transformers import AutoTokenizer
 
 from hermes_rl.errors import UserError
 from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors
+from tests.real.estimators import DISCOUNT, difference, difference_of_returns, score_groups, turn_rewards
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "openrlhf.md").read_text("utf-8")
 sys.dont_write_bytecode = True  # two versions of agent.py may have one size and one second
@@ -41,14 +43,19 @@ class Engine:
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=steps, finish_reason=finish)])
 
 
+def packages(*names: str) -> None:
+    """Let modules of these packages be imported without what the packages import."""
+    place = next(Path(one) for one in sys.path if (Path(one) / "openrlhf").is_dir())
+    for name in names:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(place.joinpath(*name.split(".")))]
+
+
 def executed(
     spec: Path, model: Path, engine: SmallEngine | ScriptedEngine, repeats: int = 1
 ) -> tuple[bool, list[dict[str, Any]]]:
-    """Return True if the executor is one of OpenRLHF's, with its responses to this many rollouts of each row."""
-    place = next(Path(one) / "openrlhf" for one in sys.path if (Path(one) / "openrlhf").is_dir())
-    for name, path in (("openrlhf", place), ("openrlhf.utils", place / "utils")):
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = [str(path)]
+    """Return whether the executor is one of OpenRLHF's, and its responses to as many of each row."""
+    packages("openrlhf", "openrlhf.utils")
     rows, agent = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     text = rows.replace('"gsm8k"', repr(str(spec))).replace("1000", "16").replace(', "eval")', ",)")
     exec(compile(text, "openrlhf.md", "exec"), {})
@@ -113,6 +120,36 @@ def doors(folder: Path) -> dict[str, Any]:
     except UserError as error:
         found["refused"] = str(error)
     return found
+
+
+def estimators(folder: Path) -> dict[str, float]:
+    """The distances of OpenRLHF's advantages and returns from ours; nothing of Ray and deepspeed is used for them."""
+    packages("openrlhf", "openrlhf.utils", "openrlhf.models", "openrlhf.trainer", "openrlhf.trainer.ppo_utils")
+    for name in ("ray", "deepspeed", "openrlhf.trainer.ray", "openrlhf.trainer.ray.launcher"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules["openrlhf.trainer.ray.launcher"].RayActorGroup = object  # type: ignore[attr-defined]
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+    maker, groups, found = object.__new__(RemoteExperienceMaker), score_groups(8), {}
+    scores = torch.tensor([score for group in groups for score in group], dtype=torch.float64)
+    maker.kl_ctl = SimpleNamespace(value=0.0)
+    for name, estimator in (("std", "group_norm"), ("mean", "dr_grpo"), ("rloo", "rloo")):
+        advantage = SimpleNamespace(estimator=estimator, gamma=1.0)
+        args = SimpleNamespace(
+            reward=SimpleNamespace(clip_range=None),
+            rollout=SimpleNamespace(n_samples_per_prompt=8),
+            algo=SimpleNamespace(advantage=advantage),
+        )
+        maker.strategy, maker.advantage_estimator = SimpleNamespace(args=args), estimator
+        one_token = torch.ones((len(scores), 1), dtype=torch.float64)
+        batch = SimpleNamespace(
+            rewards=scores, index=range(len(scores)), kl=0 * one_token, action_mask=one_token, info={}
+        )
+        maker.compute_advantages_and_returns([batch])
+        found[name] = difference(name, batch.advantages[:, 0].tolist(), groups, 1e-9)
+    rewards = torch.tensor(turn_rewards(), dtype=torch.float64)
+    returns = maker.get_cumulative_returns(rewards, torch.ones_like(rewards), DISCOUNT)
+    return {**found, "returns": difference_of_returns(returns.tolist())}
 
 
 if __name__ == "__main__":

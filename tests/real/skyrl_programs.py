@@ -17,6 +17,9 @@ import typing_extensions
 
 typing.TypedDict = typing_extensions.TypedDict  # type: ignore[attr-defined, assignment]  # SkyRL is for Python 3.12
 
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from skyrl.backends.skyrl_train.utils import ppo_utils  # noqa: E402
 from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
 from skyrl.train.dataset.dataset import PromptDataset  # noqa: E402
 from skyrl.train.generators.utils import (  # noqa: E402
@@ -30,6 +33,13 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from hermes_rl.integrations.skyrl import HermesGenerator  # noqa: E402
 from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors  # noqa: E402
+from tests.real.estimators import (  # noqa: E402
+    DISCOUNT,
+    difference,
+    difference_of_returns,
+    score_groups,
+    turn_rewards,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "skyrl.md").read_text("utf-8")
 
@@ -133,6 +143,23 @@ def doors(folder: Path) -> dict[str, Any]:
             for name, reward, mask in rows
         ]
     return found
+
+
+def estimators(folder: Path) -> dict[str, float]:
+    """The distances of SkyRL's advantages and returns from ours."""
+    groups = score_groups()
+    scores = torch.tensor([[score] for group in groups for score in group], dtype=torch.float64)
+    given = scores, torch.ones_like(scores), np.array([n for n, group in enumerate(groups) for _ in group])
+    made = {
+        "mean": ppo_utils.compute_grpo_outcome_advantage(*given, grpo_norm_by_std=False),
+        "std": ppo_utils.compute_grpo_outcome_advantage(*given, epsilon=1e-6),
+        "rloo": ppo_utils.compute_rloo_outcome_advantage(*given),
+    }
+    found = {name: difference(name, advantages[:, 0].tolist(), groups, 1e-6) for name, (advantages, _) in made.items()}
+    rewards = torch.tensor(turn_rewards(), dtype=torch.float64)
+    mask = torch.ones_like(rewards)
+    _, returns = ppo_utils.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma=DISCOUNT)
+    return {**found, "returns": difference_of_returns(returns.tolist())}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,12 @@ def test_responses_of_openrlhf_have_every_sampled_token_once(tmp_path: Path) -> 
     assert set(found["scores"]) <= {0.0, 1.0}
 
 
+def test_advantages_are_those_of_the_estimators(tmp_path: Path) -> None:
+    found = play("estimators", tmp_path)
+    assert found.keys() == {"mean", "std", "rloo", "returns"}
+    assert max(found.values()) < 1e-9
+
+
 def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path)
     require_as_everywhere(found["rows"], compared=False)

@@ -44,6 +44,12 @@ def test_failures_are_masked_and_counted(tmp_path: Path) -> None:
     assert found["worst"] < 1e-4
 
 
+def test_advantages_are_those_of_the_estimators(tmp_path: Path) -> None:
+    found = play("estimators", tmp_path)
+    assert found.keys() == {"mean", "std", "rloo", "returns"}
+    assert max(found.values()) < 1e-9
+
+
 def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path)
     require_as_everywhere(found["plain"], compared=True)

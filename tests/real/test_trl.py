@@ -188,6 +188,12 @@ def test_trl_loop_runs_in_the_environments_of_a_spec(tmp_path: Path) -> None:
     assert {score for scores in found["scores"] for score in scores} == {0.0, 1.0}
 
 
+def test_advantages_are_those_of_the_estimators(tmp_path: Path) -> None:
+    found = play("estimators", tmp_path)
+    assert found.keys() == {"mean", "std", "rloo"}
+    assert max(found.values()) < 1e-4  # TRL computes in single precision
+
+
 def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path, tmp_path / "doors.yaml")
     require_as_everywhere(found["rows"], compared=True)

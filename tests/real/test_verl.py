@@ -48,6 +48,12 @@ def test_failed_group_is_marked_and_stores_no_data(tmp_path: Path) -> None:
     assert found["keys"] == []
 
 
+def test_advantages_are_those_of_the_estimators(tmp_path: Path) -> None:
+    found = play("estimators", tmp_path)
+    assert found.keys() == {"mean", "mean, vectorized", "std", "rloo", "rloo, vectorized", "returns"}
+    assert max(found.values()) < 1e-6  # the vectorized mean is computed in single precision
+
+
 def test_common_spec_gives_the_same_scores_and_tokens_in_every_integration(tmp_path: Path) -> None:
     found = play("doors", tmp_path)
     require_as_everywhere(found["newer"], compared=True)

@@ -10,13 +10,16 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 import trl
+from datasets import Dataset
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 
 import hermes_rl
@@ -31,6 +34,7 @@ from tests.integrations.doors import TOKENIZER, answer
 from tests.integrations.doors import sample as scripted
 from tests.learning import nim
 from tests.real.doors_played import MEMBERS, write_doors
+from tests.real.estimators import difference, score_groups
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrations" / "trl.md").read_text("utf-8")
@@ -308,6 +312,40 @@ def wins(model: Any, tokenizer: Any, spec: Path) -> float:
                 return fmean([rollout.score or 0.0 async for group in groups for rollout in group.rollouts])
 
     return asyncio.run(play())
+
+
+def estimators(folder: Path, spec: Path) -> dict[str, float]:
+    """The distances of the advantages of GRPOTrainer and RLOOTrainer from ours; a reward gives the scores."""
+    groups, found = score_groups(8), {}
+    for name, trainer_class, config in (
+        ("std", trl.GRPOTrainer, partial(trl.GRPOConfig, scale_rewards="group")),
+        ("mean", trl.GRPOTrainer, partial(trl.GRPOConfig, scale_rewards="none")),
+        ("rloo", trl.RLOOTrainer, partial(trl.RLOOConfig, beta=0.0, normalize_advantages=False)),
+    ):
+        scores, advantages = chain(*groups), list[float]()
+
+        class Noting(trainer_class):  # type: ignore[misc, valid-type]
+            taken = advantages
+
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                out = super()._generate_and_score_completions(inputs)
+                self.taken += out["advantages"].tolist()
+                return out
+
+        def given(completions: list[str], scores: Iterator[float] = scores, **_: Any) -> list[float]:
+            return list(islice(scores, len(completions)))
+
+        model, tokenizer = untrained()
+        size = {"per_device_train_batch_size": 8 * len(groups), "num_generations": 8, "max_completion_length": 2}
+        Noting(
+            model=model,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list([{"prompt": "Say."}] * len(groups)),
+            reward_funcs=given,
+            args=config(f"out-{name}", max_steps=1, **size, **PLAIN),
+        ).train()
+        found[name] = difference(name, advantages, groups, 1e-4)
+    return found
 
 
 def untrained() -> tuple[Any, Any]:

@@ -21,6 +21,8 @@ from hydra import compose, initialize_config_dir
 from small_engine import SmallEngine
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+from verl.trainer.config import AlgoConfig
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils import tensordict_utils
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
@@ -29,6 +31,7 @@ from verl.workers.rollout.replica import TokenOutput
 from hermes_rl.errors import UserError
 from hermes_rl.integrations.verl import VerlAgentLoop
 from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors
+from tests.real.estimators import DISCOUNT, difference, difference_of_returns, score_groups, turn_rewards
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "verl.md").read_text("utf-8")
 ROWS = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -200,6 +203,29 @@ def doors(folder: Path) -> dict[str, Any]:
     scores, trained = out.batch["rm_scores"].sum(1).tolist(), out.batch["response_mask"].sum(1).tolist()
     found["older"] = list(zip((key for key in keys for _ in range(MEMBERS)), scores, trained, strict=True))
     return found
+
+
+def estimators(folder: Path) -> dict[str, float]:
+    """The distances of verl's advantages and returns from ours."""
+    groups = score_groups()
+    scores = torch.tensor([[score] for group in groups for score in group], dtype=torch.float64)
+    given = scores, torch.ones_like(scores), np.array([n for n, group in enumerate(groups) for _ in group])
+    made = {
+        "mean": core_algos.compute_grpo_outcome_advantage(*given, norm_adv_by_std_in_grpo=False),
+        "mean, vectorized": core_algos.compute_grpo_vectorized_outcome_advantage(*given, norm_adv_by_std_in_grpo=False),
+        "std": core_algos.compute_grpo_outcome_advantage(*given, epsilon=1e-6),
+        "rloo": core_algos.compute_rloo_outcome_advantage(*given),
+        "rloo, vectorized": core_algos.compute_rloo_vectorized_outcome_advantage(*given),
+    }
+    found = {
+        name: difference(name.split(",")[0], advantages[:, 0].tolist(), groups, 1e-6)
+        for name, (advantages, _) in made.items()
+    }
+    rewards = torch.tensor(turn_rewards(), dtype=torch.float64)
+    config = AlgoConfig(gamma=DISCOUNT)
+    mask = torch.ones_like(rewards)
+    _, returns = core_algos.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config)
+    return {**found, "returns": difference_of_returns(returns.tolist())}
 
 
 if __name__ == "__main__":

@@ -189,6 +189,7 @@ class RolloutWorker:
             answer = await task
         except asyncio.CancelledError:
             answer = {}  # no caller waits for it; the run learns that its sandbox is released
+            self._tell({"usage": self._meter.record()})  # its requests were sent
         except Exception as error:  # noqa: BLE001 - carried to the run, which ends by it as if it were its own
             answer = {"raised": raised_of(error)}
         finally:

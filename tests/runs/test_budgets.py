@@ -45,13 +45,18 @@ def word(result):
 '''
 
 
-async def run(folder: Path, server: CountingServer, mode: Any, spec: str = SPEC, **sections: Any) -> dict[str, Any]:
-    """Run the spec with further sections until it ends, if only by its budget, and return its run.json."""
+def write_spec(folder: Path, server: CountingServer, spec: str = SPEC, **sections: Any) -> Path:
+    """Write the spec with further sections, and its code; return the path of the spec."""
     items = ", ".join(f"{{n: {number}}}" for number in range(40))
     written = yaml.safe_load(spec.replace("ITEMS", items).replace("URL", server.url)) | sections
     (folder / "spec.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
     (folder / "code.py").write_text(CODE)
-    loaded = load_spec(folder / "spec.yaml", mode=mode, environ={})
+    return folder / "spec.yaml"
+
+
+async def run(folder: Path, server: CountingServer, mode: Any, spec: str = SPEC, **sections: Any) -> dict[str, Any]:
+    """Run the spec with further sections until it ends, if only by its budget, and return its run.json."""
+    loaded = load_spec(write_spec(folder, server, spec, **sections), mode=mode, environ={})
     launch = RunOptions(mode, folder / "out", progress=Progress(quiet=True))
     try:
         await (run_process if mode == "process" else run_evaluate)(loaded, launch)

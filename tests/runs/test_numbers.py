@@ -5,8 +5,10 @@ The formulas here are the definitions; the package computes the same numbers in 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import signal
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -24,8 +26,10 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
+from tests.commands import started
 from tests.runs.counting_server import COST, CountingServer, counting_server
-from tests.runs.test_budgets import run, same
+from tests.runs.test_budgets import run, same, write_spec
+from tests.waiting import BOUND, until
 
 Line = dict[str, Any]
 WORDS = {"whole": 1.0, "half": 0.5, "third": 1 / 3}
@@ -174,6 +178,39 @@ async def test_metrics_stay_correct_when_an_evaluation_is_resized_and_resumed(tm
             assert len(whole) == evaluate.get("limit", 20) or budget
             check_metrics(figures, out, whole, evaluate["rollouts"])
             check_pages(figures, out, [line for row in whole.values() for line in row], lines, usage)
+    assert figures.count >= 400
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_calls_of_starts_that_ctrl_c_ends_are_counted(tmp_path: Path, workers: int) -> None:
+    figures, out, written = Figures(), tmp_path / "out", 0
+    sections = {"evaluate": {"concurrency": 8, "workers": workers, "rollouts": 3}}
+    async with counting_server(fails=0.05) as server:
+        write_spec(tmp_path, server, **sections)
+        for is_last in (False, False, True):
+            since = len(server.calls)
+            if is_last:
+                usage = (await run(tmp_path, server, "evaluate", **sections))["usage"]
+            else:
+                start = started("run", "spec.yaml", "evaluate", "--out", "out", "--quiet", cwd=tmp_path)
+                await until(lambda since=since: len(server.calls) >= since + 60 and server.in_flight)
+                start.send_signal(signal.SIGINT)
+                assert await asyncio.to_thread(start.wait, BOUND) == 130, start.said()
+                await until(lambda: not server.in_flight)
+                usage = json.loads((out / "run.json").read_text())["usage"]
+            lines = lines_of(out / "rollouts.jsonl")
+            same(dict(usage), server)
+            check_records(figures, lines[written:], server, since)
+            assert len(lines) > written
+            written = len(lines)
+        rows: dict[str, list[Line]] = defaultdict(list)
+        for line in lines:
+            rows[line["row_key"]].append(line)
+        assert [len(row) for row in rows.values()] == [3] * 20
+        answered = sum(line["usage"]["calls"] for line in lines)
+        assert usage["policy"]["calls"] > answered, "calls of rollouts that Ctrl-C has ended are in no record"
+        check_metrics(figures, out, rows, 3)
+        check_pages(figures, out, lines, lines, usage)
     assert figures.count >= 400
 
 

@@ -62,7 +62,7 @@ async def raw_aiohttp(url: str) -> AsyncIterator[Play]:
 
 
 @asynccontextmanager
-async def openai_client(url: str) -> AsyncIterator[Play]:
+async def openai_client(url: str, key: str = "none") -> AsyncIterator[Play]:
     """The loop of a tutorial, over the openai client."""
     from openai import AsyncOpenAI
 
@@ -84,7 +84,7 @@ async def openai_client(url: str) -> AsyncIterator[Play]:
                 content = await noop(**json.loads(call.function.arguments))  # type: ignore[union-attr]
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
 
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
         yield play
 
 

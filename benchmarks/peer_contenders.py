@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import time
 from importlib.metadata import version
@@ -21,34 +22,31 @@ from runs_contenders import FLIPS, SIZE, Contender, Run, Tally, measure
 
 
 async def verifiers(options: argparse.Namespace, folder: Path) -> Run:
-    """verifiers 0.1: a ToolEnv with a rubric, four rollouts per example, results saved."""
-    import verifiers as vf  # type: ignore[import-not-found]
-    from datasets import Dataset
-    from openai import AsyncOpenAI
+    """verifiers 0.4: a taskset with a reward, four episodes per task, results saved. See `verifiers_tasks.py`."""
+    from verifiers.v1.cli.eval.runner import run_eval  # type: ignore[import-not-found]
+    from verifiers.v1.configs.cli.eval import EvalConfig  # type: ignore[import-not-found]
+    from verifiers.v1.utils.loaders import resolve_env_config  # type: ignore[import-not-found]
 
-    drawn = random.Random(0)
-
-    async def done(completion: Any) -> float:
-        return float(drawn.random() < FLIPS)
-
-    dataset = Dataset.from_list([{"prompt": PROMPT, "answer": str(n)} for n in range(options.groups)])
-    env = vf.ToolEnv(dataset=dataset, eval_dataset=dataset, tools=[noop], max_turns=50, rubric=vf.Rubric([done]))
-    client = AsyncOpenAI(base_url=options.url, api_key="none")
+    os.environ["BENCH_KEY"] = "none"
+    module = {"id": "verifiers_tasks"}
+    agent = {"harness": module, "runtime": {"type": "subprocess"}}
+    config = EvalConfig(
+        env=resolve_env_config({"taskset": {**module, "rows": options.groups}, "agent": agent}),
+        model="bench", client={"type": "eval", "base_url": options.url, "api_key_var": "BENCH_KEY"},
+        num_rollouts=SIZE, max_concurrent=options.concurrency, rich=None, push=False, output_dir=folder,
+        run={"name": "bench"},
+    )  # fmt: skip
 
     async def run(tally: Tally) -> None:
-        def ended(*_: Any) -> None:
-            tally.ended.append(time.monotonic())
-
-        results = await env.evaluate(
-            vf.OpenAIChatCompletionsClient(client), "bench", sampling_args={"temperature": 1.0},
-            rollouts_per_example=SIZE, max_concurrent=options.concurrency,
-            results_path=folder, save_results=True, on_start=lambda *_: None, on_progress=ended,
-        )  # fmt: skip
-        assistant_messages = [[m for m in one["completion"] if m["role"] == "assistant"] for one in results["outputs"]]
-        tally.turns = sum(map(len, assistant_messages))
-        scores = [one["reward"] for one in results["outputs"]]
-        groups = [scores[start : start + SIZE] for start in range(0, len(scores), SIZE)]
-        tally.useful = sum(len(set(group)) > 1 for group in groups)
+        episodes = await run_eval(config)
+        tally.ended.append(time.monotonic())
+        traces = [trace for episode in episodes for trace in episode.traces]
+        assert all(trace.ok for trace in traces), traces[0].errors
+        tally.turns = sum(trace.num_turns for trace in traces)
+        scores: dict[str, set[float]] = {}
+        for trace in traces:
+            scores.setdefault(trace.task.data.id, set()).add(trace.rewards["done"].score)
+        tally.useful = sum(len(group) > 1 for group in scores.values())
 
     return run
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,11 @@ def stretches(branch: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, 
             found.append((tuple(ids[:place]), tuple(ids[place:end]), tuple(branch["logprobs"][place:end])))
         place = max(end, place + 1)
     return found
+
+
+def test_benchmark_beside_verifiers_plays_all_rollouts() -> None:
+    program = [sys.executable, str(ROOT / "benchmarks" / "runs.py"), "--peer", "verifiers", str(verifiers_python())]
+    program += ["--groups", "2", "--concurrency", "4", "--repetitions", "1", "--only", "raw aiohttp"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].startswith("| verifiers 0.4.0 | 4 (2) | ")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, get_args
 
 from hermes_rl.data.harbor import tasks_of
-from hermes_rl.data.load import NO_ORDER, RowCount, counted_rows, ordered
+from hermes_rl.data.load import NO_ORDER, RowCount, Split, counted_rows, load_rows, ordered
 from hermes_rl.data.rows import Row, derive
 from hermes_rl.data.sources import Opened, is_fetched, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import Problem, SpecError, UserError
@@ -75,17 +76,18 @@ def _checked_rows(
     source, path = _local_source(spec, findings, run=count is not None)
     if source is None:
         return []
+    if is_fetched(source):
+        findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
+        return []
     rows: list[Row] = []
     for split in _split_names(spec, source):
         try:
-            if is_fetched(source):
-                findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
-                continue
-            opened = _open_source(spec, source, split, findings, notify)
+            opened = _open_safely(spec, source, split, findings, notify)
+            limited = count == "all" and not opened.finite and source is spec.dataset
             row_count = count or ("all" if opened.finite else SAMPLES)
-            read = derive(spec, opened.read(), notify)
+            read = _rows_of_both_sides(spec) if limited else derive(spec, opened.read(), notify)
             bounded = read if count is not None else _in_time(read, path, findings)
-            rows += counted_rows(spec, bounded, row_count, finite=opened.finite)
+            rows = ([] if limited else rows) + counted_rows(spec, bounded, row_count, finite=opened.finite)
         except SpecError as error:
             findings.extend(list(error.problems), [])
         except UserError as error:
@@ -97,6 +99,11 @@ def _checked_rows(
                 message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
                 findings.problem(("dataset", "eval", "fraction"), message)
     return rows
+
+
+def _rows_of_both_sides(spec: Spec) -> Iterator[Row]:
+    """Return the training and evaluation rows of a source that may be endless: the spec's limits may end them."""
+    return chain.from_iterable(load_rows(spec, side, notify=lambda _: None) for side in get_args(Split))
 
 
 def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:

@@ -389,6 +389,18 @@ def test_an_endless_generator(tmp_path: Path) -> None:
     assert not set(first) & set(others)
 
 
+def test_limit_ends_an_endless_generator_where_all_rows_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.data.load.ENDLESS", 500)
+    assert check_spec(generator(tmp_path, "endless", "  limit: 300\n  eval: {fraction: 0.2}\n"), count="all")[0] == []
+    text = "  limit: 300\n  eval: {fraction: 0.2}\n  columns: {q: '{{ q % 310 }}'}\n  key: q\n"
+    (problem,) = check_spec(generator(tmp_path, "endless", text), count="all")[0]
+    assert "`0` of row 311 is there already" in problem.message, "the rows of both sides are checked"
+    (problem,) = check_spec(generator(tmp_path, "endless"), count="all")[0]
+    assert "endless has given 501 rows in 0 s and not ended" in problem.message
+
+
 def test_endless_rows_in_a_moving_shuffle(tmp_path: Path) -> None:
     rows = load(generator(tmp_path, "endless", "  shuffle: 3\n"))
     numbers = [row.columns["q"] for row in islice(rows, 50)]

@@ -8,6 +8,8 @@ commands are their help.
 import glob
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -48,15 +50,26 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run director
 SPECS = "A spec's path or directory, a shipped spec's name, a repository: owner/name@REV, or tasks: harbor:DIRECTORY."
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Report Ctrl-C and end the command; Typer alone would end it silently."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
 class Interruptible(TyperGroup):
-    """Command group that reports which command Ctrl-C ended; Typer alone would end it silently."""
+    """Command group that reports Ctrl-C while it reads its arguments and while its command runs."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _interruptible():
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _interruptible():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            echo("interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(

@@ -56,7 +56,9 @@ def ended(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("module", ["typer", "hermes_rl.errors", "hermes_rl.cli.commands", "hermes_rl.cli.listing"])
+@pytest.mark.parametrize(
+    "module", ["typer", "pydantic", "hermes_rl.errors", "hermes_rl.cli.commands", "hermes_rl.cli.listing"]
+)
 def test_interrupt_during_imports_is_a_sentence(module: str) -> None:
     done = ended(BEFORE, module)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

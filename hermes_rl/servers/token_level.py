@@ -259,8 +259,12 @@ def _encode_prompt(renderer: Renderer, text: str) -> list[int]:
         raise CannotRender(f"the prompt cannot become tokens: {error}", retryable=False) from error
 
 
-def _character_count(messages: Sequence[Message]) -> int:
-    return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+def _character_count(value: object) -> int:
+    """Return the number of characters of all texts in messages: content, reasoning and calls are all rendered."""
+    if isinstance(value, str):
+        return len(value)
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_character_count, children))
 
 
 def cut_message(tokenizer: Tokenizer, completion: Sequence[int]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.rendering import render_prompt
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import Transcript, WeightVersions
 from hermes_rl.tools.base import Toolkit
@@ -398,6 +400,32 @@ async def test_the_bound_of_a_trajectory_holds_to_the_token() -> None:
             result = await play(role_of("vllm", url), max_trajectory_tokens=bound)
             assert (result.stop_reason, result.turns_used) == (stop_reason, turns)
             assert max(map(len, result.transcript.sequences())) <= bound
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"content": "x" * 30_000},
+        {"reasoning_content": "x" * 30_000},
+        {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "[" * 30_000}}]},
+    ],
+)
+async def test_a_large_conversation_is_rendered_off_the_event_loop(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def rendered(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return render_prompt(*arguments)
+
+    monkeypatch.setattr("hermes_rl.servers.token_level.render_prompt", rendered)
+    async with TokenPolicy(SMALL, adds).running() as url:
+        role = role_of("vllm", url)
+        for messages in (HI, [*HI, {"role": "assistant", "content": "", **more}, *HI]):
+            await role.chat(ChatRequest(messages, TOOLKIT.schemas))
+        await role.close()
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 async def test_images_are_refused_before_server_is_asked() -> None:

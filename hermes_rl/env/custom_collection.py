@@ -25,13 +25,14 @@ from hermes_rl.plugins import place_of
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import RETRIES, NullRolloutLog, RolloutLog, RolloutRunner
-from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
+from hermes_rl.runs.deliveries import content_of
+from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines, to_json
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.stop_reasons import StopReason
-from hermes_rl.threads import end_tasks
+from hermes_rl.threads import end_tasks, run_exclusively
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
 from hermes_rl.trainers.checks import Checks, completed
@@ -190,9 +191,9 @@ class CustomPostprocessing:
         argument: Any = lines if len(lines) > 1 else lines[0]
         processed = await call(self._env.postprocess_histories, argument)
         identity = {"group": group.id, "row_key": group.row.key}
-        return [{**line, **identity} for line in self._usable(group, self._env.postprocess_histories, processed)]
+        return [{**line, **identity} for line in await self._usable(group, self._env.postprocess_histories, processed)]
 
-    def _usable(self, group: Group, method: Callable[..., Any], returned: Any) -> list[dict[str, Any]]:
+    async def _usable(self, group: Group, method: Callable[..., Any], returned: Any) -> list[dict[str, Any]]:
         """Return the records that a method returned for a group, or drop the group if they are unusable.
 
         Raises:
@@ -202,6 +203,7 @@ class CustomPostprocessing:
         lines = [line for line in (returned if isinstance(returned, list) else [returned]) if line]
         try:
             usable = self._checks.usable(lines, None)
+            await run_exclusively(_require_plain, usable)
         except GroupRefused as refused:
             problem = author_error(method, f"gave a group that cannot be used: {refused.detail}")
             if method.__name__ not in self._proven and refused.cause != "not_finite":
@@ -211,6 +213,16 @@ class CustomPostprocessing:
         if usable:
             self._proven.add(method.__name__)
         return usable
+
+
+def _require_plain(lines: Sequence[dict[str, Any]]) -> None:
+    """Raise GroupRefused for values that cannot be sent: objects that JSON lacks, NaN, tokens that are not integers."""
+    for line in lines:
+        try:
+            to_json(line)
+            content_of(line.get("tokens") or (), line["scores"])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise GroupRefused("malformed", f"{type(error).__name__}: {error}") from error
 
 
 class CustomCollection(CustomPostprocessing):
@@ -240,7 +252,7 @@ class CustomCollection(CustomPostprocessing):
             )
             return played
         env.backlog.extend(backlog or ())
-        played.parts = self._usable(played, method, collected)
+        played.parts = await self._usable(played, method, collected)
         if not played.parts and played.dropped is None:
             played.dropped = StopReason.CANCELLED
             played.detail = "collect_trajectories gave no group; see the log for the cause"

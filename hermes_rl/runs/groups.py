@@ -182,7 +182,7 @@ async def encoded(value: Any) -> bytes:
 
     Raises `ValueError` for values that JSON does not have (NaN).
     """
-    return await run_exclusively(_json_bytes, value)
+    return await run_exclusively(to_json, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
@@ -194,12 +194,12 @@ async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
     return await asyncio.to_thread(gzip.compress, body, 1), {**headers, "Content-Encoding": "gzip"}
 
 
-def _json_bytes(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """Return the JSON of a value; yield to other threads between two items of an object, or of a list of lists."""
     if isinstance(value, Mapping):
-        return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json_bytes(item) for key, item in value.items())
+        return b"{%b}" % b",".join(write_message(str(key)) + b":" + to_json(item) for key, item in value.items())
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
-        return b"[%b]" % b",".join(map(_json_bytes, value))
+        return b"[%b]" % b",".join(map(to_json, value))
     data = write_message(value, _to_builtin)
     if b"null" in data and not isinstance(value, str):
         json.dumps(value, default=_to_builtin, allow_nan=False)  # NaN must fail here: it is not a missing number

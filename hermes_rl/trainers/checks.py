@@ -96,7 +96,10 @@ class Checks:
         refused = None
         for line in lines:
             try:
-                usable.append(self._fitting(line, version))
+                try:
+                    usable.append(self._fitting(line, version))
+                except (TypeError, ValueError, LookupError, AttributeError) as error:  # values of any type
+                    raise GroupRefused("malformed", f"{type(error).__name__}: {error}") from error
             except GroupRefused as error:
                 if any("layer" in line for line in lines if isinstance(line, Mapping)):
                     raise  # a part of a rollout is not trained on without the rest

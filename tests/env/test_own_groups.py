@@ -65,6 +65,13 @@ BROKEN = {
     "a score is 'good'": {**group(0.0, 1.0), "scores": [1.0, "good"]},
     "its scores are a float": {**group(0.0, 1.0), "scores": 1.0},
     "it is a tuple": [("tokens", 1)],
+    "TypeError: object of type 'NoneType' has no len()": {**group(0.0, 1.0), "tokens": [None, None]},
+    "TypeError: 'float' object cannot be interpreted as an integer": {**group(0.0, 1.0), "tokens": [[1.5, 2, 3]] * 2},
+    "OverflowError: int too big to convert": {**group(0.0, 1.0), "tokens": [[1 << 63, 2, 3]] * 2},
+    "TypeError: 'str' object is not a mapping": group(0.0, 1.0, messages=["hi", "ho"]),
+    "AttributeError: 'list' object has no attribute 'get'": group(0.0, 1.0, group_overrides=[2]),
+    "TypeError: set has no JSON form": group(0.0, 1.0, overrides=[{1}, {2}]),
+    "ValueError: Out of range float values": group(0.0, 1.0, inference_logprobs=[[math.nan] * 3] * 2),
 }
 
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -88,6 +88,10 @@ class _Status(_Answer):
     self_queue_size: Count = 0
     env_weight: float = Field(1.0, ge=0)
     unallocated_fraction: float = Field(1.0, ge=0, le=1)
+
+
+class _Received(_Answer):
+    status: Literal["received", "buffered"]
 
 
 class _Group(_Answer):
@@ -296,7 +300,7 @@ class AtroposTrainer:
         path = "scored_data" if single else "scored_data_list"
         for attempt in range(ATTEMPTS):
             try:
-                await self._request_once("POST", path, _Answer, data=body, headers=headers)
+                await self._request_once("POST", path, _Received, data=body, headers=headers)
                 break
             except GroupRefused as refused:
                 self._refused += 1
@@ -383,7 +387,10 @@ class AtroposTrainer:
         except ValidationError as error:
             first = error.errors()[0]
             location = ".".join(map(str, first["loc"])) or "the answer"
-            raise RunError(f"{url}: {location}: {first['msg']}, got {first['input']!r:.60}") from error
+            problem = f"{location}: {first['msg']}, got {first['input']!r:.60}"
+            if first["type"] in ("json_invalid", "missing"):  # cut off, or of a proxy that answers in JSON too
+                raise _FailedRequestError(f"{path}: {problem}") from error
+            raise RunError(f"{url}: {problem}") from error
 
     async def _exchange(self, method: str, url: str, **more: Any) -> tuple[int, Mapping[str, str], bytes]:
         """Return the status, headers and body of the response to a request."""

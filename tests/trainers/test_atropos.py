@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 import pytest
@@ -169,7 +169,11 @@ async def answering(handle: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def sent(*replies: tuple[int, str] | Exception, took: bool = False) -> tuple[FaultyTrainer, Scripted]:
+Reply: TypeAlias = tuple[int, str, *tuple[bytes, ...]]
+"""Status, content type, and body; by default an empty object."""
+
+
+def sent(*replies: Reply | Exception, took: bool = False) -> tuple[FaultyTrainer, Scripted]:
     """Return a client that is about to send the group `ONE`, and the network, which answers so before it works.
 
     Args:
@@ -185,7 +189,7 @@ def sent(*replies: tuple[int, str] | Exception, took: bool = False) -> tuple[Fau
 class Scripted(Network):
     """A network whose answers to groups are given."""
 
-    def __init__(self, replies: Sequence[tuple[int, str] | Exception], took: bool) -> None:
+    def __init__(self, replies: Sequence[Reply | Exception], took: bool) -> None:
         super().__init__(RunApi(batch_size=100), random.Random(0), 0.0)
         self.replies, self.took = list(replies), took
 
@@ -197,7 +201,7 @@ class Scripted(Network):
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
-        return reply[0], {"Content-Type": reply[1], "Retry-After": "0"}, b"{}"
+        return reply[0], {"Content-Type": reply[1], "Retry-After": "0"}, b"".join(reply[2:]) or b"{}"
 
 
 LOST = aiohttp.ServerDisconnectedError()
@@ -205,10 +209,20 @@ LOST = aiohttp.ServerDisconnectedError()
 
 @pytest.mark.parametrize("took", [False, True])
 @pytest.mark.parametrize(
-    "reply", [(502, "text/html"), (500, "text/plain"), (200, "text/html"), LOST, TimeoutError()], ids=str
+    "reply",
+    [
+        (502, "text/html"),
+        (500, "text/plain"),
+        (200, "text/html"),
+        LOST,
+        TimeoutError(),
+        (200, "application/json"),
+        (200, "application/json", b'{"stat'),
+    ],
+    ids=str,
 )
 async def test_a_group_whose_request_failed_is_in_the_queue_once(
-    reply: tuple[int, str] | Exception, took: bool, monkeypatch: pytest.MonkeyPatch
+    reply: Reply | Exception, took: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
     trainer, network = sent(reply, took=took)

@@ -127,7 +127,7 @@ class EnvHooks(Hooks):
         env._training_counts.add_group(group)
         env.items_sent_this_step += len(lines)
         for line in lines:
-            env.completion_lengths += [len(mask) - mask.count(MASKED) for mask in line["masks"]]
+            env.completion_lengths += [sum(1 for value in mask if value != MASKED) for mask in line["masks"]]
         await call(env.add_rollouts_for_wandb, lines[0], group.row.columns)
         await call(env.cleanup)
 

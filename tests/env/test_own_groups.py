@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hermes_rl.env.serve import serve_environment
@@ -102,6 +103,14 @@ async def test_a_broken_group_after_a_good_one_costs_itself_alone(play: Any, cls
 async def test_a_score_that_is_not_finite_costs_its_group_alone(play: Any, cls: type[Canned], tmp_path: Path) -> None:
     lines = await play(cls, lambda number: group(0.0, math.nan if number == 1 else 1.0), tmp_path)
     assert [line["scores"] for line in lines][:2] == [[0.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize("play", [processed, served])
+async def test_arrays_of_numpy_are_as_good_as_lists(play: Any, tmp_path: Path) -> None:
+    lists = group(0.0, 1.0)
+    arrays = {**lists, **{name: [np.array(each) for each in lists[name]] for name in ("tokens", "masks")}}
+    lines = await play(Groups, lambda number: arrays, tmp_path)
+    assert [np.array(line["tokens"]).tolist() for line in lines] == [lists["tokens"]] * 2
 
 
 async def test_a_broken_rollout_names_the_method_that_was_overridden(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.spec.server_types import TEXT_PARTS
 from hermes_rl.threads import settled
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
+from hermes_rl.values import write_json
 
 log = logging.getLogger(__name__)
 
@@ -441,7 +442,7 @@ class AnsweredByFunction:
 
 
 def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return an assistant message from a message or a text. Raises UserError if it is neither."""
+    """Return an assistant message from a message or a text. Raises UserError if it is neither, or is not JSON."""
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
     is_assistant = isinstance(answer, Mapping) and answer.get("role", "assistant") == "assistant"
@@ -450,7 +451,12 @@ def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
             'an answer is a text, or an assistant message such as {"content": "…", "tool_calls": […]}, not '
             f"{answer!r:.200}"
         )
-    return {"role": "assistant", "content": None, **answer}
+    message = {"role": "assistant", "content": None, **answer}
+    try:
+        write_json(message)  # everything after this point records and renders it
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"an answer has values that JSON lacks: {error}") from error
+    return message
 
 
 async def _call_function(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:

@@ -121,3 +121,8 @@ def test_an_assistant_message_may_be_its_text() -> None:
     for wrong in ({}, {"role": "user", "content": "hi"}, None, 3):
         with pytest.raises(UserError, match="an answer is a text"):
             assistant(wrong)  # type: ignore[arg-type]
+    endless: dict[str, object] = {}
+    endless["more"] = endless
+    for odd in (b"hi", {1}, endless):
+        with pytest.raises(UserError, match="an answer has values that JSON lacks"):
+            assistant({"content": None, "tool_calls": [{"function": {"name": "add", "arguments": odd}}]})

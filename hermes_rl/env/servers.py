@@ -256,23 +256,16 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
             raise UserError("get_logprobs needs input_ids, prompt or messages")
         reply = await self.role.chat(request)
         assert reply.scored is not None
-        candidates_by_position = [()] + [
-            (
-                (prompt_token, value),
-                *((token, other) for token, other in zip(best, values, strict=True) if token != prompt_token),
-            )
-            for prompt_token, value, best, values in zip(
-                reply.prompt[1:],
-                reply.scored.token_logprobs,
-                reply.scored.distill_ids[1:],
-                reply.scored.distill_logprobs[1:],
-                strict=True,
-            )
-        ]
+        ids, logprobs, scored = [list[int]()], [list[float]()], reply.scored
+        best = zip(scored.distill_ids[1:], scored.distill_logprobs[1:], strict=True)
+        for token, value, (best_ids, best_logprobs) in zip(reply.prompt[1:], scored.token_logprobs, best, strict=True):
+            others = {other: logprob for other, logprob in zip(best_ids, best_logprobs, strict=True) if other != token}
+            ids.append([token, *others])
+            logprobs.append([value, *others.values()])
         return {
             "prompt_tokens": list(reply.prompt),
-            "prompt_topk_token_ids": [[token for token, _ in candidates] for candidates in candidates_by_position],
-            "prompt_topk_logprobs": [[value for _, value in candidates] for candidates in candidates_by_position],
+            "prompt_topk_token_ids": ids,
+            "prompt_topk_logprobs": logprobs,
         }
 
     @asynccontextmanager

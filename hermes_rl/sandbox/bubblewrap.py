@@ -345,20 +345,10 @@ class ImageRoot(Root):
 
     def command_prefix(self, executable: str, disk: int) -> list[str]:
         argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
-        argv += [
-            *_bind_paths(SYSTEM),
-            "--ro-bind",
-            str(self._mounted_folder),
-            "/image",
-            "--ro-bind",
-            str(self._runtime),
-            "/runtime",
-        ]
-        argv += [
-            word
-            for destination, folder in self._layers.items()
-            for word in ("--ro-bind", str(folder), f"/packages{destination}")
-        ]
+        argv += [*_bind_paths(SYSTEM), "--ro-bind", str(self._mounted_folder), "/image"]
+        argv += ["--ro-bind", str(self._runtime), "/runtime"]
+        for destination, folder in self._layers.items():
+            argv += ["--ro-bind", str(folder), f"/packages{destination}"]
         argv += ["--dir", "/tmp", "--size", str(disk), "--tmpfs", "/scratch", "--dir", "/scratch/upper"]
         return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
 

@@ -290,10 +290,8 @@ def find_pip() -> list[str]:
             version_fields = _run_command([*command, "--version"]).split()
         except UserError:
             continue  # a module or a program other than pip
-        if len(version_fields) > 1 and tuple(map(int, re.findall(r"\d+", version_fields[1])[:2])) >= (
-            22,
-            3,
-        ):  # the first with --python
+        version = re.findall(r"\d+", version_fields[1])[:2] if len(version_fields) > 1 else ()
+        if tuple(map(int, version)) >= (22, 3):  # the first with --python
             return command
     raise UserError("sandbox.python needs pip 22.3 or later on this machine; install it (python3 -m ensurepip)")
 

@@ -179,18 +179,8 @@ def _mount_options(directories: Sequence[str], tmp_directory: str) -> Iterator[s
         if not directory.startswith(tuple(f"{system_path}/" for system_path in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
     # Modules may write while they are loaded; each fork mounts a separate directory on this one.
-    yield from (
-        "--remount-ro",
-        "/tmp",
-        "--tmpfs",
-        tmp_directory,
-        "--remount-ro",
-        "/dev",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/",
-    )
+    yield from ("--remount-ro", "/tmp", "--tmpfs", tmp_directory, "--remount-ro", "/dev")
+    yield from ("--remount-ro", "/", "--chdir", "/")
 
 
 CONFINED = ConfinedPool()

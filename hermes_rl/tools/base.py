@@ -328,9 +328,10 @@ def arguments(required: Iterable[str] = (), **properties: dict[str, Any]) -> dic
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def typed(kind: str, description: str, **more: Any) -> dict[str, Any]:
+def typed(kind: str, description: str, *choices: str, **more: Any) -> dict[str, Any]:
     """Return the JSON Schema of one argument."""
-    return {"type": kind, "description": description, **more}
+    enum = {"enum": list(choices)} if choices else {}
+    return {"type": kind, **enum, "description": description, **more}
 
 
 @dataclass(frozen=True)

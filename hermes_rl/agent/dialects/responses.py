@@ -192,15 +192,8 @@ def _output_items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[s
     if reasoning := message.get("reasoning_content"):
         handle = HANDLE + base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
         content = [{"type": "reasoning_text", "text": reasoning}]
-        items.append(
-            {
-                "type": "reasoning",
-                "id": f"rs_{answer.id}",
-                "summary": [],
-                "content": content,
-                "encrypted_content": handle,
-            }
-        )
+        head = {"type": "reasoning", "id": f"rs_{answer.id}", "summary": []}
+        items.append({**head, "content": content, "encrypted_content": handle})
     text, calls = text_of(message.get("content")), message.get("tool_calls") or []
     if text or not calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

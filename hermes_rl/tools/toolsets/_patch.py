@@ -44,12 +44,9 @@ class Patch(Tool):
     )
     # hermes-agent lists mode as required and has a default for it: calls of both kinds are accepted.
     parameters = arguments(
-        mode={
-            "type": "string",
-            "enum": ["replace", "patch"],
-            "description": "replace: path, old_string, new_string; patch: patch",
-            "default": "replace",
-        },
+        mode=typed(
+            "string", "replace: path, old_string, new_string; patch: patch", "replace", "patch", default="replace"
+        ),
         path=typed("string", "For replace: the file"),
         old_string=typed("string", "For replace: the exact passage, with lines around it"),
         new_string=typed("string", "For replace: what to put there; '' deletes the passage"),

@@ -130,7 +130,7 @@ class ProcessTool(Tool):
     )
     parameters = arguments(
         ["action"],
-        action={"type": "string", "enum": ["list", *ACTIONS], "description": "What to do"},
+        action=typed("string", "What to do", "list", *ACTIONS),
         session_id=typed("string", "The session_id from terminal; needed for every action but list"),
         data=typed("string", "Text for write and submit"),
         timeout=typed("integer", "Seconds to wait at most, for wait", minimum=1),

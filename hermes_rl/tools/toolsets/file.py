@@ -164,22 +164,17 @@ class SearchFiles(Tool):
     parameters = arguments(
         ["pattern"],
         pattern=typed("string", "Regular expression, or glob for target='files'"),
-        target={
-            "type": "string",
-            "enum": ["content", "files"],
-            "description": "Search in files, or for files by name",
-            "default": "content",
-        },
+        target=typed("string", "Search in files, or for files by name", "content", "files", default="content"),
         path=typed("string", "Folder or file to search in", default="."),
         file_glob=typed("string", "Search only files whose name matches this"),
         limit=typed("integer", "Results at most", default=50, minimum=1),
         offset=typed("integer", "Results to skip", default=0, minimum=0),
-        output_mode={
-            "type": "string",
-            "enum": ["content", "files_only", "count"],
-            "description": "Matching lines, paths only, or matches per file",
-            "default": "content",
-        },
+        output_mode=typed(
+            "string",
+            "Matching lines, paths only, or matches per file",
+            *("content", "files_only", "count"),
+            default="content",
+        ),
         context=typed("integer", "Lines around each match", default=0, minimum=0),
     )
 

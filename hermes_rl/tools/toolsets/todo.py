@@ -33,7 +33,7 @@ class Todo(Tool):
                 ("id", "content", "status"),
                 id=typed("string", "Unique id of the item"),
                 content=typed("string", "The work to do"),
-                status={"type": "string", "enum": list(STATUSES), "description": "Where it stands"},
+                status=typed("string", "Where it stands", *STATUSES),
             ),
         },
         merge=typed("boolean", "true: update by id and add; false (default): replace the list", default=False),

@@ -17,372 +17,304 @@ BASE = f'version: 1\n{ROWS}prompt: {{user: "{{{{ q }}}}"}}\n'
 
 SEATS = BASE + "agents: {a: {}, b: {}}\nschedule: alternate\n"
 
-CASES: dict[str, tuple[str, str]] = {
+WHOLE: dict[str, tuple[str, str]] = {
     # reading
-    "tab": (BASE + "agent:\n▶\tmax_turns: 3\n", "a tab cannot indent YAML; use spaces"),
-    "unclosed-list": (BASE + "tools: [a\nagent▶: {}\n", "expected ',' or ']'"),
-    "two-documents": (BASE + "▶---\nname: x\n", "one document"),
-    "not-a-mapping": ("▶- a\n- b\n", "a spec is a mapping"),
+    "not-a-mapping": ("▶- a\n- b", "a spec is a mapping"),
     "empty": ("▶", "the file is empty"),
-    "unknown-tag": (BASE + "name: ▶!!python/name x\n", "tag"),
-    "merge-key": (BASE + "agent:\n  ▶<<: {max_turns: 1}\n", "use `extends`"),
-    "name-that-leads-out": (BASE + 'name: ▶"../../evil"\n', "`name` is a directory below outputs"),
-    "name-that-is-hidden": (BASE + "name: ▶.x\n", "do not start with a dot"),
-    "name-with-a-line-break": (BASE + 'name: ▶"a\\nb"\n', "control character"),
-    "number-as-key": (BASE + "on_stop:\n  ▶1: drop\n", "keys are strings"),
-    "null-as-key": (BASE + "▶~: 1\n", "keys are strings"),
-    "list-as-key": (BASE + "? ▶[a, b]\n: 1\n", "keys are strings"),
-    "duplicate-key": (BASE + "seed: 1\n▶seed: 2\n", "duplicate key `seed`; the first one is in line 4"),
-    "duplicate-nested": (BASE + "agent:\n  max_turns: 1\n  ▶max_turns: 2\n", "duplicate key `max_turns`"),
-    "unknown-alias": (BASE + "seed: ▶*nowhere\n", "alias *nowhere"),
-    "unquoted-braces": (BASE + "sandbox: {workdir: ▶{{ q }}}\n", 'quote it: "{{ … }}"'),
-    "unquoted-braces-block": ("version: 1\n" + ROWS + "prompt:\n  user: ▶{{ q }}\n", 'quote it: "{{ … }}"'),
-    "unquoted-braces-text": (BASE + "solution: {a: ▶{{ q }}/b}\n", "unquoted {{"),
-    "unquoted-variable": (BASE + "agent: {max_turns: ▶${N}}\n", "unquoted ${"),
     # keys and types
-    "unknown-top": (BASE + "▶rewardz: {}\n", "unknown key `rewardz`; did you mean `rewards`?"),
-    "unknown-nested": (BASE + "agent:\n  ▶max_turn: 3\n", "did you mean `max_turns`? Choices: max_turns, timeout"),
-    "unknown-in-list": (BASE + "tools:\n  - ▶pyhton: a.py:f\n    python: a.py:f\n", "did you mean `python`?"),
-    "unknown-server-key": (
-        BASE + "servers:\n  policy: {type: scripted, ▶error_rat: 0.4}\n",
-        "did you mean `error_rate`?",
+    "missing-dataset": ("▶version: 1\nprompt: {user: a}", "missing key `dataset`"),
+    "wrong-version": (
+        'version: ▶2\ndataset: {items: [{q: "one"}, {q: "two"}]}\nprompt: {user: a}',
+        "not possible here",
     ),
-    "missing-dataset": ("▶version: 1\nprompt: {user: a}\n", "missing key `dataset`"),
-    "missing-nested": (BASE + "sandbox:\n  files:\n    - ▶{content: a}\n", "missing key `to`"),
-    "missing-in-mapping": (BASE + "tools:\n  - ▶mcp: {url: http://localhost:1}\n", "missing key `name`"),
-    "text-for-integer": (BASE + "agent:\n  max_turns: ▶many\n", 'expected an integer, got the text "many"'),
-    "quoted-integer": (BASE + 'agent: {max_turns: ▶"3"}\n', "expected an integer"),
-    "boolean-for-integer": (BASE + "agent: {max_turns: ▶true}\n", "expected an integer, got true"),
-    "yes-is-text": (BASE + "process: {drop_uniform: ▶yes}\n", 'expected true or false, got the text "yes"'),
-    "number-for-text": (BASE + "name: ▶12\n", "expected text, got the number 12"),
-    "mapping-for-list": (BASE + "tools: ▶{python: a.py:f}\n", "expected a list, got a mapping"),
-    "list-for-mapping": (BASE + "agent: ▶[]\n", "expected a mapping, got a list"),
-    "too-small": (BASE + "process: {groups: ▶0}\n", "must be at least 1"),
-    "not-finite": (BASE + "agent: {temperature: ▶.nan}\n", "finite number"),
-    "not-a-choice": (BASE + "process: {format: ▶stf}\n", "did you mean `sft`? Choices: atropos, sft, dpo"),
-    "wrong-version": ("version: ▶2\n" + ROWS + "prompt: {user: a}\n", "not possible here"),
     # several agents
-    "play-missing": (BASE + "▶agents: {a: {}, b: {}}\n", "missing key `schedule`: alternate, simultaneous, call, {fn:"),
-    "one-seat": (
-        BASE + "▶agents: {a: {}}\nschedule: alternate\n",
-        "has two seats at least; for one agent leave it out",
-    ),
-    "play-alone": (BASE + "▶schedule: alternate\n", "`schedule` goes with `agents`, who speak"),
-    "play-unknown": (BASE + "agents: {a: {}, b: {}}\nschedule: ▶alternating\n", "did you mean `alternate`?"),
-    "play-twice": (
-        BASE + "agents: {a: {}, b: {}}\nschedule: {order: call, ▶fn: a.py:f}\n",
-        "schedule takes one of order, fn or state",
-    ),
-    "play-empty": (BASE + "agents: {a: {}, b: {}}\n▶schedule: {}\n", "schedule needs one of order, fn or state"),
-    "play-state": (
-        BASE + "agents: {a: {}, b: {}}\nschedule: {state: ▶turn}\n",
-        "this spec has no `state:` that could select",
-    ),
-    "play-fn": (BASE + "agents: {a: {}, b: {}}\nschedule: {fn: ▶duel}\n", "expected file.py:function"),
-    "play-rounds": (
-        BASE + "agents: {a: {}, b: {}}\nschedule: {order: call, ▶rounds: 2}\n",
-        "`rounds` goes with `order:",
-    ),
-    "rounds-zero": (BASE + "agents: {a: {}, b: {}}\nschedule: {order: alternate, rounds: ▶0}\n", "must be at least 1"),
-    "seat-name": (BASE + "agents: {a: {}, ▶row: {}}\nschedule: alternate\n", "`row` cannot name a seat; use letters"),
-    "seat-key": (BASE + "agents: {a: {}, b: {▶trian: false}}\nschedule: alternate\n", "did you mean `train`?"),
-    "seat-server": (
-        BASE + "agents: {a: {}, b: {server: ▶rivl}}\nschedule: alternate\nservers: {rival: {type: scripted}}\n",
-        "there is no server role `rivl`; did you mean `rival`?",
-    ),
-    "rivals-trained": (
-        BASE + "agents: {a: {}, b: {▶opponents: [policy]}}\nschedule: call\n",
-        "opponents are not trained: write",
-    ),
-    "rivals-unknown": (
-        BASE + "agents: {a: {}, b: {opponents: [▶old], train: false}}\nschedule: call\n",
-        "no server role `old`",
-    ),
-    "rivals-and-server": (
-        BASE + "agents: {a: {}, b: {opponents: [policy], train: false, ▶server: policy}}\nschedule: call\n",
-        "`opponents` are the servers of this seat",
-    ),
-    "choose-alone": (
-        BASE + "agents: {a: {}, b: {▶opponent_sampling: latest}}\nschedule: call\n",
-        "goes with `opponents`",
-    ),
-    "seat-baseline": (
-        BASE + "agents: {a: {}, b: {baseline: ▶group}}\nschedule: alternate\n",
-        "choices: seat, row, episode",
-    ),
     "seat-prompt": (
-        f"{ROWS}agents: {{a: {{prompt: {{user: x}}}}, ▶b: {{}}}}\nschedule: call\n",
+        'dataset: {items: [{q: "one"}, {q: "two"}]}\nagents: {a: {prompt: {user: x}}, ▶b: {}}\nschedule: call',
         "it has no prompt: give it one",
     ),
-    "seat-program": (
-        BASE + "agents: {a: {}, b: {}}\nagent: {▶program: pi}\nschedule: call\n",
-        "each seat with an agent program sets its own: `agents.NAME.agent.program`",
+}
+OF_BASE: dict[str, tuple[str, str]] = {
+    # reading
+    "tab": ("agent:\n▶\tmax_turns: 3", "a tab cannot indent YAML; use spaces"),
+    "unclosed-list": ("tools: [a\nagent▶: {}", "expected ',' or ']'"),
+    "two-documents": ("▶---\nname: x", "one document"),
+    "unknown-tag": ("name: ▶!!python/name x", "tag"),
+    "merge-key": ("agent:\n  ▶<<: {max_turns: 1}", "use `extends`"),
+    "name-that-leads-out": ('name: ▶"../../evil"', "`name` is a directory below outputs"),
+    "name-that-is-hidden": ("name: ▶.x", "do not start with a dot"),
+    "name-with-a-line-break": ('name: ▶"a\\nb"', "control character"),
+    "number-as-key": ("on_stop:\n  ▶1: drop", "keys are strings"),
+    "null-as-key": ("▶~: 1", "keys are strings"),
+    "list-as-key": ("? ▶[a, b]\n: 1", "keys are strings"),
+    "duplicate-key": ("seed: 1\n▶seed: 2", "duplicate key `seed`; the first one is in line 4"),
+    "duplicate-nested": ("agent:\n  max_turns: 1\n  ▶max_turns: 2", "duplicate key `max_turns`"),
+    "unknown-alias": ("seed: ▶*nowhere", "alias *nowhere"),
+    "unquoted-braces": ("sandbox: {workdir: ▶{{ q }}}", 'quote it: "{{ … }}"'),
+    "unquoted-braces-text": ("solution: {a: ▶{{ q }}/b}", "unquoted {{"),
+    "unquoted-variable": ("agent: {max_turns: ▶${N}}", "unquoted ${"),
+    # keys and types
+    "unknown-top": ("▶rewardz: {}", "unknown key `rewardz`; did you mean `rewards`?"),
+    "unknown-nested": ("agent:\n  ▶max_turn: 3", "did you mean `max_turns`? Choices: max_turns, timeout"),
+    "unknown-in-list": ("tools:\n  - ▶pyhton: a.py:f\n    python: a.py:f", "did you mean `python`?"),
+    "unknown-server-key": ("servers:\n  policy: {type: scripted, ▶error_rat: 0.4}", "did you mean `error_rate`?"),
+    "missing-nested": ("sandbox:\n  files:\n    - ▶{content: a}", "missing key `to`"),
+    "missing-in-mapping": ("tools:\n  - ▶mcp: {url: http://localhost:1}", "missing key `name`"),
+    "text-for-integer": ("agent:\n  max_turns: ▶many", 'expected an integer, got the text "many"'),
+    "quoted-integer": ('agent: {max_turns: ▶"3"}', "expected an integer"),
+    "boolean-for-integer": ("agent: {max_turns: ▶true}", "expected an integer, got true"),
+    "yes-is-text": ("process: {drop_uniform: ▶yes}", 'expected true or false, got the text "yes"'),
+    "number-for-text": ("name: ▶12", "expected text, got the number 12"),
+    "mapping-for-list": ("tools: ▶{python: a.py:f}", "expected a list, got a mapping"),
+    "list-for-mapping": ("agent: ▶[]", "expected a mapping, got a list"),
+    "too-small": ("process: {groups: ▶0}", "must be at least 1"),
+    "not-finite": ("agent: {temperature: ▶.nan}", "finite number"),
+    "not-a-choice": ("process: {format: ▶stf}", "did you mean `sft`? Choices: atropos, sft, dpo"),
+    # several agents
+    "play-missing": ("▶agents: {a: {}, b: {}}", "missing key `schedule`: alternate, simultaneous, call, {fn:"),
+    "play-alone": ("▶schedule: alternate", "`schedule` goes with `agents`, who speak"),
+    "play-unknown": ("agents: {a: {}, b: {}}\nschedule: ▶alternating", "did you mean `alternate`?"),
+    "play-twice": (
+        "agents: {a: {}, b: {}}\nschedule: {order: call, ▶fn: a.py:f}",
+        "schedule takes one of order, fn or state",
     ),
-    "seat-program-recipe": (
-        BASE + "agents: {a: {}, b: {agent: {program: ▶codx}}}\nschedule: call\n",
-        "there is no agent program `codx`; did you mean `codex`?",
-    ),
-    "seat-program-command": (
-        BASE + "agents: {a: {}, b: {agent: {▶program: {env: {A: b}}}}}\nschedule: call\n",
-        "a program needs a `command`, a `python` function",
-    ),
-    "seat-program-tools": (
-        BASE + "agents: {a: {}, b: {▶tools: [], agent: {program: {command: x}}}}\nschedule: call\n",
-        "`agents.b.tools` is for the loop; an agent program has its own; `agents.b.agent.program.tools: mcp` offers",
-    ),
-    "seat-program-reasoning": (
-        BASE + "agents: {a: {}, b: {agent: {program: {command: x}, ▶reasoning: {effort: low}}}}\nschedule: call\n",
-        "`agents.b.agent.reasoning` is for the loop",
-    ),
+    "play-empty": ("agents: {a: {}, b: {}}\n▶schedule: {}", "schedule needs one of order, fn or state"),
+    "play-state": ("agents: {a: {}, b: {}}\nschedule: {state: ▶turn}", "this spec has no `state:` that could select"),
+    "play-fn": ("agents: {a: {}, b: {}}\nschedule: {fn: ▶duel}", "expected file.py:function"),
+    "play-rounds": ("agents: {a: {}, b: {}}\nschedule: {order: call, ▶rounds: 2}", "`rounds` goes with `order:"),
+    "rounds-zero": ("agents: {a: {}, b: {}}\nschedule: {order: alternate, rounds: ▶0}", "must be at least 1"),
     "seat-program-calls": (
-        BASE + "agents: {a: {agent: {▶program: {command: x}}}, b: {}}\nschedule: {order: call}\n",
+        "agents: {a: {agent: {▶program: {command: x}}}, b: {}}\nschedule: {order: call}",
         "the others are its tools, and it is offered none: write `tools: mcp`",
     ),
-    "seat-program-backend": (
-        BASE + "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nschedule: call\nsandbox: {backend: none}\n",
-        "backend none has no separate network",
-    ),
-    "seat-hears": (
-        BASE + "agents: {a: {}, b: {▶message_template: x}}\nschedule: call\n",
-        "`message_template` goes with `schedule: alternate` or",
-    ),
-    "seat-description": (
-        BASE + "agents: {a: {▶description: x}, b: {}}\nschedule: call\n",
-        "all but the first, with `schedule: call`",
-    ),
-    "seats-and-user": (
-        SEATS + "▶user: {turns: [a]}\n",
-        "the first seat of `schedule: call` talks to a `user`; here the",
-    ),
-    "user-and-seat-program": (
-        BASE
-        + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nschedule: call\n▶user: {turns: [a]}\n",
-        "a `user` needs the built-in loop, but the first seat runs an agent program",
-    ),
-    "seats-and-steps": (
-        f"{BASE}agents: {{a: {{}}, b: {{}}}}\nschedule: call\nuser: {{turns: [a]}}\n"
-        "rewards: {exact_match: {args: {target: a}, ▶per_step: mean}}\n",
-        "only rollouts of a single agent are graded per step",
-    ),
-    "seats-and-program": (SEATS + "agent: {▶program: pi}\n", "`agent.program` is for one agent"),
-    "seats-and-teacher": (
-        SEATS + "▶distill: {server: t}\nservers: {t: {type: vllm, base_url: http://a/v1, model: m}}\n",
-        "`distill` is for one agent",
-    ),
-    "paid-unknown": (SEATS + "rewards: {exact_match: {args: {target: x}, seats: [a, ▶c]}}\n", "there is no seat `c`"),
-    "paid-unknown-factor": (
-        SEATS + "rewards: {exact_match: {args: {target: x}, seats: {a: 1, ▶c: -1}}}\n",
-        "no seat `c`",
-    ),
-    "paid-gate-factors": (
-        SEATS + "rewards: {exact_match: {args: {target: x}, gate: true, seats: ▶{a: 1, b: -1}}}\n",
-        "a gate has no factors per seat",
-    ),
-    "paid-nobody": (
-        SEATS + "rewards: {exact_match: {args: {target: x}, seats: ▶[]}}\n",
-        "a reward pays one seat at least",
-    ),
-    "paid-text": (SEATS + "rewards: {exact_match: {args: {target: x}, seats: ▶a}}\n", "expected a list, got the text"),
-    "paid-factor-text": (
-        SEATS + "rewards: {exact_match: {args: {target: x}, seats: {a: ▶all}}}\n",
-        "expected a number",
-    ),
-    "paid-without-seats": (
-        BASE + "rewards: {exact_match: {args: {target: x}, ▶seats: [a]}}\n",
-        "there are no `agents:`",
-    ),
-    "turn-of-nobody": (SEATS + "solution: {turns: [{say: x, seat: ▶c}]}\n", "there is no seat `c`; choices: a, b"),
-    "not-a-size": (BASE + "sandbox: {limits: {memory: ▶2 gigs}}\n", "not a size"),
-    "not-a-mode": (BASE + 'sandbox: {files: [{to: a, content: b, mode: ▶"rwx"}]}\n', "octal"),
+    "paid-without-seats": ("rewards: {exact_match: {args: {target: x}, ▶seats: [a]}}", "there are no `agents:`"),
+    "not-a-size": ("sandbox: {limits: {memory: ▶2 gigs}}", "not a size"),
+    "not-a-mode": ('sandbox: {files: [{to: a, content: b, mode: ▶"rwx"}]}', "octal"),
     # substitution
-    "unset-variable": (BASE + "seed: ▶${NOWHERE_SET}\n", "NOWHERE_SET is not set"),
-    "part-variable": (
-        BASE + "servers: {policy: {base_url: ▶'http://${HOST}/v1', model: m}}\n",
-        "must be the whole value",
-    ),
-    "secret-variable": (BASE + "name: ▶${MY_API_KEY}\n", "a key that ends in _env"),
-    "variable-of-wrong-type": (BASE + "agent: {max_turns: ▶'${WORD}'}\n", "expected an integer"),
+    "unset-variable": ("seed: ▶${NOWHERE_SET}", "NOWHERE_SET is not set"),
+    "part-variable": ("servers: {policy: {base_url: ▶'http://${HOST}/v1', model: m}}", "must be the whole value"),
+    "secret-variable": ("name: ▶${MY_API_KEY}", "a key that ends in _env"),
+    "variable-of-wrong-type": ("agent: {max_turns: ▶'${WORD}'}", "expected an integer"),
     # templates
-    "broken-template": (
-        "version: 1\n" + ROWS + "prompt:\n  user: |\n    Fine.\n    Broken: ▶{{ q | }}\n",
-        "template: ",
-    ),
-    "unknown-filter": ("version: 1\n" + ROWS + 'prompt: {user: ▶"{{ q | shout }}"}\n', "No filter named 'shout'"),
-    "template-misplaced": (BASE + 'agent: {max_turns: ▶"{{ q }}"}\n', "templates are not rendered here"),
-    "filter-with-braces": (
-        'version: 1\ndataset:\n  items: [{q: a}]\n  filter: ▶"{{ q }}"\nprompt: {user: a}\n',
-        "leave the braces out",
-    ),
+    "template-misplaced": ('agent: {max_turns: ▶"{{ q }}"}', "templates are not rendered here"),
     # combinations
-    "two-sources": (
-        "version: 1\ndataset:\n  items: [{q: a}]\n  ▶path: org/data\nprompt: {user: a}\n",
-        "`items` is there already",
-    ),
-    "no-source": (
-        "version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n",
-        "needs one of path, items, generator or harbor",
-    ),
-    "tasks-and-rows": (
-        "version: 1\ndataset:\n  harbor: tasks\n  ▶items: [{q: a}]\nprompt: {user: a}\n",
-        "`harbor` is there already",
-    ),
-    "tasks-as-fallback": (
-        "version: 1\ndataset:\n  path: org/data\n  fallback: {items: [{q: a}], ▶harbor: tasks}\nprompt: {user: a}\n",
-        "harbor",
-    ),
-    "tasks-are-a-path": ("version: 1\ndataset: {harbor: ▶[a, b]}\nprompt: {user: a}\n", "expected text"),
-    "no-template-of-env": (
-        "version: 1\ndataset: {items: [{q: a}]}\nsandbox: {env: ▶3}\nprompt: {user: a}\n",
-        "a mapping",
-    ),
-    "format-without-files": (
-        "version: 1\ndataset: {path: ▶json}\nprompt: {user: a}\n",
-        "name the files in `data_files`",
-    ),
     "type-is-a-list": (
-        BASE + "agent: {extra_body: {a: 1}}\nservers: {policy: {type: ▶[], base_url: 'http://a', model: m}}\n",
+        "agent: {extra_body: {a: 1}}\nservers: {policy: {type: ▶[], base_url: 'http://a', model: m}}",
         "expected text, got a list",
     ),
-    "split-without-path": (
-        "version: 1\ndataset: {items: [{q: a}], ▶split: x}\nprompt: {user: a}\n",
-        "goes with `path`",
-    ),
-    "eval-two-ways": (
-        "version: 1\ndataset: {items: [{q: a}], eval: {fraction: 0.1, ▶only: true}}\nprompt: {user: a}\n",
-        "`fraction` is there already",
-    ),
-    "eval-all": (
-        "version: 1\ndataset: {items: [{q: a}], eval: {fraction: ▶1.5}}\nprompt: {user: a}\n",
-        "must be less than 1",
-    ),
-    "eval-of-training": (
-        "version: 1\ndataset: {path: x/y, eval: {split: ▶train}}\nprompt: {user: a}\n",
-        "trained on",
-    ),
-    "prompt-two-ways": (
-        "version: 1\n" + ROWS + "prompt: {▶user: a, messages: [{role: user, content: a}]}\n",
-        "exclude each other",
-    ),
-    "prompt-without-user": ("version: 1\n" + ROWS + "▶prompt: {system: a}\n", "needs `user` or `messages`"),
-    "toolsets-two-ways": (
-        BASE + "toolsets: {enabled: [file], ▶distribution: {file: 0.5}}\n",
-        "exclude each other",
-    ),
-    "tool-of-no-kind": (BASE + "tools:\n  - ▶{}\n", "needs one of python, state or mcp"),
-    "tool-names-collide": (
-        BASE + "tools:\n  - python: a.py:f\n  - python: ▶b.py:f\n",
-        "the name `f` is taken",
-    ),
-    "state-tool-without-state": (BASE + "tools: [{state: ▶desk}]\n", "no `state:`"),
-    "schemas-of-a-function": (
-        BASE + "tools: [{python: a.py:f, ▶schemas: s}]\n",
-        "`schemas` goes with `state`",
-    ),
-    "schemas-of-no-name": (BASE + "state: a.py:A\ntools: [{state: a, schemas: ▶[b]}]\n", "expected text, got a list"),
+    "toolsets-two-ways": ("toolsets: {enabled: [file], ▶distribution: {file: 0.5}}", "exclude each other"),
+    "tool-of-no-kind": ("tools:\n  - ▶{}", "needs one of python, state or mcp"),
+    "tool-names-collide": ("tools:\n  - python: a.py:f\n  - python: ▶b.py:f", "the name `f` is taken"),
+    "state-tool-without-state": ("tools: [{state: ▶desk}]", "no `state:`"),
+    "schemas-of-a-function": ("tools: [{python: a.py:f, ▶schemas: s}]", "`schemas` goes with `state`"),
+    "schemas-of-no-name": ("state: a.py:A\ntools: [{state: a, schemas: ▶[b]}]", "expected text, got a list"),
     "arguments-unknown": (
-        BASE + "tools: [{python: a.py:f, arguments: ▶stric}]\n",
+        "tools: [{python: a.py:f, arguments: ▶stric}]",
         "did you mean `strict`? Choices: strict, repair",
     ),
     "arguments-of-a-server": (
-        BASE + "tools: [{mcp: {name: a, command: a}, ▶arguments: strict}]\n",
+        "tools: [{mcp: {name: a, command: a}, ▶arguments: strict}]",
         "`arguments` goes with `python` or `state`",
     ),
-    "not-code": (BASE + "tools: [{python: ▶calculator}]\n", "expected file.py:function"),
+    "not-code": ("tools: [{python: ▶calculator}]", "expected file.py:function"),
     "mcp-shared-in-the-sandbox": (
-        BASE + "tools: [{mcp: {name: a, command: a, ▶scope: shared}}]\n",
+        "tools: [{mcp: {name: a, command: a, ▶scope: shared}}]",
         "cannot be shared; `where: host` can",
     ),
     "mcp-url-and-files": (
-        BASE + "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶where: host}}]\n",
+        "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶where: host}}]",
         "is for a server started by `command`",
     ),
-    "user-without-server": (
-        BASE + "▶user: {system: a}\nservers: {policy: {type: scripted}}\n",
-        "no server role `user`",
-    ),
-    "unknown-backend": (BASE + "sandbox: {backend: ▶dockre}\n", "did you mean `docker`?"),
-    "limit-of-none": (BASE + "sandbox: {backend: none, limits: {▶memory: 1GiB}}\n", "best_effort: true"),
-    "file-two-contents": (
-        BASE + "sandbox: {files: [{to: a, content: b, ▶base64: Yg==}]}\n",
-        "`content` is there already",
-    ),
+    "user-without-server": ("▶user: {system: a}\nservers: {policy: {type: scripted}}", "no server role `user`"),
+    "unknown-backend": ("sandbox: {backend: ▶dockre}", "did you mean `docker`?"),
+    "limit-of-none": ("sandbox: {backend: none, limits: {▶memory: 1GiB}}", "best_effort: true"),
+    "file-two-contents": ("sandbox: {files: [{to: a, content: b, ▶base64: Yg==}]}", "`content` is there already"),
     "file-same-target": (
-        BASE + "sandbox:\n  files:\n    - {to: a, content: b}\n    - {to: ▶./a, content: c}\n",
+        "sandbox:\n  files:\n    - {to: a, content: b}\n    - {to: ▶./a, content: c}",
         "file number 1 is put",
     ),
-    "file-not-base64": (BASE + "sandbox: {files: [{to: a, base64: ▶'??'}]}\n", "not base64"),
-    "file-from-outside": (BASE + "sandbox: {files: [{to: a, from: ▶../secret}]}\n", "below the folder"),
-    "artifact-two-ways": (BASE + "artifacts: {a: {path: b, ▶command: c}}\n", "`path` is there already"),
-    "reasoning-two-ways": (
-        BASE + "agent: {reasoning: {effort: low, ▶max_tokens: 2048}}\n",
-        "`effort` is there already",
-    ),
-    "gate-with-weight": (BASE + "rewards: {a: {fn: exact_match, gate: true, ▶weight: 2}}\n", "it has no weight"),
-    "clamp-reversed": (BASE + "score: {clamp: ▶[1, 0]}\n", "lower than the second"),
-    "range-reversed": (BASE + "rewards: {a: {fn: exact_match, range: ▶[1, 1]}}\n", "lower than the second"),
-    "range-too-wide": (BASE + "rewards: {a: {fn: exact_match, range: ▶[0, 1.0e+200]}}\n", "two numbers within ±1e+100"),
-    "range-of-a-gate": (
-        BASE + "rewards: {a: {fn: exact_match, gate: true, range: ▶[-1, 1]}}\n",
-        "must lie within [0, 1]",
-    ),
-    "ending-unknown": (BASE + "on_stop: {▶max_turn: 0}\n", "did you mean `max_turns`?"),
-    "ending-of-ours": (BASE + "on_stop: {▶server_failure: 0}\n", "never graded"),
-    "ending-treatment": (BASE + "on_stop: {max_turns: ▶droop}\n", "did you mean `drop`?"),
-    "solution-typo": (BASE + "solution: {▶turn: []}\n", "did you mean `turns`?"),
-    "empty-turn": (BASE + "solution:\n  turns:\n    - ▶{reasoning: a}\n", "needs `tools`, `say`, or"),
-    "role-name": (BASE + "servers: {▶item: {type: scripted}}\n", "cannot be a role"),
-    "server-without-url": (BASE + "servers:\n  ▶policy: {type: vllm, model: a}\n", "missing key `base_url`"),
+    "file-not-base64": ("sandbox: {files: [{to: a, base64: ▶'??'}]}", "not base64"),
+    "file-from-outside": ("sandbox: {files: [{to: a, from: ▶../secret}]}", "below the folder"),
+    "artifact-two-ways": ("artifacts: {a: {path: b, ▶command: c}}", "`path` is there already"),
+    "reasoning-two-ways": ("agent: {reasoning: {effort: low, ▶max_tokens: 2048}}", "`effort` is there already"),
+    "gate-with-weight": ("rewards: {a: {fn: exact_match, gate: true, ▶weight: 2}}", "it has no weight"),
+    "clamp-reversed": ("score: {clamp: ▶[1, 0]}", "lower than the second"),
+    "range-reversed": ("rewards: {a: {fn: exact_match, range: ▶[1, 1]}}", "lower than the second"),
+    "range-too-wide": ("rewards: {a: {fn: exact_match, range: ▶[0, 1.0e+200]}}", "two numbers within ±1e+100"),
+    "range-of-a-gate": ("rewards: {a: {fn: exact_match, gate: true, range: ▶[-1, 1]}}", "must lie within [0, 1]"),
+    "ending-unknown": ("on_stop: {▶max_turn: 0}", "did you mean `max_turns`?"),
+    "ending-of-ours": ("on_stop: {▶server_failure: 0}", "never graded"),
+    "ending-treatment": ("on_stop: {max_turns: ▶droop}", "did you mean `drop`?"),
+    "solution-typo": ("solution: {▶turn: []}", "did you mean `turns`?"),
+    "empty-turn": ("solution:\n  turns:\n    - ▶{reasoning: a}", "needs `tools`, `say`, or"),
+    "role-name": ("servers: {▶item: {type: scripted}}", "cannot be a role"),
+    "server-without-url": ("servers:\n  ▶policy: {type: vllm, model: a}", "missing key `base_url`"),
     "error_rate-on-openai": (
-        BASE + "servers: {policy: {base_url: 'http://a', model: m, ▶error_rate: 0.5}}\n",
+        "servers: {policy: {base_url: 'http://a', model: m, ▶error_rate: 0.5}}",
         "no meaning for type openai",
     ),
     "trl": (
-        BASE + "servers: {policy: {type: ▶trl, base_url: 'http://a'}}\n",
+        "servers: {policy: {type: ▶trl, base_url: 'http://a'}}",
         "there is no type trl: TRL's server is stock vLLM",
     ),
-    "address": (BASE + "serve: {api_url: ▶localhost:8000}\n", "http://"),
-    "half-an-address": (BASE + "servers: {policy: {base_url: ▶'http://[::1/v1', model: m}}\n", "expected an address"),
-    "port-of-an-address": (BASE + "tools: [{mcp: {name: far, url: ▶'http://a:70000/mcp'}}]\n", "Port out of range"),
+    "address": ("serve: {api_url: ▶localhost:8000}", "http://"),
+    "half-an-address": ("servers: {policy: {base_url: ▶'http://[::1/v1', model: m}}", "expected an address"),
+    "port-of-an-address": ("tools: [{mcp: {name: far, url: ▶'http://a:70000/mcp'}}]", "Port out of range"),
     "password-in-address": (
-        BASE + "servers: {policy: {base_url: ▶'http://me:hunter2@host', model: m}}\n",
+        "servers: {policy: {base_url: ▶'http://me:hunter2@host', model: m}}",
         "must not hold a password",
     ),
     "key-in-address": (
-        BASE + "servers: {policy: {base_url: ▶'http://host/v1?v=2&api_key=hunter2', model: m}}\n",
+        "servers: {policy: {base_url: ▶'http://host/v1?v=2&api_key=hunter2', model: m}}",
         "must not hold a password, key or token",
     ),
     "key-in-address-of-mcp": (
-        BASE + "tools: [{mcp: {name: far, url: ▶'https://mcp.example/mcp?exaApiKey=hunter2'}}]\n",
+        "tools: [{mcp: {name: far, url: ▶'https://mcp.example/mcp?exaApiKey=hunter2'}}]",
         "must not hold a password, key or token; use headers_env",
     ),
     "extra-body-exact": (
-        BASE + "agent: {▶extra_body: {a: 1}}\nservers: {policy: {type: vllm, base_url: 'http://a', model: m}}\n",
+        "agent: {▶extra_body: {a: 1}}\nservers: {policy: {type: vllm, base_url: 'http://a', model: m}}",
         "chat servers",
     ),
-    "env-unknown": (BASE + "atropos: {▶inference_wait: 2.0}\n", "did you mean `inference_weight`?"),
-    "env-owned": (BASE + "atropos: {▶group_size: 8}\n", "`serve.group_size` or `process.group_size`"),
-    "env-type": (BASE + "atropos: {batch_size: ▶big}\n", "expected an integer"),
+    "env-unknown": ("atropos: {▶inference_wait: 2.0}", "did you mean `inference_weight`?"),
+    "env-owned": ("atropos: {▶group_size: 8}", "`serve.group_size` or `process.group_size`"),
+    "env-type": ("atropos: {batch_size: ▶big}", "expected an integer"),
     # secrets
     "secret-in-server": (
-        BASE + "servers: {policy: {base_url: 'http://a', model: m, api_key: ▶hunter2}}\n",
+        "servers: {policy: {base_url: 'http://a', model: m, api_key: ▶hunter2}}",
         "a secret is written in `api_key`",
     ),
     "secret-in-headers": (
-        BASE + "agent: {extra_body: {headers: {Authorization: ▶Bearer hunter2}}}\n",
+        "agent: {extra_body: {headers: {Authorization: ▶Bearer hunter2}}}",
         "a secret is written in `Authorization`",
     ),
     "secret-for-a-variable": (
-        BASE + "servers: {policy: {base_url: 'http://a', model: m, headers_env: {Authorization: ▶Bearer hunter2}}}\n",
+        "servers: {policy: {base_url: 'http://a', model: m, headers_env: {Authorization: ▶Bearer hunter2}}}",
         "a secret is written in `Authorization`",
     ),
     "secret-for-a-variable-of-mcp": (
-        BASE + "tools: [{mcp: {name: far, url: 'http://a', headers_env: {X-Api-Key: ▶sk-hunter2}}}]\n",
+        "tools: [{mcp: {name: far, url: 'http://a', headers_env: {X-Api-Key: ▶sk-hunter2}}}]",
         "a secret is written in `X-Api-Key`",
     ),
     # extends
-    "extends-missing": (BASE + "extends: ▶nowhere.yaml\n", "cannot be read: nowhere.yaml"),
-    "extends-list": (BASE + "extends: ▶[a.yaml]\n", "the path of one parent"),
-    "extends-itself": (BASE + "extends: ▶spec.yaml\n", "that is a cycle"),
+    "extends-missing": ("extends: ▶nowhere.yaml", "cannot be read: nowhere.yaml"),
+    "extends-list": ("extends: ▶[a.yaml]", "the path of one parent"),
+    "extends-itself": ("extends: ▶spec.yaml", "that is a cycle"),
+}
+OF_ROWS: dict[str, tuple[str, str]] = {
+    # reading
+    "unquoted-braces-block": ("prompt:\n  user: ▶{{ q }}", 'quote it: "{{ … }}"'),
+    # templates
+    "broken-template": ("prompt:\n  user: |\n    Fine.\n    Broken: ▶{{ q | }}\n", "template: "),
+    "unknown-filter": ('prompt: {user: ▶"{{ q | shout }}"}', "No filter named 'shout'"),
+    # combinations
+    "prompt-two-ways": ("prompt: {▶user: a, messages: [{role: user, content: a}]}", "exclude each other"),
+    "prompt-without-user": ("▶prompt: {system: a}", "needs `user` or `messages`"),
+}
+OF_DATA: dict[str, tuple[str, str]] = {
+    # templates
+    "filter-with-braces": ('dataset:\n  items: [{q: a}]\n  filter: ▶"{{ q }}"', "leave the braces out"),
+    # combinations
+    "two-sources": ("dataset:\n  items: [{q: a}]\n  ▶path: org/data", "`items` is there already"),
+    "no-source": ("▶dataset: {shuffle: 1}", "needs one of path, items, generator or harbor"),
+    "tasks-and-rows": ("dataset:\n  harbor: tasks\n  ▶items: [{q: a}]", "`harbor` is there already"),
+    "tasks-as-fallback": ("dataset:\n  path: org/data\n  fallback: {items: [{q: a}], ▶harbor: tasks}", "harbor"),
+    "tasks-are-a-path": ("dataset: {harbor: ▶[a, b]}", "expected text"),
+    "no-template-of-env": ("dataset: {items: [{q: a}]}\nsandbox: {env: ▶3}", "a mapping"),
+    "format-without-files": ("dataset: {path: ▶json}", "name the files in `data_files`"),
+    "split-without-path": ("dataset: {items: [{q: a}], ▶split: x}", "goes with `path`"),
+    "eval-two-ways": ("dataset: {items: [{q: a}], eval: {fraction: 0.1, ▶only: true}}", "`fraction` is there already"),
+    "eval-all": ("dataset: {items: [{q: a}], eval: {fraction: ▶1.5}}", "must be less than 1"),
+    "eval-of-training": ("dataset: {path: x/y, eval: {split: ▶train}}", "trained on"),
+}
+OF_CALL: dict[str, tuple[str, str]] = {
+    # several agents
+    "rivals-trained": ("agents: {a: {}, b: {▶opponents: [policy]}}", "opponents are not trained: write"),
+    "rivals-unknown": ("agents: {a: {}, b: {opponents: [▶old], train: false}}", "no server role `old`"),
+    "rivals-and-server": (
+        "agents: {a: {}, b: {opponents: [policy], train: false, ▶server: policy}}",
+        "`opponents` are the servers of this seat",
+    ),
+    "choose-alone": ("agents: {a: {}, b: {▶opponent_sampling: latest}}", "goes with `opponents`"),
+    "seat-program": (
+        "agents: {a: {}, b: {}}\nagent: {▶program: pi}",
+        "each seat with an agent program sets its own: `agents.NAME.agent.program`",
+    ),
+    "seat-program-recipe": (
+        "agents: {a: {}, b: {agent: {program: ▶codx}}}",
+        "there is no agent program `codx`; did you mean `codex`?",
+    ),
+    "seat-program-command": (
+        "agents: {a: {}, b: {agent: {▶program: {env: {A: b}}}}}",
+        "a program needs a `command`, a `python` function",
+    ),
+    "seat-program-tools": (
+        "agents: {a: {}, b: {▶tools: [], agent: {program: {command: x}}}}",
+        "`agents.b.tools` is for the loop; an agent program has its own; `agents.b.agent.program.tools: mcp` offers",
+    ),
+    "seat-program-reasoning": (
+        "agents: {a: {}, b: {agent: {program: {command: x}, ▶reasoning: {effort: low}}}}",
+        "`agents.b.agent.reasoning` is for the loop",
+    ),
+    "seat-program-backend": (
+        "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nsandbox: {backend: none}",
+        "backend none has no separate network",
+    ),
+    "seat-hears": (
+        "agents: {a: {}, b: {▶message_template: x}}",
+        "`message_template` goes with `schedule: alternate` or",
+    ),
+    "seat-description": ("agents: {a: {▶description: x}, b: {}}", "all but the first, with `schedule: call`"),
+    "user-and-seat-program": (
+        "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\n▶user: {turns: [a]}",
+        "a `user` needs the built-in loop, but the first seat runs an agent program",
+    ),
+    "seats-and-steps": (
+        "agents: {a: {}, b: {}}\nuser: {turns: [a]}\nrewards: {exact_match: {args: {target: a}, ▶per_step: mean}}",
+        "only rollouts of a single agent are graded per step",
+    ),
+}
+OF_ALTERNATE: dict[str, tuple[str, str]] = {
+    # several agents
+    "one-seat": ("▶agents: {a: {}}", "has two seats at least; for one agent leave it out"),
+    "seat-name": ("agents: {a: {}, ▶row: {}}", "`row` cannot name a seat; use letters"),
+    "seat-key": ("agents: {a: {}, b: {▶trian: false}}", "did you mean `train`?"),
+    "seat-server": (
+        "agents: {a: {}, b: {server: ▶rivl}}\nservers: {rival: {type: scripted}}",
+        "there is no server role `rivl`; did you mean `rival`?",
+    ),
+    "seat-baseline": ("agents: {a: {}, b: {baseline: ▶group}}", "choices: seat, row, episode"),
+}
+OF_SEATS: dict[str, tuple[str, str]] = {
+    # several agents
+    "seats-and-user": ("▶user: {turns: [a]}", "the first seat of `schedule: call` talks to a `user`; here the"),
+    "seats-and-program": ("agent: {▶program: pi}", "`agent.program` is for one agent"),
+    "seats-and-teacher": (
+        "▶distill: {server: t}\nservers: {t: {type: vllm, base_url: http://a/v1, model: m}}",
+        "`distill` is for one agent",
+    ),
+    "paid-unknown": ("rewards: {exact_match: {args: {target: x}, seats: [a, ▶c]}}", "there is no seat `c`"),
+    "paid-unknown-factor": ("rewards: {exact_match: {args: {target: x}, seats: {a: 1, ▶c: -1}}}", "no seat `c`"),
+    "paid-gate-factors": (
+        "rewards: {exact_match: {args: {target: x}, gate: true, seats: ▶{a: 1, b: -1}}}",
+        "a gate has no factors per seat",
+    ),
+    "paid-nobody": ("rewards: {exact_match: {args: {target: x}, seats: ▶[]}}", "a reward pays one seat at least"),
+    "paid-text": ("rewards: {exact_match: {args: {target: x}, seats: ▶a}}", "expected a list, got the text"),
+    "paid-factor-text": ("rewards: {exact_match: {args: {target: x}, seats: {a: ▶all}}}", "expected a number"),
+    "turn-of-nobody": ("solution: {turns: [{say: x, seat: ▶c}]}", "there is no seat `c`; choices: a, b"),
+}
+CASES = {
+    name: (start + text, message)
+    for start, cases in (
+        ("", WHOLE),
+        (BASE, OF_BASE),
+        ("version: 1\n" + ROWS, OF_ROWS),
+        ("version: 1\nprompt: {user: a}\n", OF_DATA),
+        (BASE + "schedule: call\n", OF_CALL),
+        (BASE + "schedule: alternate\n", OF_ALTERNATE),
+        (SEATS, OF_SEATS),
+    )
+    for name, (text, message) in cases.items()
 }
 
 

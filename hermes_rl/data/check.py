@@ -82,7 +82,7 @@ def _checked_rows(
     rows: list[Row] = []
     for split in _split_names(spec, source):
         try:
-            opened = _open_safely(spec, source, split, findings, notify)
+            opened = _open_source(spec, source, split, findings, notify)
             limited = count == "all" and not opened.finite and source is spec.dataset
             row_count = count or ("all" if opened.finite else SAMPLES)
             read = _rows_of_both_sides(spec) if limited else derive(spec, opened.read(), notify)

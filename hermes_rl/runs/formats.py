@@ -159,7 +159,7 @@ def _write_parquet(path: Path, recorded: RecordedRollouts, choice: RolloutChoice
 
 def _write_atif(path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     def trained(members: Sequence[Line]) -> set[str]:
-        return {rollout.id for rollout in _trained(group_of(members, recorded.on_stop, lambda *_: None))}
+        return {rollout.id for rollout in _trained_rollouts(group_of(members, recorded.on_stop, lambda *_: None))}
 
     count = write_trajectories(path, recorded.lines(), choice.of, trained)
     return [f"{pluralize(count, 'rollout')} for atif in {path}"]

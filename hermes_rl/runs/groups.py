@@ -97,7 +97,9 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
     sequences = [
         [] if _has_exhausted_retries(rollout) else rollout.trained_sequences or [] for rollout in group.rollouts
     ]
-    return [_batch_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))]
+    return [
+        _batch_layer(group.rollouts, turns, sequences, layer_index) for layer_index in range(max(map(len, sequences)))
+    ]
 
 
 def _batch_layer(

@@ -91,7 +91,7 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
         "stop_reason": str(rollout.stop_reason),
         "masked": not rollout.trainable,
         **{f"reward/{name}": _as_double(value) for name, value in values.items()},
-        "messages": [_read_message(message) for message in result.messages],
+        "messages": [_message_record(message) for message in result.messages],
         "tools": json.dumps(list(result.tool_schemas), ensure_ascii=False) if result.tool_schemas else None,
         "turns": result.turns_used,
         "prompt_tokens": result.usage.prompt_tokens,

@@ -239,7 +239,7 @@ class SpecDraft:
         if not self._code:
             return ""
         for node in self.tree.body:
-            if isinstance(node, ast.Import | ast.ImportFrom) and not (_check_packages(node) <= {*FRAMEWORKS} or _found(node)):
+            if isinstance(node, ast.Import | ast.ImportFrom) and not (_packages(node) <= {*FRAMEWORKS} or _found(node)):
                 self.leave(
                     f"`{shown(node)}`: copy the module next to the draft, install its package, or do without", node
                 )

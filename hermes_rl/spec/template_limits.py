@@ -147,8 +147,10 @@ def _require_call(arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, fo
     if formats and isinstance(text := arguments[0], str):
         if _WIDTH.search(text):
             raise TemplateTooLarge("the template formats a value with a width that is large or an argument")
-        widest = max([1_000_000 if _FOUR_DIGITS.search(text) else 1_000, *(_size(value, {}) for value in values)])
-        _require((text.count("%") + text.count("{")) * widest)
+        widest = max(
+            [1_000_000 if _FOUR_DIGITS.search(text) else 1_000, *(_element_count(value, {}) for value in values)]
+        )
+        _require_size((text.count("%") + text.count("{")) * widest)
 
 
 _REPEATING = frozenset({"indent", "expandtabs", "tojson"})
@@ -217,8 +219,8 @@ def _comparing(compare: Callable[..., bool]) -> Callable[[Any, Any], bool]:
 
 def _measured(value: Any) -> Any:
     """Return a value that is compared or hashed; few lists and tuples, nested in each other, may take for ever."""
-    _tick()
-    return _writable(value)
+    _check_deadline()
+    return _check_written(value)
 
 
 class _Generator(CodeGenerator):
@@ -259,7 +261,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(_join_texts)
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     tick = staticmethod(_check_deadline)
-    measured = staticmethod(_measure_record)
+    measured = staticmethod(_measured)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"finalize": _check_written, **options})

@@ -29,7 +29,7 @@ def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) 
     answer, reward_text = _run_tests(ctx, script, tests, timeout)
     if answer.get("timed_out"):
         return Score(0.0, reason=f"the tests had no end in time: {answer['output'][-400:]}")
-    value = 0.0 if reward_text is None and "reward.txt" in script else _parse_json_text(reward_text, answer)
+    value = 0.0 if reward_text is None and "reward.txt" in script else _reward_value(reward_text, answer)
     ran = reward_text is not None and LACKING.search(answer["output"]) is None
     if value > 0 or ran:
         return Score(

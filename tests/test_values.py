@@ -154,7 +154,7 @@ def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
     result = AgentResult(messages=messages, prompt_length=1)
     rollout = Rollout(RolloutKey(Row("r", {"q": HALF}, 0, ""), "r:0", 0, 1), 0, result=result, score=math.nan)
     group = Group("r:0", rollout.key.row, [rollout])
-    write_format("sft", path, RecordedRollouts(lambda: iter([group]), lambda: iter([]), [], None), RolloutChoice())
+    write_format("sft", path, RecordedRollouts(lambda: iter([group]), lambda: iter([]), [], None, {}), RolloutChoice())
     row = read_own_json(path.read_bytes())
     assert (row["messages"][0]["content"], row["score"]) == (HALF, None)
     kept = _keep_rollouts([Group("r:0", rollout.key.row, [rollout] * 6)], tmp_path, tmp_path / "kept")

@@ -27,7 +27,7 @@ from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, Sys
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID
 from hermes_rl.sandbox.launcher import as_user, own_python
-from hermes_rl.spec.model import Limits
+from hermes_rl.spec.sections.sandbox import Limits
 
 DOCS = Path(__file__).parents[2] / "docs"
 

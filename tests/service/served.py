@@ -20,7 +20,7 @@ from tests.api.summing import CODE, TEXT
 from tests.commands import ROOT, Command
 
 TOKEN = "a-long-random-value"
-PATIENCE = 60.0
+PATIENCE = 180.0
 SPEC = TEXT + "servers: {policy: {type: scripted}}\n"
 SOLUTION = """
 solution:

@@ -95,7 +95,7 @@ OF_A_ROW: Places = {
     "scoring/judge.py": "require_agreement labelled_cases",
     "scoring/mathematics.py": "_is_equal",
     "tools/context.py": "ToolContext.artifact ToolContext.call_tool",
-    "rewards/llm_judge.py": "_Task.scorer.score _role",
+    "rewards/llm_judge.py": "_Task.scorer.score _judge_role",
     "rewards/llm_pairwise.py": "llm_pairwise",
     "rewards/reward_model.py": "reward_model",
     "rewards/tests_pass.py": "tests_pass _apply _alone _lay _by_reference _scored_apart",

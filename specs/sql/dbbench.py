@@ -52,7 +52,7 @@ def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
         }
 
 
-class MultiAgentEpisode:
+class Table:
     """A table in a separate database, until an answer is committed."""
 
     imports = ("mysql.connector",)
@@ -193,6 +193,6 @@ def plain(text: str) -> str:
     return "0" if text.lower() in NOTHING else text
 
 
-def right(result: Any, state: MultiAgentEpisode) -> float:
+def right(result: Any, state: Table) -> float:
     """Return 1 if the committed answer is right, else 0."""
     return float(state.right)

@@ -135,7 +135,7 @@ class FaultyTrainer(AtroposTrainer):
 
     network: Network
 
-    async def _exchanged(self, method: str, url: str, **more: Any) -> Answer:
+    async def _exchange(self, method: str, url: str, **more: Any) -> Answer:
         body = more.get("json") or {}
         if "data" in more:
             data = more["data"]

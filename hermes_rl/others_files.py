@@ -67,12 +67,12 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
                     f"{path}: is a link or inside a linked directory; links are not followed"
                 ) from None
             if error.errno == errno.ENXIO:
-                raise RefusedFileError(f"{path}: is a socket or a device, and no file") from None
+                raise RefusedFileError(f"{path}: is a socket or a device, not a file") from None
             raise
         opened.callback(os.close, descriptor)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise RefusedFileError(f"{path}: is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}, and no file")
+            raise RefusedFileError(f"{path}: is {KINDS.get(stat.S_IFMT(mode), 'not a regular file')}; expected a file")
         return open(os.dup(descriptor), "rb")  # noqa: PTH123 - the caller closes it
 
 

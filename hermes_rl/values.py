@@ -100,7 +100,7 @@ def system_bytes(text: str) -> bytes:
     except UnicodeEncodeError:
         data = b"\0"
     if b"\0" in data:
-        raise ValueError(f"{text[:200]!r} holds a null byte or half of a character, which no program can be given")
+        raise ValueError(f"{text[:200]!r} contains a null byte or an unpaired surrogate, which no program accepts")
     return data
 
 

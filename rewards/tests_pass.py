@@ -638,7 +638,7 @@ def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, A
     if probe["lacks"] is not None:
         raise RewardFailure(
             f"tests_pass: the command cannot run, as the image lacks {probe['lacks']!r} (the default sandbox gets "
-            f"packages by `sandbox.python`; `needs` names what the image is to bring; exit status {probe['status']}): "
+            f"packages by `sandbox.python`; `needs` names programs of the image; exit status {probe['status']}): "
             f"{probe['output']}"
         )
     return unheard and probe["speaks"]

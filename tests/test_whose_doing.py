@@ -43,7 +43,7 @@ BEFORE: Places = {
     "runs/run.py": "RowSource.require_first",
     "runs/store.py": "rollout_of RolloutStore.require_same RolloutStore._episodes",
     "runs/workers.py": "require_shares",
-    "sandbox/backends.py": "_of_a_package",
+    "sandbox/backends.py": "_package_backend",
     "sandbox/base.py": "ResourceLimits.require_at_most SandboxConfig.__post_init__ Sandbox.converse Sandbox.copy_files",
     "sandbox/bubblewrap.py": "find_bwrap shared_prefix _sandbox_workdir require_bubblewrap _seccomp_filter "
     "_limits_in_force",
@@ -139,7 +139,8 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/reward_value.py": "_no_value interpret _of_score _check_overrides _finite_number combine require_value",
+    "scoring/reward_value.py": "_no_value interpret _value_of_score _check_overrides _finite_number combine "
+    "require_value",
 }
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
@@ -153,7 +154,7 @@ DECIDED: Places = {
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",
     "sandbox/remote.py": "answer RemoteSandbox._ask RemoteSandbox._reading",
     "scoring/grader.py": "_per_member Grader._read_value Grader._compare_group",
-    "scoring/reward_function.py": "call_reward _call_in_process _on_loop _of_error",
+    "scoring/reward_function.py": "call_reward _call_in_process _await_on_loop _raise_as_documented",
     "scoring/judge.py": "_JudgeSession.decided",
     "rewards/reward_file.py": "_require_it_can_run",
     "tools/context.py": "ToolContext._on_sandbox",

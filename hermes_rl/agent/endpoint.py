@@ -328,7 +328,7 @@ class Endpoint:
         except BaseException as error:
             self._held_bytes -= len(data)
             if isinstance(error, ValueError):
-                raise RefusedRequestError(f"what was sent {error}") from None
+                raise RefusedRequestError(f"the request body {error}") from None
             raise
 
     async def _answer_request(

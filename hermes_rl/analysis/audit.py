@@ -140,7 +140,7 @@ def hidden_tests(record: RunRecord) -> frozenset[str]:
 def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str], spec: str) -> list[Reason]:
     """Return the reasons why a rollout is suspicious, the strongest first, each once; `spec` is the run's, as JSON."""
     reasons = [
-        *_of_rewards(line.get("rewards") or {}),
+        *_canary_reasons(line.get("rewards") or {}),
         *of_history(line),
         *of_evidence(line, spec),
         *of_texts(line, spec),
@@ -161,7 +161,7 @@ def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str], spec: str)
     return sorted(first.values(), key=lambda reason: -reason.weight)
 
 
-def _of_rewards(rewards: Mapping[str, Any]) -> Iterator[Reason]:
+def _canary_reasons(rewards: Mapping[str, Any]) -> Iterator[Reason]:
     for name, value in rewards.items():
         canaries = (value.get("metrics") or {}).get("canaries") or 0
         if canaries > 0:
@@ -263,14 +263,14 @@ def _written_texts(line: Line) -> Iterator[_Source]:
             if not isinstance(value, str) or name in ("path", "file_path", "old_string"):
                 continue
             if name in ("command", "cmd"):
-                yield from _of_command(call.get("turn"), value)
+                yield from _heredoc_files(call.get("turn"), value)
             elif name in ("patch", "diff"):
-                yield from _of_patch(call.get("turn"), value)
+                yield from _added_lines(call.get("turn"), value)
             elif path or name in ("code", "script"):
                 yield _Source(call.get("turn"), str(path) or name, value)
 
 
-def _of_command(turn: int | None, command: str) -> Iterator[_Source]:
+def _heredoc_files(turn: int | None, command: str) -> Iterator[_Source]:
     """Yield the files that a shell command contains as here-documents, each with the name that it is written to."""
     lines = iter(command.split("\n"))
     for line in lines:
@@ -283,12 +283,12 @@ def _of_command(turn: int | None, command: str) -> Iterator[_Source]:
         file = into.group(1) if into else "a program of the command"
         text = "\n".join(body)
         if "diff --git " in text or text.startswith("--- "):
-            yield from _of_patch(turn, text)
+            yield from _added_lines(turn, text)
         else:
             yield _Source(turn, file, text)
 
 
-def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
+def _added_lines(turn: int | None, patch: str) -> Iterator[_Source]:
     """Yield the lines that a patch adds, a text for each hunk."""
     file, first, added = "", 1, list[str]()
     for line in patch.split("\n"):
@@ -320,7 +320,7 @@ def _other_sources(record: RunRecord, line: Line) -> Iterator[_Source]:
         for file in artifact.files:
             text = file.data.decode("utf-8", "replace")
             if text.startswith(("diff --git ", "--- ")):
-                yield from _of_patch(None, text)
+                yield from _added_lines(None, text)
             else:
                 path = f"{artifact.target}/{file.path}" if file.path else artifact.target
                 yield _Source(None, path, text)

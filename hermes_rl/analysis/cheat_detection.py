@@ -212,7 +212,7 @@ class _Reader:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from self._signs_in_text(node.value)
         elif isinstance(node, ast.Subscript) and self._full_name(node.value) == "sys.modules":
-            yield from self._of_modules(node.slice)
+            yield from self._check_module_lookup(node.slice)
 
     def _full_name(self, node: ast.expr) -> str:
         """Return the dotted name of an expression, preceded by the name of the module if it was imported."""
@@ -279,7 +279,7 @@ class _Reader:
             if last in ("items", "values"):
                 yield 2, "looks through sys.modules"
             elif first is not None:
-                yield from self._of_modules(first)
+                yield from self._check_module_lookup(first)
         elif full in ("sys.exit", "quit", "exit") and id(node) not in guarded and not self._own_test:
             if first is None or (isinstance(first, ast.Constant) and first.value in (0, None)):
                 yield 2, "ends the process as if all were well"
@@ -305,7 +305,7 @@ class _Reader:
             if any(isinstance(each, ast.Attribute) and each.attr == "co_filename" for each in inside):
                 yield 3, "reads the source of its caller"
 
-    def _of_modules(self, key: ast.expr) -> Iterator[tuple[int, str]]:
+    def _check_module_lookup(self, key: ast.expr) -> Iterator[tuple[int, str]]:
         name = key.value if isinstance(key, ast.Constant) else None
         if not isinstance(name, str):
             if not (isinstance(key, ast.Name) and key.id == "__name__"):

@@ -275,7 +275,7 @@ def compare_runs(
     """
     if a.path.resolve() == b.path.resolve():
         raise UserError(f"{a.path} is given twice: a run does not differ from itself")
-    settings, counting, family = contrast(a, b), (_of_seat(a, seat), _of_seat(b, seat)), None
+    settings, counting, family = contrast(a, b), (_seat_rollouts(a, seat), _seat_rollouts(b, seat)), None
     if families is not None:
         columns = a.columns()
         if not any(families in row for row in columns.values()):
@@ -331,7 +331,7 @@ def rows_compared(a: RunRecord, b: RunRecord, success: float) -> list[dict[str, 
     return sorted(rows, key=lambda row: (row["passed"][1] - row["passed"][0], row["means"][1] - row["means"][0]))
 
 
-def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
+def _seat_rollouts(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
     """Return the rollouts of a seat that count; None: the rollouts of the first seat, as for a single agent."""
     if seat is None:
         return list(record.counting())

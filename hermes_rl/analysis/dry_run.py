@@ -248,16 +248,16 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
         for rollout in (summary_of(line, 0) for line in file if line.endswith(b"\n")):
             states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":
-        return sum(map(count_missing, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
+        return sum(map(count_missing, islice(_group_order(rows, repeat=plan.repeat), ROWS)))
     dropped = _excluded_groups(counting, _uniform_size(compiled.spec, mode))
     complete = ended - dropped
     if not states or len(complete) >= groups:
         return plan.size * max(0, groups - len(complete))
-    following = (name for name in _in_order(rows, repeat=plan.repeat) if name not in complete | dropped)
+    following = (name for name in _group_order(rows, repeat=plan.repeat) if name not in complete | dropped)
     return sum(map(count_missing, islice(following, groups - len(complete))))
 
 
-def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
+def _group_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
     """Yield the ids of the groups in the order in which a run processes them."""
     occurrences: Counter[str] = Counter()
     for epoch in count():

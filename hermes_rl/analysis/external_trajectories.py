@@ -49,7 +49,7 @@ class _Content(_Read):
     @model_validator(mode="after")
     def _is_one_of_both(self) -> _Content:
         if (self.text is None) == (self.type == "text") or (self.source is None) != (self.type == "text"):
-            raise ValueError("a text has `text` and anything else has `source`, and nothing has both")
+            raise ValueError("a content part of type text needs `text` alone; any other part needs `source` alone")
         return self
 
 

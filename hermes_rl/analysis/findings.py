@@ -271,16 +271,16 @@ def _never_solved(
             continue
         reported |= keys
         text = f"None of the {pluralize(len(keys), 'row')} with {column} = {value} was ever solved"
-        yield _of_rows("category", f"{column}={value}", text, members, graded, {"where": f"{column}={value}"})
+        yield _unsolved_rows("category", f"{column}={value}", text, members, graded, {"where": f"{column}={value}"})
     rest = {key: row for key, row in unsolved.items() if key not in reported and (1 - rate) ** len(row) <= CHANCE}
     if rest:
         members = [rollout for row in rest.values() for rollout in row]
         names = ", ".join(label(key) for key in list(rest)[:NAMED]) + (", …" if len(rest) > NAMED else "")
         text = f"{pluralize(len(rest), 'row')} {'was' if len(rest) == 1 else 'were'} never solved ({names})"
-        yield _of_rows("rows", "", text, members, graded, {"unsolved": "1"})
+        yield _unsolved_rows("rows", "", text, members, graded, {"unsolved": "1"})
 
 
-def _of_rows(
+def _unsolved_rows(
     kind: Kind, subject: str, text: str, members: Rollouts, graded: Rollouts, select: Mapping[str, str]
 ) -> RunFinding:
     """Return the finding of rows that were never solved."""

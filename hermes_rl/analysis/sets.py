@@ -332,7 +332,7 @@ def _breakdowns(column: str, specs: Sequence[str], players: Sequence[Sequence[_R
                     value = columns[column]
                     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
                     rows.setdefault(text, {})[key] = None
-        for value in sorted(rows, key=_in_order):
+        for value in sorted(rows, key=_sort_key):
             scores = [
                 None if run.cell.problem else _estimate([each for key in rows[value] for each in run.rows.get(key, ())])
                 for run in runs
@@ -340,7 +340,7 @@ def _breakdowns(column: str, specs: Sequence[str], players: Sequence[Sequence[_R
             yield Breakdown(spec, value, len(rows[value]), tuple(scores))
 
 
-def _in_order(value: str) -> tuple[bool, float, str]:
+def _sort_key(value: str) -> tuple[bool, float, str]:
     """Return a sort key: numbers by size, before all else; nan does not count as a number, as it has no order."""
     try:
         numeric_value = float(value)

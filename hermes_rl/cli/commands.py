@@ -108,7 +108,7 @@ def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
     return [*_complete_spec(incomplete), *(mode for mode in modes if arguments and mode.startswith(incomplete))]
 
 
-def _at_hand(specs: list[str], trust: bool) -> list[str]:
+def _fetch_specs(specs: list[str], trust: bool) -> list[str]:
     """Return the specs with each repository replaced by a fetched and accepted commit of it.
 
     Raises:
@@ -176,7 +176,7 @@ def run(
 
     positionals, flags = split_flags([*arguments, *context.args])
     specs, mode = specs_and_mode(positionals)
-    specs = _at_hand(specs, trust)
+    specs = _fetch_specs(specs, trust)
     options = Options((*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())), flags, env_file)
     request = RunRequest(specs[0], mode, options, out, fresh, demo, quiet, verbose, ray, dry, sample, prices, as_json)
     if (sample or prices is not None) and not dry:
@@ -212,7 +212,7 @@ def validate(
     from hermes_rl.cli.validate import row_count, validate_specs
 
     sources, flags = split_flags(specs)
-    sources = _at_hand(sources, trust)
+    sources = _fetch_specs(sources, trust)
     options, count = Options(tuple(sets or ()), flags, env_file), row_count(rows)
     raise typer.Exit(validate_specs(sources, options, deep=deep, as_json=as_json, strict=strict, rows=count))
 
@@ -288,7 +288,7 @@ def doctor(
         raise UserError(
             "doctor looks at one spec: hermes-rl doctor SPEC [--sampling] [--set KEY=VALUE] [--openai.<field> VALUE]"
         )
-    sources = _at_hand(sources, trust)
+    sources = _fetch_specs(sources, trust)
     options = Options(tuple(sets or ()), flags, env_file)
     checks = examine(sources[0] if sources else None, options, sampling=sampling)
     if security:
@@ -369,7 +369,7 @@ def grade(
     from hermes_rl.cli.grade import grade_files
     from hermes_rl.cli.options import Options
 
-    [spec] = _at_hand([spec], trust)
+    [spec] = _fetch_specs([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(grade_files(spec, options, [*atif, *(more or ())], row, as_json=as_json))
 
@@ -498,7 +498,7 @@ def render(
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.render import RenderRequest, render_spec
 
-    [spec] = _at_hand([spec], trust)
+    [spec] = _fetch_specs([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(render_spec(RenderRequest(spec, options, row, split, tokens, demo, as_json, not no_pager)))
 
@@ -520,7 +520,7 @@ def play(
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.play import PlayRequest, play_spec
 
-    [spec] = _at_hand([spec], trust)
+    [spec] = _fetch_specs([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(play_spec(PlayRequest(spec, options, row, split, person, shell, demo)))
 
@@ -648,7 +648,7 @@ def serve_http(
     from hermes_rl.service.serving import ServiceOptions
 
     sources, flags = split_flags([*arguments, *context.args])
-    specs = _at_hand(sources, trust)
+    specs = _fetch_specs(sources, trust)
     options = Options(tuple(sets or ()), flags, env_file)
     if workers is not None:
         options = options._replace(sets=(*options.sets, f"serve.workers={workers}"))
@@ -679,7 +679,7 @@ def serve_openenv(
     from hermes_rl.cli import serving
     from hermes_rl.cli.options import Options
 
-    [spec] = _at_hand([spec], trust)
+    [spec] = _fetch_specs([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(serving.serve_openenv(spec, options, listen, token_env, most))
 

@@ -18,8 +18,8 @@ from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
 from hermes_rl.sandbox.packages import npm_folder, package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote import missing
+from hermes_rl.servers.exactness import describe_sampling
 from hermes_rl.servers.exactness import examine as examine_server
-from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.sampling_check import measure
 from hermes_rl.servers.transport import Transport, unversioned
@@ -178,7 +178,7 @@ async def _check_exactness(spec: Spec, environ: Mapping[str, str], sampling: boo
             if sampling:
                 # Check with the spec's settings and, if they change the distribution, also without them.
                 findings["sampling"] = await measure(examined, agent.temperature, agent.top_p)
-                if in_words(agent.temperature, agent.top_p):
+                if describe_sampling(agent.temperature, agent.top_p):
                     findings["sampling"] += await measure(examined, 1.0, None)
             for name, check_findings in findings.items():
                 checks += [

@@ -86,7 +86,7 @@ def _checked_rows(
             limited = count == "all" and not opened.finite and source is spec.dataset
             row_count = count or ("all" if opened.finite else SAMPLES)
             read = _rows_of_both_sides(spec) if limited else derive(spec, opened.read(), notify)
-            bounded = read if count is not None else _in_time(read, path, findings)
+            bounded = read if count is not None else _limit_reading(read, path, findings)
             rows = ([] if limited else rows) + counted_rows(spec, bounded, row_count, finite=opened.finite)
         except SpecError as error:
             findings.extend(list(error.problems), [])
@@ -115,7 +115,7 @@ def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:
         findings.problem(("dataset", "order"), str(error))
 
 
-def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterator[Row]:
+def _limit_reading(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterator[Row]:
     """Yield the rows of a split; warn and stop if reading them takes too much processor time."""
     cpu_start = time.process_time()
     for row_count, row in enumerate(rows, start=1):

@@ -220,13 +220,13 @@ def _convert_column(values: list[str | None]) -> list[Any]:
         kind = int if len(wholes) == len(values) else float
         if any(math.isinf(float(value)) and value[-1] in _DIGITS for value in bare):
             return [None if value in _MISSING else value for value in values]
-        return _in_place(values, map(kind, bare))
+        return _replace_values(values, map(kind, bare))
     if present_values and all(value.lower() in _BOOLEANS for value in present_values):
-        return _in_place(values, (_BOOLEANS[value.lower()] for value in present_values))
-    return _in_place(values, present_values)
+        return _replace_values(values, (_BOOLEANS[value.lower()] for value in present_values))
+    return _replace_values(values, present_values)
 
 
-def _in_place(values: list[str | None], replacements: Iterable[Any]) -> list[Any]:
+def _replace_values(values: list[str | None], replacements: Iterable[Any]) -> list[Any]:
     """Return a column in which `replacements` replaces the values that are not missing, in order.
 
     Missing ones are None.

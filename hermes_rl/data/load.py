@@ -212,7 +212,7 @@ class _SplitFilter:
         opened = self.opened
         if self.split == "eval" and self.eval_split is not None:
             opened = open_source(self.source, self.eval_split, self.spec.seed)
-        if opened.finite and lazily and self._in_order():
+        if opened.finite and lazily and self._keeps_order():
             read, spec, limit = opened.read, self.spec, self._limit()
             make = lambda: islice(derive(spec, read(), self.notify), limit)  # noqa: E731
             return Rows(make, length=None, fingerprint="", fallback=self.fallback)
@@ -220,7 +220,7 @@ class _SplitFilter:
             return self._finite(list(derive(self.spec, opened.read(), self.notify)))
         return self._endless(opened)
 
-    def _in_order(self) -> bool:
+    def _keeps_order(self) -> bool:
         """Return True if the rows keep the order of the source, so that the first ones do not depend on the others."""
         dataset = self.spec.dataset
         if self.split == "train":
@@ -274,7 +274,7 @@ class _SplitFilter:
             raise UserError(NO_ORDER)
 
         def make() -> Iterator[Row]:
-            rows = self._in_split(derive(self.spec, opened.read()))
+            rows = self._split_rows(derive(self.spec, opened.read()))
             if self.spec.dataset.shuffle is not None:
                 rows = shuffled_stream(rows, self.spec.dataset.shuffle)
             return islice(rows, self._limit())
@@ -282,7 +282,7 @@ class _SplitFilter:
         sample = combined(f"{row.key} {row.digest}" for row in islice(make(), _SAMPLE))
         return Rows(make, length=None, fingerprint=sample, fallback=self.fallback)
 
-    def _in_split(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _split_rows(self, rows: Iterator[Row]) -> Iterator[Row]:
         bound = self.spec.dataset.limit if self._limit() is None else None
         others = 0
         for row in rows:

@@ -249,7 +249,7 @@ def _named_key(name: str, columns: Mapping[str, Any], index: int, key_counts: Co
         raise UserError(f"dataset.key: column `{name}` of row {index + 1} is empty")
     key = str(columns[name])
     if key != replace_surrogates(key):
-        raise UserError(f"dataset.key: column `{name}` of row {index + 1} has half of a character: {key!r}")
+        raise UserError(f"dataset.key: column `{name}` of row {index + 1} contains an unpaired surrogate: {key!r}")
     key_counts[key] += 1
     if key_counts[key] > 1:
         raise UserError(f"dataset.key: `{key}` of row {index + 1} is there already; a key names one row")

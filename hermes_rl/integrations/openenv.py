@@ -110,7 +110,7 @@ class HermesEnvironment(Environment):
             raise UserError(f"reset knows key, index, seed, split, group and episode_id, not {', '.join(unknown)}")
         for name, value in (("index", index), ("seed", seed)):
             if value is not None and not isinstance(value, int):
-                raise UserError(f"reset: {name} is {value!r:.60}, and no whole number")
+                raise UserError(f"reset: {name} is {value!r:.60}; expected a whole number")
         if key is not None:
             return self._env.row(key)
         rows = self._env.rows(split)

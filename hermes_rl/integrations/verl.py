@@ -221,8 +221,10 @@ class _Worker(TrainerAdapter):
 def _require_exact_settings(config: Any) -> None:
     """Raise `UserError` for rollout settings of verl with which log-probabilities do not match the sampled tokens."""
     if not config.calculate_log_probs:
-        raise UserError("set actor_rollout_ref.rollout.calculate_log_probs=true: log-probabilities are what is sampled")
+        raise UserError("set actor_rollout_ref.rollout.calculate_log_probs=true: training needs log-probabilities")
     if config.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
-        raise UserError("set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs: others are not those sampled")
+        raise UserError(
+            "set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs: training needs those that were sampled"
+        )
     if config.get("ignore_eos"):
         raise UserError("actor_rollout_ref.rollout.ignore_eos samples tokens after the end of a turn: leave it out")

@@ -89,10 +89,10 @@ def address_of(text: str) -> Address | None:
         raise UserError(
             f"{escape_controls(text)}: git is asked by {', '.join(f'git+{scheme}' for scheme in SCHEMES)} alone"
         )
-    return _of_git(text, scheme, remainder, inside)
+    return _git_address(text, scheme, remainder, inside)
 
 
-def _of_git(text: str, scheme: str, remainder: str, inside: str) -> Address:
+def _git_address(text: str, scheme: str, remainder: str, inside: str) -> Address:
     host, slash, path = remainder.partition("/")
     path, _, revision = path.partition("@")
     url = f"{scheme}://{host}{slash}{path}"

@@ -628,7 +628,9 @@ def _actor_error(error: Exception) -> UserError | RunError | None:
     text = str(error)
     if "No module named" in text:
         missing = next(line for line in text.splitlines() if "No module named" in line).strip()
-        return UserError(f"a node of the Ray cluster has not what a worker needs ({missing}): install hermes-rl on all")
+        return UserError(
+            f"a node of the Ray cluster lacks a requirement of workers ({missing}): install hermes-rl on all nodes"
+        )
     if type(error).__name__ == "RuntimeEnvSetupError":
         return RunError(f"the spec's folder did not arrive on a node of the Ray cluster: {text.strip()}")
     return None
@@ -655,9 +657,9 @@ class _Actor:
         os.environ.pop(TOKEN, None)  # Ray has read it; no program that is started here gets it
         raise_descriptor_limit()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._play, name="hermes-rl-player", daemon=True).start()
+        threading.Thread(target=self._run_loop, name="hermes-rl-player", daemon=True).start()
 
-    def _play(self) -> None:
+    def _run_loop(self) -> None:
         with reduce_gc_pauses():
             self._loop.run_forever()
 

@@ -232,7 +232,7 @@ def openai_rows(group: Group, choice: RolloutChoice, refused: Counter[str]) -> I
     for rollout in _choose_trained(group, choice):
         result = rollout.result
         assert result is not None
-        messages = [_for_openai(message, is_prewritten) for message, is_prewritten in _with_origin(rollout)]
+        messages = [_openai_message(message, is_prewritten) for message, is_prewritten in _with_origin(rollout)]
         while messages and messages[-1]["role"] != "assistant":
             messages.pop()
         tools = list(result.tool_schemas)
@@ -249,7 +249,7 @@ def _with_origin(rollout: Rollout) -> Iterator[tuple[dict[str, Any], bool]]:
         yield message, message["role"] == "assistant" and (index < prompt or bool(message.get("context")))
 
 
-def _for_openai(message: Mapping[str, Any], is_prewritten: bool) -> dict[str, Any]:
+def _openai_message(message: Mapping[str, Any], is_prewritten: bool) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "user" and isinstance(content, list):
         return {"role": role, "content": content}

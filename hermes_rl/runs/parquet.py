@@ -64,7 +64,7 @@ def table_rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]
     for rollout in group.rollouts:
         if rollout.result is None:
             continue
-        of_rollout = _of_rollout(rollout, rewards)
+        of_rollout = _rollout_columns(rollout, rewards)
         for index, sequence in enumerate(rollout.trained_sequences or [None]):
             names = ("tokens", "masks", "logprobs") if sequence is not None else ()
             row = {**of_rollout, "sequence": index, **{name: getattr(sequence, name) for name in names}}
@@ -78,7 +78,7 @@ def of_row(row: Row) -> dict[str, Any]:
     return {"row_key": row.key, "row": replace_surrogates(write_json(row.columns).decode()) if row.columns else None}
 
 
-def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
+def _rollout_columns(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
     result = rollout.result
     assert result is not None
     values = {name: rollout.rewards[name].value if name in rollout.rewards else None for name in rewards}

@@ -210,7 +210,7 @@ class RunBudget:
             )
 
     def require_kept(self) -> None:
-        """Raise RunError if a limit cannot be enforced."""
+        """Raise RunError if a limit of the budget cannot be enforced, such as a cost limit without known prices."""
         if (problem := self.problem) is not None:
             raise RunError(problem)
 

@@ -44,10 +44,10 @@ def _of_backend(config: SandboxConfig) -> Sandbox:
         from hermes_rl.sandbox.remote import RemoteSandbox
 
         return RemoteSandbox(config)
-    return _of_a_package(config.backend)(config)
+    return _package_backend(config.backend)(config)
 
 
-def _of_a_package(name: str) -> Callable[[SandboxConfig], Sandbox]:
+def _package_backend(name: str) -> Callable[[SandboxConfig], Sandbox]:
     points = published(SANDBOXES, "sandbox backend", BACKENDS)
     if name not in points:
         known_names = [*BACKENDS, *points]

@@ -344,13 +344,13 @@ def together(root: Path = ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -
 
     This only reads, so a process without sandboxes may call it.
     """
-    for limit, used in _limited(folder for folder in _of_sandboxes(root, cgroup_file) if folder.is_dir()):
+    for limit, used in _limited(folder for folder in _sandbox_groups(root, cgroup_file) if folder.is_dir()):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
 
 
 @functools.cache  # admission calls it repeatedly
-def _of_sandboxes(root: Path, cgroup_file: Path) -> list[Path]:
+def _sandbox_groups(root: Path, cgroup_file: Path) -> list[Path]:
     """Return the directories that may be the group of all sandboxes."""
     return [folder / SHARED for folder in _parents(root, cgroup_file)]
 

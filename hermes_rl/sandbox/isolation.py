@@ -52,7 +52,7 @@ def training_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:
     """Yield each section of the spec about training, if its sandboxes are for use by hand only."""
     if spec.sandbox.backend in ONE_ACCOUNT:
         training = [path for path in (("serve",), ("process",), ("distill",)) if spec.is_written(path)]
-        yield from ((path, _for_hands_only(f"`{path[0]}`", spec.sandbox.backend)) for path in training)
+        yield from ((path, _manual_backend(f"`{path[0]}`", spec.sandbox.backend)) for path in training)
 
 
 def require_grading(spec: Spec, looking: Collection[str]) -> None:
@@ -63,10 +63,10 @@ def require_grading(spec: Spec, looking: Collection[str]) -> None:
 def require_by_hand(backend: str, use: str) -> None:
     """Raise `UserError` if sandboxes of this backend are for use by hand only; `use` names what would be trained."""
     if backend in ONE_ACCOUNT:
-        raise UserError(_for_hands_only(use, backend))
+        raise UserError(_manual_backend(use, backend))
 
 
-def _for_hands_only(use: str, backend: str) -> str:
+def _manual_backend(use: str, backend: str) -> str:
     return (
         f"{use} cannot use sandboxes of {_unsafe(backend)}: use another backend, such as docker; `evaluate` and `play` "
         "take this one"

@@ -300,7 +300,7 @@ def _value_changes(function: Function) -> Iterator[_Change]:
     by_name = [side.id for side in map(_unwrap_call, sides) if isinstance(side, ast.Name)]
     read = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     only = {name for name in by_name if read.count(name) == by_name.count(name)}
-    for value in _of_tables(function, only):
+    for value in _table_values(function, only):
         yield from map(_other_value, _constants(value))
 
 
@@ -343,7 +343,7 @@ def _constants(node: ast.expr) -> list[ast.Constant]:
     return [each for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr) for each in _constants(child)]
 
 
-def _of_tables(function: Function, names: set[str]) -> Iterator[ast.expr]:
+def _table_values(function: Function, names: set[str]) -> Iterator[ast.expr]:
     """Yield the values of these names in tables: cases of `parametrize`, and the items of a loop."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and last_name(decorator.func) == "parametrize" and len(decorator.args) > 1:

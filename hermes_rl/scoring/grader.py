@@ -128,7 +128,7 @@ Trial = Callable[[Mapping[str, Any], bool], AbstractAsyncContextManager[tuple[Re
 
 
 @asynccontextmanager
-async def _no_trial(item: Mapping[str, Any], solved: bool) -> AsyncIterator[tuple[None, None]]:
+async def _try_nothing(item: Mapping[str, Any], solved: bool) -> AsyncIterator[tuple[None, None]]:
     yield None, None
 
 
@@ -152,7 +152,7 @@ class Grader:
     render: Render
     clamp: tuple[float, float] | None = None
     roles: Mapping[str, Any] = field(default_factory=dict)
-    trial: Trial = _no_trial
+    trial: Trial = _try_nothing
     solution: Callable[[Mapping[str, Any]], str] | None = None
     """Returns the last message of a row's solution; None if the spec has no solution."""
     blames: bool = True

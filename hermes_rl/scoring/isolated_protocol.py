@@ -228,7 +228,7 @@ class Peer:
         while len(data) < size:
             chunk = self.wire.recv(min(size - len(data), 1 << 20))
             if not chunk:
-                raise EOFError("the other end is gone")
+                raise EOFError("the peer closed the connection")
             data += chunk
         return bytes(data)
 

@@ -278,7 +278,7 @@ async def call_reward(
         try:
             # A thread that does not outlive the program: a reward that hangs must not delay the exit.
             run_reward = partial(_run_in_thread, reward, passed, seconds, after)
-            job = _on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(run_reward)
+            job = _await_on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(run_reward)
             # Not `wait_for`, which can lose a cancellation that arrives at the moment when the reward returns.
             async with asyncio.timeout(seconds):
                 returned = await job
@@ -319,12 +319,12 @@ async def _call_in_process(
     except NotCarriedError as error:
         raise RewardFailure(f"reward {reward.name!r} {error}") from None
     except (HermesRLError, ForeignError, EndedError) as error:
-        _of_error(reward, error)
+        _raise_as_documented(reward, error)
     except OSError as error:  # on the way to the process: caused by infrastructure, so no cause is named
         raise RewardFailure(f"reward {reward.name!r} could not be called: {error}") from None
 
 
-async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: float) -> object:
+async def _await_on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: float) -> object:
     """Await a reward on this loop; one that is not async runs in a thread, and its result may be awaited."""
     function = reward.function
     try:
@@ -342,11 +342,11 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        _of_error(reward, error)
+        _raise_as_documented(reward, error)
     except OverlongError as error:
         raise RewardFailure(f"reward {reward.name!r} {error}") from error
-    except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
-        _of_error(reward, error)
+    except BaseException as error:  # noqa: BLE001 - raised by `_raise_as_documented`: as it is, SystemExit would end the main loop
+        _raise_as_documented(reward, error)
 
 
 async def _await_value(awaitable: Awaitable[T]) -> T:
@@ -364,11 +364,11 @@ def _run_in_thread(
         finally:
             if after is not None:
                 after()
-    except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
-        _of_error(reward, error)
+    except BaseException as error:  # noqa: BLE001 - raised by `_raise_as_documented`: as it is, SystemExit would end the main loop
+        _raise_as_documented(reward, error)
 
 
-def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
+def _raise_as_documented(reward: RewardFunction, error: BaseException) -> NoReturn:
     """Raise the exception that `call_reward` documents for an error of a reward."""
     if isinstance(error, ForeignError) and error.claimed is not None:
         claimed, claimed.__cause__ = error.claimed, error

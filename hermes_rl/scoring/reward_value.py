@@ -211,20 +211,20 @@ def of_plain(name: str, value: Any) -> object:
         WireError: `plain` creates no such value.
     """
     require_score(value)
-    return _of_plain(name, value)
+    return _from_plain(name, value)
 
 
-def _of_plain(name: str, value: Any) -> object:
+def _from_plain(name: str, value: Any) -> object:
     if isinstance(value, list):
-        return [_of_plain(name, each) for each in value]
+        return [_from_plain(name, each) for each in value]
     if not isinstance(value, dict):
         return value
     if "type" in value:
         raise _no_value(name, value["type"])
     metrics = value["metrics"]
     if isinstance(metrics, dict):
-        metrics = {key: _of_plain(f"{name}.{key}", each) for key, each in metrics.items()}
-    return Score(_of_plain(name, value["value"]), value["reason"], metrics, value["overrides"])  # type: ignore[arg-type]
+        metrics = {key: _from_plain(f"{name}.{key}", each) for key, each in metrics.items()}
+    return Score(_from_plain(name, value["value"]), value["reason"], metrics, value["overrides"])  # type: ignore[arg-type]
 
 
 def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:
@@ -234,7 +234,7 @@ def interpret(name: str, returned: object, seconds: float, turns: int | None = N
         RewardFailure: it is not a number, not finite, or a list without one value per turn.
     """
     if isinstance(returned, Score):
-        return _of_score(name, returned, seconds)
+        return _value_of_score(name, returned, seconds)
     if returned is None:
         return RewardValue(None, seconds=seconds)
     if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
@@ -253,7 +253,7 @@ def total(values: Iterable[float]) -> float:
         return math.nan
 
 
-def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
+def _value_of_score(name: str, score: Score, seconds: float) -> RewardValue:
     value = None if score.value is None else _finite_number(name, score.value)
     reason = None if score.reason is None else str(score.reason)
     if not isinstance(score.metrics, Mapping):

@@ -128,7 +128,7 @@ class ModelClient:
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Return the reply to a request from any event loop. Raises `ServerFailure` or `ContextLengthExceeded`."""
         require_parts(request, self.parts, f"server {self.name!r}")
-        return await self._on_own_loop(self._chat(request))
+        return await self._run_on_loop(self._chat(request))
 
     async def count(self, request: ChatRequest) -> int | None:
         """Return the token count of a request's prompt, or None if no server renders conversations locally.
@@ -137,7 +137,7 @@ class ModelClient:
             AttemptFailed: the chat template refuses the conversation.
         """
         counting = next((backend for backend in self._backends if isinstance(backend, TokenCounter)), None)
-        return None if counting is None else await self._on_own_loop(counting.count(request))
+        return None if counting is None else await self._run_on_loop(counting.count(request))
 
     async def chat_text(
         self,
@@ -199,7 +199,7 @@ class ModelClient:
             versions = [version for backend in telling if (version := await backend.weights()) is not None]
             return max(versions, default=None)
 
-        return await self._on_own_loop(newest())
+        return await self._run_on_loop(newest())
 
     async def context_length(self) -> int | None:
         """Return the maximum tokens of a conversation for every server, or None if no server reports a limit."""
@@ -210,7 +210,7 @@ class ModelClient:
             return min(lengths, default=None)
 
         if self._context is None:
-            self._context = await self._on_own_loop(shortest())
+            self._context = await self._run_on_loop(shortest())
         return self._context
 
     def hear(self, version: int) -> None:
@@ -240,7 +240,7 @@ class ModelClient:
 
     async def close(self) -> None:
         """Close every server; may be called twice. Another event loop may use the client afterwards."""
-        await self._on_own_loop(self._close())
+        await self._run_on_loop(self._close())
         self._loop = None
 
     def bind_to_loop(self) -> None:
@@ -319,7 +319,7 @@ class ModelClient:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def _on_own_loop(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         loop = self._own_loop()
         if loop is asyncio.get_running_loop():
             return work

@@ -39,12 +39,14 @@ async def examine(server: TokenServer, temperature: float, top_p: float | None) 
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
-        return await _check_sampling(server, Sampling(prompt, 1, renderer.stop_ids, 1.0), in_words(temperature, top_p))
+        return await _check_sampling(
+            server, Sampling(prompt, 1, renderer.stop_ids, 1.0), describe_sampling(temperature, top_p)
+        )
     except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-def in_words(temperature: float, top_p: float | None) -> str:
+def describe_sampling(temperature: float, top_p: float | None) -> str:
     """Return the settings that change the model's own distribution; empty if there are none."""
     differing = {"temperature": temperature, "top_p": 1.0 if top_p is None else top_p}
     return ", ".join(f"{name} {value:g}" for name, value in differing.items() if value != 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, drawn_seed
-from hermes_rl.servers.exactness import Finding, in_words, sampled
+from hermes_rl.servers.exactness import Finding, describe_sampling, sampled
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -78,7 +78,7 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour, and explain your choice."}], None)
         sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p)
-        shaping = in_words(temperature, top_p)
+        shaping = describe_sampling(temperature, top_p)
         target_logprob = _LIKELY if shaping else _UNDECIDED
         context, stopped = await _find_context(server, replace(sampling, max_tokens=_STEPS), target_logprob)
         first, second = await _draw_pairs(server, replace(sampling, prompt=context), draws // 2)

@@ -528,12 +528,12 @@ def proxy_of(url: str) -> str | None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host in _LOOPBACK or proxy_bypass(host) or _in_ranges(host, getproxies().get("no", "")):
+    if host in _LOOPBACK or proxy_bypass(host) or _is_in_ranges(host, getproxies().get("no", "")):
         return None
     return getproxies().get(parts.scheme)
 
 
-def _in_ranges(host: str, excluded: str) -> bool:
+def _is_in_ranges(host: str, excluded: str) -> bool:
     try:
         address = ip_address(host)
     except ValueError:

@@ -24,13 +24,13 @@ from hermes_rl.service.batches import Batch, Lines, wait_for_disconnect
 from hermes_rl.service.bodies import (
     EndOfBatch,
     ErrorResponse,
-    GroupTold,
+    GroupResponse,
+    GymRunRequest,
     HealthResponse,
-    PolicyResponse,
+    PolicyUpdate,
     RolloutsRequest,
-    RowsTold,
-    RunAsked,
-    SessionAsked,
+    RowsResponse,
+    SessionRequest,
     SplitName,
     StepRequest,
     TurnResponse,
@@ -61,7 +61,7 @@ MOST_BODY_VALUES = 400_000
 """Maximum values of a body: the ids and log-probabilities of a turn of 200,000 tokens."""
 MOST_KEYS = 10_000
 """Maximum keys of one object; each unknown one creates an error."""
-_ALTERNATIVES = ("str", "MessageAsked")
+_ALTERNATIVES = ("str", "MessageBody")
 """Types that a value may have, which pydantic includes in the location of an error."""
 _NO_SESSION: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorResponse, "description": "there is no such session"}
@@ -184,7 +184,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         """Return the counts of the service since its start."""
         return JsonAnswer(metrics_of(service, sessions))
 
-    @app.get("/v1/rows", response_model=RowsTold)
+    @app.get("/v1/rows", response_model=RowsResponse)
     async def rows(split: SplitName = "train", after: Annotated[str | None, Query(max_length=1000)] = None) -> Response:
         """List rows in their order, a thousand at a time."""
         page, following = service.page(split, after)
@@ -192,7 +192,9 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return JsonAnswer({"rows": entries, "fingerprint": service.env.rows(split).fingerprint, "after": following})
 
     lines = {
-        "schema": {"oneOf": [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (GroupTold, EndOfBatch)]}
+        "schema": {
+            "oneOf": [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (GroupResponse, EndOfBatch)]
+        }
     }
     streamed = {
         "description": "a line for each group as it ends, and last the end",
@@ -205,14 +207,14 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return Lines(await Batch.requested(service, body), service)
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
-    async def policy(news: PolicyResponse) -> Response:
+    async def policy(news: PolicyUpdate) -> Response:
         """Take up that the weights have changed; calls from now on are of this version."""
         service.policies.tell(news)
         await service.env.sync_policies()
         return Response(status_code=204)
 
     @app.post("/v1/sessions", response_model=TurnResponse)
-    async def begin(body: SessionAsked, request: Request) -> Response:
+    async def begin(body: SessionRequest, request: Request) -> Response:
         """Begin a rollout whose turns come from the caller."""
         return JsonAnswer(await _unless_gone(request, service, sessions.start(body)))
 
@@ -233,7 +235,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return Response(status_code=204)
 
     @app.post("/run")
-    async def run(body: RunAsked, request: Request) -> Response:
+    async def run(body: GymRunRequest, request: Request) -> Response:
         """Play one rollout, as NeMo Gym asks an agent server to."""
         return await run_for_gym(service, body, request)
 
@@ -241,7 +243,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
     return app
 
 
-async def run_for_gym(service: Service, body: RunAsked, request: Request) -> Response:
+async def run_for_gym(service: Service, body: GymRunRequest, request: Request) -> Response:
     """Play one rollout and answer as NeMo Gym expects it."""
     policy = await service.policy(None)
     reservation = service.make_reservation()
@@ -280,7 +282,7 @@ def add_aggregation(app: FastAPI) -> None:
                 await process.wait()
         status_line, _, answer = answer.partition(b"\n")
         if process.returncode:
-            raise Refused(413, "too_large", "the answers take too much memory or time to be summed up here")
+            raise Refused(413, "too_large", "aggregating the results takes too much memory or time; send fewer rows")
         return Response(answer, int(status_line), media_type="application/json")
 
 
@@ -293,7 +295,7 @@ async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, 
     if service.cut.is_set():
         raise service_ending()
     service.metrics.cancelled += 1
-    raise Refused(400, "gone", "the one who asked has gone")
+    raise Refused(400, "gone", "the client has disconnected")
 
 
 def _parse_body(body: bytes) -> Any:
@@ -342,7 +344,7 @@ def _complete_description(app: FastAPI, *, token: bool) -> None:
                 routes=app.routes,
             )
             schemas = document["components"]["schemas"]
-            for model in (GroupTold, EndOfBatch) if "/v1/rollouts" in document["paths"] else ():
+            for model in (GroupResponse, EndOfBatch) if "/v1/rollouts" in document["paths"] else ():
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema

@@ -64,7 +64,7 @@ class RolloutsRequest(RequestBody):
     policy: PolicyRequest | None = Field(None, description="Default: the spec's.")
 
 
-class SessionAsked(RequestBody):
+class SessionRequest(RequestBody):
     """A rollout that the caller steps."""
 
     row: Key
@@ -75,57 +75,57 @@ class SessionAsked(RequestBody):
     )
 
 
-class FunctionAsked(RequestBody):
+class FunctionBody(RequestBody):
     """What is called."""
 
     name: Key
     arguments: Text = Field(description="JSON, as the model wrote it.")
 
 
-class CallAsked(RequestBody):
+class CallBody(RequestBody):
     """A call of a tool."""
 
     id: Key
     type: Literal["function"] = "function"
-    function: FunctionAsked
+    function: FunctionBody
 
 
-class MessageAsked(RequestBody):
+class MessageBody(RequestBody):
     """An assistant message."""
 
     role: Literal["assistant"] = "assistant"
     content: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[CallAsked], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[CallBody], Field(fail_fast=True)] | None = None
 
 
 class StepRequest(RequestBody):
-    """The turn of the one who steps: a message, or its token ids."""
+    """The next turn, sampled by the client: a message, or its token ids."""
 
-    message: MessageAsked | Text | None = None
+    message: MessageBody | Text | None = None
     ids: TokenIds | None = None
     logprobs: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)] | None = None
     finish: Literal["stop", "length"] | None = None
     version: Version | None = None
 
 
-class DifferenceTold(RequestBody):
+class DifferenceUpdate(RequestBody):
     """Difference between the trainer's log-probabilities of the tokens of a step and the sampled ones, in nats."""
 
     mean: float = Field(ge=0, allow_inf_nan=False)
     largest: float | None = Field(None, ge=0, allow_inf_nan=False)
 
 
-class PolicyResponse(RequestBody):
-    """The weights have changed."""
+class PolicyUpdate(RequestBody):
+    """Notice that the policy's weights have changed."""
 
     version: Version
-    model: Name | None = Field(None, description="The name by which the server knows them, where that changes.")
-    logprob_difference: DifferenceTold | None = Field(None, description="Of the step that has led to them.")
+    model: Name | None = Field(None, description="Name of the new weights at the server, if it changes.")
+    logprob_difference: DifferenceUpdate | None = Field(None, description="Difference of the step that produced them.")
 
 
-class RunAsked(BaseModel):
-    """NeMo Gym's BaseRunRequest; what else the row has comes back with the answer."""
+class GymRunRequest(BaseModel):
+    """NeMo Gym's BaseRunRequest; all other fields of the row are returned with the result."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -136,7 +136,7 @@ class RunAsked(BaseModel):
 # ----------------------------------------------------------------------------------------------------- Answers
 
 
-class RowTold(BaseModel):
+class RowResponse(BaseModel):
     """A row."""
 
     key: str
@@ -144,15 +144,15 @@ class RowTold(BaseModel):
     digest: str = Field(description="SHA-256 of its content.")
 
 
-class RowsTold(BaseModel):
+class RowsResponse(BaseModel):
     """A page of rows."""
 
-    rows: list[RowTold]
-    fingerprint: str = Field(description="Of all rows of the split.")
-    after: str | None = Field(description="For the next page: GET /v1/rows?after=…; null: this was the last.")
+    rows: list[RowResponse]
+    fingerprint: str = Field(description="Fingerprint of all rows of the split.")
+    after: str | None = Field(description="Cursor of the next page: GET /v1/rows?after=…; null on the last page.")
 
 
-class SequenceTold(BaseModel):
+class SequenceResponse(BaseModel):
     """Tokens that the policy saw as one context."""
 
     ids: list[int]
@@ -180,7 +180,7 @@ class RolloutResponse(BaseModel):
     overrides: dict[str, Any] = Field(description="What rewards say about it, as `set_advantage_to_zero`.")
     turns: int
     messages: list[dict[str, Any]]
-    sequences: list[SequenceTold]
+    sequences: list[SequenceResponse]
     seat: str | None = Field(None, description="Of several agents: whose it is.")
     server: str | None = Field(None, description="Of several agents: the role of `servers` that sampled it.")
     weights: list[int | None] | None = Field(None, description="Of several agents: as `weights` of the group.")
@@ -189,20 +189,22 @@ class RolloutResponse(BaseModel):
     )
 
 
-class GroupTold(BaseModel):
+class GroupResponse(BaseModel):
     """A line of the answer to POST /v1/rollouts."""
 
     group: str
     row_key: str
-    dropped: str | None = Field(description="null, or why it must not be trained on: a stop reason or `inexact`.")
+    dropped: str | None = Field(
+        description="Reason why it must not be trained on: a stop reason or `inexact`; else null."
+    )
     detail: str | None
-    weights: list[int | None] = Field(description="The oldest and the newest version that sampled it.")
+    weights: list[int | None] = Field(description="Oldest and newest weight version that sampled it.")
     provenance: dict[str, Any] | None
     rollouts: list[RolloutResponse]
 
 
 class EndOfBatch(BaseModel):
-    """The last line; an answer without it was cut off."""
+    """Last record of a stream; without it the stream was interrupted."""
 
     end: Literal[True]
     groups: int
@@ -210,7 +212,7 @@ class EndOfBatch(BaseModel):
     cut: str | None = Field(None, description="Why rows are missing, where some are: ask the same batch again.")
 
 
-class SeatTold(BaseModel):
+class SeatResponse(BaseModel):
     """How a session has ended for one of several agents."""
 
     score: float | None
@@ -232,7 +234,7 @@ class TurnResponse(BaseModel):
     score: float | None = None
     stop_reason: str | None = None
     error: str | None = None
-    seats: dict[str, SeatTold] | None = Field(None, description="Of several agents: how it has ended for each.")
+    seats: dict[str, SeatResponse] | None = Field(None, description="Of several agents: how it has ended for each.")
 
 
 class HealthResponse(BaseModel):
@@ -243,7 +245,7 @@ class HealthResponse(BaseModel):
     record: str
 
 
-class EnvironmentTold(BaseModel):
+class EnvironmentResponse(BaseModel):
     """One of several environments, which has the paths of a service below its own."""
 
     name: str
@@ -251,11 +253,11 @@ class EnvironmentTold(BaseModel):
     record: str
 
 
-class HealthOfAllTold(BaseModel):
+class AllHealthResponse(BaseModel):
     """Whether a service of several environments takes requests."""
 
     status: Literal["ok", "ending"]
-    environments: list[EnvironmentTold]
+    environments: list[EnvironmentResponse]
 
 
 class ErrorResponse(BaseModel):

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hermes_rl.active_environment import ENVIRONMENT
 from hermes_rl.service.app import JsonAnswer, add_aggregation, bare_app, metrics_of, run_for_gym
-from hermes_rl.service.bodies import HealthOfAllTold, PolicyResponse, RunAsked
+from hermes_rl.service.bodies import AllHealthResponse, GymRunRequest, PolicyUpdate
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service
@@ -56,7 +56,7 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         elsewhere=f"; the paths of an environment are below its name: {paths}",
     )
 
-    @app.get("/v1/health", response_model=HealthOfAllTold)
+    @app.get("/v1/health", response_model=AllHealthResponse)
     async def health() -> Response:
         """Say that the service takes requests, and where each environment is."""
         served = [
@@ -70,7 +70,7 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         return JsonAnswer({name: metrics_of(*served) for name, served in environments.items()})
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
-    async def policy(news: PolicyResponse) -> Response:
+    async def policy(news: PolicyUpdate) -> Response:
         """Take up that the weights have changed, for all environments or for none."""
         for service, _ in environments.values():
             service.policies.require_rise(news)
@@ -80,7 +80,7 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         return Response(status_code=204)
 
     @app.post("/run")
-    async def run(body: RunAsked, request: Request) -> Response:
+    async def run(body: GymRunRequest, request: Request) -> Response:
         """Play one rollout for NeMo Gym, of the environment that `verifier_metadata.environment` names."""
         name = body.verifier_metadata.get("environment")
         if not isinstance(name, str) or name not in environments:

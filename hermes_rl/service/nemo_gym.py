@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_rl import Group, Policy, Rollout
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import RunAsked
+from hermes_rl.service.bodies import GymRunRequest
 from hermes_rl.service.refusals import Refused, wrong
 from hermes_rl.service.state import INEXACT, Service, unproven
 from hermes_rl.values import is_number, read_json, write_json
@@ -28,7 +28,7 @@ _SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens"
 """Allowed keys of a row's `responses_create_params`, and the corresponding setting of `agent`."""
 
 
-async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
+async def played(service: Service, request: GymRunRequest, policy: Policy) -> Group:
     """Run the rollout that a request names; raises `Refused` if the request is wrong."""
     spec = service.env.spec
     if spec.agents and (len(spec.trained_seats) != 1 or spec.other_policies):
@@ -50,7 +50,7 @@ async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
         raise wrong("request", "responses_create_params", str(error)) from error
 
 
-def answer(request: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
+def answer(request: GymRunRequest, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
     """Return the row with its result, in the form of `/run`, and the reason if it must not be used for training."""
     rollout = group.rollouts[0] if group.rollouts else None
     failure = _failure_of(group, rollout, allow_inexact=allow_inexact)
@@ -157,7 +157,7 @@ def _text_of(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _response_object(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response_object(request: GymRunRequest, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": f"resp_{rollout}",
         "created_at": time.time(),

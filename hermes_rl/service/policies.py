@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from hermes_rl import LogprobDifference, Policy, Spec
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import PolicyRequest, PolicyResponse
+from hermes_rl.service.bodies import PolicyRequest, PolicyUpdate
 from hermes_rl.service.refusals import wrong
 
 MOST = 64
@@ -61,7 +61,7 @@ class Policies:
         """Versions of all policies that a trainer has announced."""
         return [weights.version for _, weights in self._policies.values() if weights.version is not None]
 
-    def tell(self, news: PolicyResponse) -> None:
+    def tell(self, news: PolicyUpdate) -> None:
         """Apply new weights to every policy; raises `Refused` if the version is older than an announced one."""
         self.require_rise(news)
         for weights in (self._last, *(weights for _, weights in self._policies.values())):
@@ -69,7 +69,7 @@ class Policies:
         if news.logprob_difference is not None:
             self.difference.tell(news.logprob_difference.mean, news.logprob_difference.largest)
 
-    def require_rise(self, news: PolicyResponse) -> None:
+    def require_rise(self, news: PolicyUpdate) -> None:
         """Raise Refused if the version is older than an announced one."""
         newest = max([*self.versions, self._last.version or 0])
         if news.version < newest:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl import Session, SessionTurn
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import SessionAsked, StepRequest
+from hermes_rl.service.bodies import SessionRequest, StepRequest
 from hermes_rl.service.refusals import Refused, wrong
 from hermes_rl.service.state import Place, Service
 
@@ -112,7 +112,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def start(self, request: SessionAsked) -> dict[str, Any]:
+    async def start(self, request: SessionRequest) -> dict[str, Any]:
         """Start a session, and return its first turn; raises `Refused` if there is no room, or something is wrong."""
         service = self._service
         (row,) = service.require_rows([request.row], request.split, "row")

@@ -53,7 +53,7 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
     except CodeError:
         names = {}
     node = names.get(class_name)  # None if the file does not define the class itself
-    members = _of_class(node, names, (), Path(file).parent) if isinstance(node, ast.ClassDef) else None
+    members = _class_members(node, names, (), Path(file).parent) if isinstance(node, ast.ClassDef) else None
     definitions = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
     for path, name, by_model in _iter_state_references(spec):
         method = definitions.get(name) if by_model else None
@@ -104,7 +104,9 @@ def _iter_state_references(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
             yield (*path, "schemas"), tool.schemas, False
 
 
-def _of_class(node: ast.ClassDef, definitions: dict[str, ast.AST], visited: tuple[str, ...], folder: Path) -> _Members:
+def _class_members(
+    node: ast.ClassDef, definitions: dict[str, ast.AST], visited: tuple[str, ...], folder: Path
+) -> _Members:
     """Return the members of a class; its bases are looked for in `definitions`, and in the files of `folder`."""
     inside = list(ast.walk(node))
     attributes = [subnode for subnode in inside if isinstance(subnode, ast.Attribute)]
@@ -129,7 +131,7 @@ def _of_class(node: ast.ClassDef, definitions: dict[str, ast.AST], visited: tupl
         if isinstance(parent, ast.ImportFrom):
             parent, around = _follow_import(parent, base_name, folder)
         if isinstance(parent, ast.ClassDef):
-            inherited = _of_class(parent, around, (*visited, node.name), folder)
+            inherited = _class_members(parent, around, (*visited, node.name), folder)
             names |= inherited.names
             complete = complete and inherited.complete
         else:

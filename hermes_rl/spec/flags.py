@@ -50,7 +50,7 @@ def _atropos(name: str, kind: str, description: str, possible: tuple[str, ...] =
     return Flag((f"atropos.{name}",), kind, description, possible)
 
 
-def _of_server(key: str, kind: str, note: str = "") -> Flag:
+def _server_flag(key: str, kind: str, note: str = "") -> Flag:
     return Flag((f"servers.policy.{key}",), kind, note, all_servers=True)
 
 
@@ -139,12 +139,12 @@ OWNED: dict[str, Flag] = {
 """Fields that follow from keys of the spec."""
 
 _OPENAI = {
-    "base_url": _of_server("base_url", "string", "a scripted policy becomes type `openai`"),
-    "model_name": _of_server("model", "string"),
-    "server_type": _of_server("type", "string"),
-    "timeout": _of_server("timeout", "number"),
-    "num_max_requests_at_once": _of_server("max_concurrency", "integer"),
-    "tokenizer_name": _of_server("tokenizer", "string"),
+    "base_url": _server_flag("base_url", "string", "a scripted policy becomes type `openai`"),
+    "model_name": _server_flag("model", "string"),
+    "server_type": _server_flag("type", "string"),
+    "timeout": _server_flag("timeout", "number"),
+    "num_max_requests_at_once": _server_flag("max_concurrency", "integer"),
+    "tokenizer_name": _server_flag("tokenizer", "string"),
     "api_key": Flag((), "string", "held in memory only; in a spec, name its variable in `api_key_env`"),
     "health_check": Flag((), "boolean", "accepted; nothing is polled"),
     "n_kwarg_is_ignored": Flag((), "boolean", "accepted; each request asks for one completion"),

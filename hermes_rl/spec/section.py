@@ -235,7 +235,7 @@ class _BuiltLater:
         return core_schema.with_info_plain_validator_function(LazySection(source), serialization=written)
 
 
-def _of_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
+def _parse_text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
     """Return a validator that parses a text; its ValueError describes the fault."""
 
     def validate(value: Any) -> Any:
@@ -253,7 +253,7 @@ def _as_text(value: Any) -> Any:
     return text.lower() if isinstance(value, bool) else text
 
 
-def _for_system(value: str) -> str:
+def _check_system(value: str) -> str:
     system_bytes(value)
     return value
 
@@ -262,7 +262,7 @@ def _check_encodable(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise wrong("the text holds half of a character, which no file can hold") from None
+        raise wrong("the text contains an unpaired surrogate, which no file can store") from None
     return value
 
 
@@ -270,7 +270,7 @@ LONGEST_NAME, LONGEST_PATH = 255, 4095
 """Bytes of a file's name and of a path, as Linux has them."""
 
 
-def _for_path(value: str) -> str:
+def _check_path(value: str) -> str:
     if not value or value.isspace():
         raise wrong("a path has at least one character")
     sizes = [len(os.fsencode(name)) for name in value.split("/")]
@@ -285,11 +285,11 @@ Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
 Free = Annotated[Any, AfterValidator(freeze)]
 FreeMap = Annotated[Mapping[str, Any], AfterValidator(freeze)]
 Pair = Annotated[tuple[float, float], Strict(False)]
-Size = Annotated[int, BeforeValidator(_of_text(parse_size))]
-Seconds = Annotated[float, BeforeValidator(_of_text(parse_duration))]
-SystemText = Annotated[str, AfterValidator(_of_text(_for_system))]
+Size = Annotated[int, BeforeValidator(_parse_text(parse_size))]
+Seconds = Annotated[float, BeforeValidator(_parse_text(parse_duration))]
+SystemText = Annotated[str, AfterValidator(_parse_text(_check_system))]
 EnvText = Annotated[SystemText, BeforeValidator(_as_text)]
-UrlText = Annotated[str, AfterValidator(_of_text(url_text))]
+UrlText = Annotated[str, AfterValidator(_parse_text(url_text))]
 FileText = Annotated[str, AfterValidator(_check_encodable)]
-PathText = Annotated[SystemText, AfterValidator(_for_path)]
+PathText = Annotated[SystemText, AfterValidator(_check_path)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

@@ -186,7 +186,7 @@ def load_set(source: str | Path) -> SpecSet:
     for key, entry in root.entries.items():
         if key != "set":
             problems.append(entry.key.problem(f"unknown key `{key}`; a set has the key `set` alone, a spec has others"))
-    tree, misspelt = corrected(_in_full(root.without(*(key for key in root.entries if key != "set"))), SetFile)
+    tree, misspelt = corrected(_expand_texts(root.without(*(key for key in root.entries if key != "set"))), SetFile)
     assert isinstance(tree, MappingNode)
     problems += misspelt.values()
     try:
@@ -202,7 +202,7 @@ def load_set(source: str | Path) -> SpecSet:
     return SpecSet(str(source), body.name, body.by, combinations)
 
 
-def _in_full(root: MappingNode) -> MappingNode:
+def _expand_texts(root: MappingNode) -> MappingNode:
     """Return the tree in which a text among the specs is a mapping; a key without a value is as good as absent."""
     body = root.get("set")
     if not isinstance(body, MappingNode):

@@ -389,7 +389,7 @@ class TemplateRenderer:
             ends = [rest.find(stop) for stop in self._stops if stop in rest]
             # If a turn ends before its last anchor, messages precede it, which would be missing.
             if not turn or not ends or any(stop in part for stop in self._stops for part in turn[1:]):
-                raise TemplateRefused("the chat template writes messages in front of the turn that they answer")
+                raise TemplateRefused("the chat template puts new messages before the model turn that they follow")
             return rest[min(ends) :]
 
         def encoded(guard: Guard) -> array[int]:

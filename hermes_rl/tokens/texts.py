@@ -63,7 +63,7 @@ def guarded(
     """
     if (refused := refused_part(messages, TEXT_PARTS)) is not None:
         raise TemplateRefused(refused)
-    messages = [_of_texts(message) for message in messages]
+    messages = [_text_parts_only(message) for message in messages]
     for everywhere in (False, True):
         guard = Guard(tokenizer, messages, tools, everywhere=everywhere)
         encoded_prompt = make(guard)
@@ -79,7 +79,7 @@ def guarded(
         if write is not None:
             _require_texts(messages, tools, write, since, guard.prompt)
         return encoded_prompt
-    raise TemplateRefused("the tokenizer finds other control tokens than a text contains")
+    raise TemplateRefused("the tokenizer produces control tokens that the rendered prompt does not contain")
 
 
 def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str) -> None:
@@ -124,7 +124,7 @@ def _writes(written: str, text: str) -> bool:
     return written == text or any(written == json.dumps(text, ensure_ascii=only)[1:-1] for only in (False, True))
 
 
-def _of_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_parts_only(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without empty keys of its parts, which templates mistake for images."""
     content = message.get("content")
     if isinstance(content, str) or not content:

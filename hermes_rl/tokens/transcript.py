@@ -240,7 +240,7 @@ def _numbers(text: str, into: array[Number]) -> array[Number]:
     unpacking = zlib.decompressobj()
     into.frombytes(unpacking.decompress(b64decode(text), LARGEST_PACKED))
     if not unpacking.eof:
-        raise zlib.error(f"it has more than {LARGEST_PACKED} bytes, or no end")
+        raise zlib.error(f"the packed numbers are truncated or have more than {LARGEST_PACKED} bytes")
     return _little(into)
 
 

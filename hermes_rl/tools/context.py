@@ -37,7 +37,7 @@ class _OfThisMachineError(OSError):
     """A file of this machine cannot be read, which the agent has not caused."""
 
 
-async def _of_this_machine(read: Callable[[Path], T], path: Path) -> T:
+async def _read_host_file(read: Callable[[Path], T], path: Path) -> T:
     try:
         return await asyncio.to_thread(read, path)
     except OSError as error:
@@ -309,9 +309,9 @@ class ToolContext(RenamedAttributes):
             if replace:
                 await staging.clear(sandbox, remote)
             await staging.make_dir(sandbox, remote)
-            for path in await _of_this_machine(_paths_inside, local):
+            for path in await _read_host_file(_paths_inside, local):
                 target = f"{remote}/{path.relative_to(local)}"
-                content = await _of_this_machine(_content, path)
+                content = await _read_host_file(_content, path)
                 if content is None:
                     await staging.make_dir(sandbox, target)
                 else:

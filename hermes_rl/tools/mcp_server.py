@@ -134,7 +134,7 @@ class McpServer(ABC):
                 await session.close()
             raise ToolInputError(f"the tool server gave {error}") from None
         except McpTooLargeError as error:
-            raise ToolInputError(f"the tool server's answer has {error}, and is not read") from None
+            raise ToolInputError(f"the tool server's result has {error}; it was discarded") from None
         except McpLostError as error:
             await session.close()
             raise ToolInputError(f"the tool server was lost: {error}; the next call restarts it") from None

@@ -137,7 +137,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def _turns_of(code: Callable[..., Any]) -> CallThrottle:
     """Return the throttle of some code; all states share a method's, since each rollout creates its tools again."""
     function = getattr(code, "__func__", None)
-    return CallThrottle() if function is None else _of_method(function)
+    return CallThrottle() if function is None else _throttle_of(function)
 
 
 def _signature_of(code: Callable[..., Any], name: str) -> Signature:
@@ -155,7 +155,7 @@ _signature = functools.lru_cache(maxsize=1024)(Signature.from_function)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_method(function: Callable[..., Any]) -> CallThrottle:
+def _throttle_of(function: Callable[..., Any]) -> CallThrottle:
     return CallThrottle()
 
 

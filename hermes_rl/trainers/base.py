@@ -75,15 +75,15 @@ class Registered:
         for name in ("lost", "arrived"):
             groups = getattr(self, name)
             if not isinstance(groups, tuple | list | set) or not all(isinstance(group, str) for group in groups):
-                raise TypeError(f"Registered: {name} is {groups!r:.60}, and not a tuple of group ids")
+                raise TypeError(f"Registered: {name} is {groups!r:.60}; expected a tuple of group ids")
         _set_whole(
             self, (name for name in ("number", "longest", "checkpoint_every") if getattr(self, name) is not None)
         )
         if self.longest is not None and self.longest < 1:
-            raise ValueError(f"Registered: longest is {self.longest}, and not at least 1")
+            raise ValueError(f"Registered: longest is {self.longest}; expected at least 1")
         for name in ("project", "run_group", "run_name", "checkpoint_folder"):
             if not isinstance(getattr(self, name), str | None):
-                raise TypeError(f"Registered: {name} is {getattr(self, name)!r:.60}, and not a text")
+                raise TypeError(f"Registered: {name} is {getattr(self, name)!r:.60}; expected a text")
         write_json(self.session)  # raises if it cannot be recorded
 
 
@@ -113,9 +113,9 @@ class TrainerState:
             if getattr(self, name) < 0:
                 raise ValueError(f"TrainerState: {name} is {getattr(self, name)}, and below 0")
         if self.finished not in (True, False):
-            raise TypeError(f"TrainerState: finished is {self.finished!r:.60}, and not True or False")
+            raise TypeError(f"TrainerState: finished is {self.finished!r:.60}; expected True or False")
         if not 0 <= self.share <= 1:
-            raise ValueError(f"TrainerState: share is {self.share!r:.60}, and not from 0 to 1")
+            raise ValueError(f"TrainerState: share is {self.share!r:.60}; expected a number from 0 to 1")
 
 
 def _set_whole(answer: Any, names: Iterable[str]) -> None:
@@ -127,7 +127,7 @@ def _set_whole(answer: Any, names: Iterable[str]) -> None:
         except TypeError:
             integer = 1 << 63
         if abs(integer) >= 1 << 63:
-            raise TypeError(f"{type(answer).__name__}: {name} is {value!r:.60}, and no whole number")
+            raise TypeError(f"{type(answer).__name__}: {name} is {value!r:.60}; expected a whole number")
         object.__setattr__(answer, name, integer)
 
 

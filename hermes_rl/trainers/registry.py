@@ -36,7 +36,7 @@ def own_trainer(spec: Spec) -> Trainer | None:
     if lacking:
         raise UserError(f"serve.trainer: {reference} gives no trainer: it has no {lacking[0]!r} (see docs/trainers.md)")
     if not isinstance(trainer.name, str):
-        raise UserError(f"serve.trainer: {reference} has the name {trainer.name!r:.60}, and not a text")
+        raise UserError(f"serve.trainer: {reference} has the name {trainer.name!r:.60}; expected a text")
     return cast(Trainer, trainer)
 
 

@@ -198,12 +198,12 @@ class Serving:
     @property
     def can_start(self) -> bool:
         """True if it could start another group on its own."""
-        return not self._is_waiting and not self._at_bound
+        return not self._is_waiting and not self._is_full
 
     @property
     def full(self) -> bool:
         """True if it has the maximum number of groups in flight, and starts another as soon as one ends."""
-        return not self._is_waiting and self._at_bound
+        return not self._is_waiting and self._is_full
 
     @property
     def _is_waiting(self) -> bool:
@@ -214,7 +214,7 @@ class Serving:
         return share < 1 and self._running_count >= self._before_evaluation * share
 
     @property
-    def _at_bound(self) -> bool:
+    def _is_full(self) -> bool:
         plan = self.run.plan
         if self._outbox.qsize() >= OUTBOX:
             return True

@@ -315,7 +315,7 @@ class Runner:
             try:
                 message = to_json({**reply, kind: value})
             except (TypeError, ValueError, RecursionError) as error:
-                message = to_json({**reply, "raised": _in_words(error, None)})
+                message = to_json({**reply, "raised": _describe_exception(error, None)})
             with self._sending:
                 self._first = None
                 send(self._connection, message)
@@ -393,7 +393,7 @@ class Runner:
             return "returned", load_object(call.converter)(returned)
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it is told, and ends nothing
             try:
-                return "raised", _in_words(error, function)
+                return "raised", _describe_exception(error, function)
             except BaseException:  # noqa: BLE001 - code of the exception itself
                 return "raised", {"text": "an exception whose text cannot be read"}
 
@@ -477,7 +477,7 @@ def _is_unused(loop: Any) -> bool:
     )  # the one with which other threads wake it
 
 
-def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:
+def _describe_exception(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:
     """Return an exception as plain values; a hermes-rl exception by its name, with the data to reconstruct it."""
     missing = missing_variable(error)
     more = "" if missing is None else f"; {missing}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.analysis.sets import NOT_PLAYED, Estimate, SetRun, SetTable, _in_order, set_table
+from hermes_rl.analysis.sets import NOT_PLAYED, Estimate, SetRun, SetTable, _sort_key, set_table
 from hermes_rl.runs.statistics import interval, paired
 from tests.analysis.recorded import recorded, write_run
 
@@ -169,5 +169,5 @@ def test_a_column_of_the_rows_parts_the_scores(tmp_path: Path) -> None:
 
 def test_nan_and_text_values_sort_after_numbers() -> None:
     values = ["3", "nan", "1", "inf", "x", "2", "NaN", "-inf"]
-    orders = {tuple(sorted(order, key=_in_order)) for order in (values, values[::-1], values[3:] + values[:3])}
+    orders = {tuple(sorted(order, key=_sort_key)) for order in (values, values[::-1], values[3:] + values[:3])}
     assert orders == {("-inf", "1", "2", "3", "inf", "NaN", "nan", "x")}

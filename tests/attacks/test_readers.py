@@ -27,7 +27,7 @@ from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from hermes_rl.agent.history import kept_message, sendable
-from hermes_rl.analysis.audit import _of_patch
+from hermes_rl.analysis.audit import _added_lines
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.sandbox.jobs import CHUNK
@@ -200,7 +200,7 @@ def taken_patch(rng: random.Random) -> Work:
     )
     lines = [rng.choice(words) + rng.choice(("", text(rng, 50))) for _ in range(int(20_000 ** rng.random()))]
     written = rng.choice(("\n".join(lines), patch(rng), text(rng)))
-    return lambda: [created(written), list(_of_patch(None, written))]
+    return lambda: [created(written), list(_added_lines(None, written))]
 
 
 ON_THE_LOOP: dict[str, Draw] = {

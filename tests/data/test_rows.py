@@ -601,7 +601,7 @@ def test_unpaired_surrogate_is_refused_in_keys_and_accepted_in_text(tmp_path: Pa
     (tmp_path / "a.jsonl").write_text('{"q": "a"}\n{"q": "\\ud83d"}\n')
     data = f"  path: json\n  data_files: {tmp_path}/a.jsonl\n  shuffle: 1\n"
     assert {row.columns["q"] for row in load(spec_of(data))} == {"a", "\ud83d"}
-    with pytest.raises(UserError, match=r"column `q` of row 2 has half of a character: '\\ud83d'"):
+    with pytest.raises(UserError, match=r"column `q` of row 2 contains an unpaired surrogate: '\\ud83d'"):
         load(spec_of(data + "  key: q\n"))
 
 

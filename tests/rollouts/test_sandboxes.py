@@ -53,7 +53,7 @@ def test_null_bytes_and_surrogates_in_sandbox_settings_are_refused(section: str)
         return  # neither is a template
     for odd in ("/w\0b", "/w\ud83db"):
         row = replace(ROW, columns={"odd": odd})
-        with pytest.raises(UserError, match=r"'/w.*b' holds a null byte or half of a character"):
+        with pytest.raises(UserError, match=r"'/w.*b' contains a null byte or an unpaired surrogate"):
             sandbox_config(parse_spec(text % section.format('"{{ odd }}"')), row)
 
 

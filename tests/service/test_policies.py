@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.service.bodies import PolicyRequest, PolicyResponse
+from hermes_rl.service.bodies import PolicyRequest, PolicyUpdate
 from hermes_rl.service.policies import MOST, Policies
 from hermes_rl.service.refusals import Refused
 from hermes_rl.spec.load import parse_spec
@@ -69,12 +69,12 @@ def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
     first = found.resolve_policy(asked("http://a:1/v1", tokenizer="t", version=1))
     assert first is found.resolve_policy(asked("http://a:1/v1", tokenizer="t", model="m-2", version=2))
     assert (first.version, first.role.configs[0].current().model) == (2, "m-2")
-    found.tell(PolicyResponse(version=5, model="m-5"))
+    found.tell(PolicyUpdate(version=5, model="m-5"))
     assert (first.version, first.role.configs[0].current().model) == (5, "m-5")
     found.resolve_policy(asked("http://a:1/v1", tokenizer="t", version=3))
     assert (first.version, first.role.configs[0].current().model) == (5, "m-5"), "a late word is no news"
     with pytest.raises(Refused, match="versions only rise"):
-        found.tell(PolicyResponse(version=4))
+        found.tell(PolicyUpdate(version=4))
     other = found.resolve_policy(asked("http://b:1/v1", tokenizer="t"))
     assert other is not first
     assert other.version == 5

@@ -126,7 +126,7 @@ def test_from_is_below_the_folder_after_symlinks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("parent", "said"),
-    [("/dev/zero", "is a device, and no file"), ("pipe", "is a named pipe"), (".", "is a directory"),
+    [("/dev/zero", "is a device; expected a file"), ("pipe", "is a named pipe"), (".", "is a directory"),
      ("link", "is a device"), ("large.yaml", "has more than 16777216 bytes, and is not read")],
 )  # fmt: skip
 def test_parent_that_is_not_a_regular_file_is_refused(tmp_path: Path, parent: str, said: str) -> None:

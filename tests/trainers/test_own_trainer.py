@@ -70,7 +70,7 @@ def test_it_takes_no_more_than_forty_lines() -> None:
         ("counts.py:Missing", "Missing"),
         ("counts.py:Nothing", "gives no trainer: it has no 'name'"),
         ("counts.py:Raises", "counts.py:Raises raised ZeroDivisionError: division by zero"),
-        ("counts.py:Numbered", "counts.py:Numbered has the name 5, and not a text"),
+        ("counts.py:Numbered", "counts.py:Numbered has the name 5; expected a text"),
     ],
 )
 def test_invalid_trainer_is_refused_with_a_hint(tmp_path: Path, trainer: str, said: str) -> None:

@@ -411,7 +411,8 @@ def export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="sft, dpo, kto, openai, sharegpt, parquet, jsonl or atif (the default); may be repeated: sft,dpo.",
+            help="sft, dpo, kto, openai or sharegpt (training data), parquet or jsonl (tables), atif (trajectories; "
+            "the default); several: sft,dpo.",
         ),
     ] = None,
     out: Annotated[
@@ -433,6 +434,8 @@ def export(
     from hermes_rl.analysis.export import export_run
 
     kinds = [kind.strip() for text in forms or ["atif"] for kind in text.split(",")]
+    if not forms:
+        echo("no --format: writing atif, a trajectory per rollout; sft, dpo and others are training data", err=True)
     for text in export_run(run_directory, kinds, out, min_score, keep_best, success, partial(echo, err=True)):
         echo(text)
 

@@ -27,6 +27,9 @@ def explain(word: str) -> Iterator[str]:
     Raises `UserError`, with suggestions, if nothing has this name.
     """
     word = word.strip().strip(".").replace("*", "NAME")
+    if word in ("stop_reason", "stop_reasons"):
+        yield from _stop_reason_list()
+        return
     name = word.removeprefix("rewards.").removeprefix("on_stop.").removeprefix("toolsets.")
     parts = [
         part
@@ -62,13 +65,16 @@ def _unknown_word(word: str) -> str:
     last = [path.rpartition(".")[2] for path in paths]
     candidates = [*paths, *last, *shipped_rewards(), *StopReason, *toolsets()]
     hint = did_you_mean(word, candidates) or "."
+    if users := [path for path in paths if (key := find_key(path)) is not None and f"`{word}`" in key.kind]:
+        return f"explain: {word!r} is a value of {', '.join(users[:5])}: hermes-rl explain {users[0]}"
     return f"explain: nothing is called {word!r}{hint} docs/spec-reference.md lists every key"
 
 
 def _key_lines(key: Key) -> Iterator[str]:
     yield key.path
     yield from _field_lines("type", key.kind)
-    yield from _field_lines("default", key.default)
+    if key.default != "none" or "default:" not in key.meaning:
+        yield from _field_lines("default", key.default)
     yield from _wrap(key.meaning, "  ")
     if key.keys:
         width = max(map(len, key.keys))
@@ -98,7 +104,7 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
         return
     rule = reason.rule
     if rule.caused_by_policy:
-        more = "Caused by the policy: graded, unless `on_stop` says otherwise."
+        more = "Caused by the policy: graded, unless `on_stop` changes it."
         example = _example_lines(f"on_stop: {{{reason}: mask}}\n")
     else:
         consequence = "retried, then its group is dropped and replaced" if rule.retried else "not retried"
@@ -110,6 +116,13 @@ def _stop_reason(name: str) -> Iterator[list[str]]:
         *_wrap(f"If most rollouts of a run stop for this reason: {rule.advice}." if rule.advice else "", "  "),
         *example,
     ]
+
+
+def _stop_reason_list() -> Iterator[str]:
+    yield "stop_reason (a field of a rollout; `on_stop` sets what happens)"
+    for reason in StopReason:
+        first, *rest = _wrap(reason.rule.events, " " * 23)
+        yield from (f"  {reason:<19}  {first.strip()}", *rest)
 
 
 def _toolset_blocks(name: str) -> Iterator[list[str]]:

@@ -149,12 +149,18 @@ def _load_shipped_specs() -> list[dict[str, Any]]:
 
 
 def _shortest_example(names: Sequence[str], value: Mapping[str, Any]) -> Any:
-    """Return the shortest value that a shipped spec has there, else one that the schema allows."""
+    """Return the shortest value that a shipped spec has there, else the one of the description ("such as 3600"), else
+    one that the schema allows.
+    """
     used = [each for spec in _load_shipped_specs() for each in _values_at(spec, names)]
     used = [each for each in used if each not in (None, [], {}) and len(str(each)) <= LONGEST_EXAMPLE]
     used.sort(key=lambda each: len(str(each)))
-    code = ["file.py:name"] if "file.py:" in value.get("description", "") else []
-    return next(each for each in (*used, *code, *_possible_values(value)) if each != {} and _is_valid(each, value))
+    description = value.get("description", "")
+    written: list[Any] = ["file.py:name"] if "file.py:" in description else []
+    if match := re.search(r"such as (?:``?([^`]+)`|([^\s,;)]+))", description):
+        text = match[1] or match[2].rstrip(".")
+        written += [text, int(text) if text.isdigit() else text, [text]]
+    return next(each for each in (*used, *written, *_possible_values(value)) if each != {} and _is_valid(each, value))
 
 
 def _is_valid(example: Any, value: Mapping[str, Any]) -> bool:

@@ -65,6 +65,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path, capsys: pytest.C
     (tmp_path / "mine/notes.txt").write_text("mine")
     run = write_run(tmp_path / "run", [recorded("plain")])
     assert status(["export", str(run), "--out", str(tmp_path / "mine")]) == 2
-    assert "holds other files" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no --format: writing atif" in error and "holds other files" in error
     assert status(["export", str(write_run(tmp_path / "none", [])), "--out", str(tmp_path / "new")]) == 2
     assert "no rollout with a conversation" in capsys.readouterr().err

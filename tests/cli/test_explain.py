@@ -60,7 +60,7 @@ def test_stop_reasons_and_toolsets_are_explained() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("serve.max_staleness", ["serve.max_staleness", "type     integer ≥ 0", "default  none", "in weight versions"]),
+        ("serve.max_staleness", ["serve.max_staleness", "type     integer ≥ 0", "in weight versions", "default:"]),
         (
             "rewards.llm_judge",
             [
@@ -85,6 +85,10 @@ def test_stop_reasons_and_toolsets_are_explained() -> None:
         ("user.tools.python", ["user.tools[].python", "- python: file.py:name"]),
         ("serve", ["type     section", "  keys", "max_staleness"]),
         ("write_file", ["write_file (a tool of the toolset file)"]),
+        ("stop_reasons", ["  max_turns ", "  stale "]),
+        ("sandbox.limits.open_files", ["open_files: 256"]),
+        ("servers.NAME.api_key_env", ["api_key_env: MY_API_KEY"]),
+        ("sandbox.python", ["- pytest==8.4.1"]),
         ("bubblewrap", ["bubblewrap (sandbox backend)"]),
     ],
 )
@@ -101,6 +105,7 @@ def test_words_are_explained(word: str, said: list[str], capsys: pytest.CaptureF
         ("llm_jugde", "did you mean `llm_judge`?"),
         ("evaluate.by", "`evaluate.by` is now `evaluate.group_by`"),
         ("openenv", "`hermes-rl openenv` is now `hermes-rl serve-openenv`"),
+        ("sft", "'sft' is a value of process.format: hermes-rl explain process.format"),
         ("zzzzzz", "nothing is called 'zzzzzz'. docs/spec-reference.md lists every key"),
     ],
 )

@@ -39,8 +39,8 @@ class ProgramSection(Section):
 
     recipe: str | None = Field(
         None,
-        description="Name of a shipped recipe, or path of one. Keys of the spec override the recipe's; lists of "
-        "packages, files and setup are joined.",
+        description="Name of a shipped recipe, such as mini-swe-agent, or path of one. Keys of the spec override the "
+        "recipe's; lists of packages, files and setup are joined.",
     )
     name: str | None = Field(None, description="Name and version, for people; default: the recipe's.")
     command: Annotated[Seq[SystemText], BeforeValidator(_to_argv)] = Field(

@@ -61,7 +61,7 @@ class Source(Section):
         None,
         description="Files to read, relative to this file: a path or glob, a list, or a mapping by split.",
     )
-    revision: str | None = Field(None, description="Branch, tag or commit of the dataset on the hub.")
+    revision: str | None = Field(None, description="Branch, tag or commit of the dataset on the hub, such as main.")
     streaming: bool = Field(False, description="Read rows when they are needed instead of all at the start.")
     items: Items | None = Field(None, description="Rows written here; never substituted, never rendered.")
     generator: str | None = Field(
@@ -81,13 +81,17 @@ class Dataset(Source):
     columns: FreeMap = Field(
         EMPTY, description="New columns, each a template over the row; later ones see earlier ones."
     )
-    filter: str | None = Field(None, description="Expression without braces; rows for which it is false are excluded.")
+    filter: str | None = Field(
+        None, description="Expression without braces, such as `level > 2`; rows for which it is false are excluded."
+    )
     key: str | None = Field(
         None, description="Column that identifies a row; default: a hash of its content, and the occurrence."
     )
     shuffle: int | None = Field(None, description="Seed of the shuffle; absent keeps the order of the source.")
     order: str | None = Field(
-        None, description="Column that training rows are ordered by, smallest first; with `-` in front, largest first."
+        None,
+        description="Column that training rows are ordered by, smallest first; with `-` in front, such as `-length`, "
+        "largest first.",
     )
     row_selection: Literal["all", "skip_uniform"] = Field(
         "all",

@@ -75,7 +75,9 @@ class Evaluate(Section):
     agent: Late[AgentOverrides] = Field(
         AgentOverrides.model_construct(), description="What the agent does differently in evaluation."
     )
-    group_by: Seq[str] = Field((), description="Columns of the rows; metrics are also told for the rows of each value.")
+    group_by: Seq[str] = Field(
+        (), description="Columns of the rows; metrics are also reported for the rows of each value."
+    )
     success_threshold: float = Field(
         1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k."
     )
@@ -87,11 +89,13 @@ class Budget(Section):
     max_failures: int | None = Field(
         None, ge=0, description="Maximum number of groups that may fail; default: the number of groups of the run."
     )
-    max_tokens: int | None = Field(None, ge=1, description="Tokens of the policy, prompts included.")
+    max_tokens: int | None = Field(None, ge=1, description="Tokens of the policy, prompts included, such as 10000000.")
     max_cost: float | None = Field(
-        None, gt=0, description="US dollars for all models, as servers tell them or `prices` says."
+        None, gt=0, description="US dollars for all models, such as 25, as servers tell them or `prices` says."
     )
-    deadline: Seconds | None = Field(None, gt=0, description="Seconds from the start of the run, or 2h30m.")
+    deadline: Seconds | None = Field(
+        None, gt=0, description="Seconds from the start of the run, or a text such as 2h30m."
+    )
 
 
 class Wandb(Section):

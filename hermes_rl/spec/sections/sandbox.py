@@ -42,11 +42,19 @@ NpmPackage = Annotated[
 class Limits(Section):
     """Resource limits of the agent's commands; an absent limit is the backend's default."""
 
-    memory: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes of memory, or 2GiB.")
-    processes: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Processes at a time.")
-    disk: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes on disk, or 4GiB.")
+    memory: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(
+        None, description="Bytes of memory, such as 2GiB; default: 4GiB (bubblewrap, docker)."
+    )
+    processes: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(
+        None, description="Processes at a time; default: 256 (bubblewrap, docker)."
+    )
+    disk: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(
+        None, description="Bytes on disk, such as 4GiB; default: 1GiB (bubblewrap)."
+    )
     cpu: Annotated[float, Field(gt=0), MayTemplate()] | None = Field(None, description="Processor cores.")
-    open_files: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Open files per process.")
+    open_files: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(
+        None, description="Open files per process, such as 256; default: 1024 (bubblewrap, docker)."
+    )
     best_effort: Annotated[bool, MayTemplate()] = Field(
         False, description="Ignore a limit that the backend cannot enforce instead of raising an error."
     )
@@ -55,7 +63,7 @@ class Limits(Section):
 class ServiceSection(Section):
     """A program in its own image, next to the sandbox, such as a database. Supported by docker."""
 
-    image: SystemText = Field(description="Container image, or ./folder with a Dockerfile.")
+    image: SystemText = Field(description="Container image, such as `postgres:17`, or ./folder with a Dockerfile.")
     command: Seq[SystemText] = Field((), description="What it runs, a list of words; default: what the image starts.")
     env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY, description="Environment variables of it."
@@ -63,8 +71,8 @@ class ServiceSection(Section):
     files: Seq[File] = Field((), description="Files in place before it starts, by absolute paths.")
     healthy: SystemText | None = Field(
         None,
-        description="Shell command in it, repeated until it passes, before which the sandbox is not used; default: "
-        "the image's own check.",
+        description="Shell command in it, such as `pg_isready -U postgres`, repeated until it passes, before which the "
+        "sandbox is not used; default: the image's own check.",
     )
 
 
@@ -101,13 +109,13 @@ class SandboxSection(Section):
     )
     python: Seq[Package] = Field(
         (),
-        description="Python packages for bubblewrap and docker, as pip names them, and `python>=3.12` if they need it. "
-        "Installed once, by the host's pip, and mounted read-only.",
+        description="Python packages for bubblewrap and docker, such as `pytest==8.4.1`, and `python>=3.12` if they "
+        "need it. Installed once, by the host's pip, and mounted read-only.",
     )
     npm: Seq[NpmPackage] = Field(
         (),
-        description="npm packages for bubblewrap and docker, each as name@version. Installed once, by the host's npm "
-        "without running their scripts, and mounted read-only.",
+        description="npm packages for bubblewrap and docker, with their versions, such as `prettier@3.1.0`. "
+        "Installed once, by the host's npm without running their scripts, and mounted read-only.",
     )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
@@ -129,7 +137,9 @@ class SandboxSection(Section):
         Limits.model_construct(), description="Limits on memory, processes, disk, cpu and open files."
     )
     timeout: float = Field(120.0, gt=0, description="Seconds per command.")
-    lifetime: float | None = Field(None, gt=0, description="Seconds that a sandbox may live; default: no bound.")
+    lifetime: float | None = Field(
+        None, gt=0, description="Seconds that a sandbox may live, such as 3600; default: no bound."
+    )
     keep_processes: bool = Field(
         False, description="Leave the agent's processes running while rewards look; false kills them first."
     )

@@ -50,13 +50,16 @@ class Server(Section):
     base_url: UrlText | None = Field(None, description="Address, such as http://localhost:9001/v1.")
     model: str | None = Field(None, description="Name of the model as the server knows it.")
     api_key_env: str | None = Field(
-        None, description="Environment variable that holds the key; default: no Authorization header."
+        None,
+        description="Environment variable that holds the key, such as MY_API_KEY; default: no Authorization header.",
     )
     headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
     timeout: float = Field(1200.0, gt=0, description="Seconds per call.")
     max_concurrency: int = Field(1024, ge=1, description="Requests in flight at a time.")
     tokenizer: str | None = Field(
-        None, description="Hub name or path; default: the model's own, or a small built-in one for scripted."
+        None,
+        description="Hub name or path, such as Qwen/Qwen3-8B; default: the model's own, or a small built-in one for "
+        "scripted.",
     )
     renderer: Late[RendererSection] | None = Field(None, description="How messages become tokens; default: auto.")
     weights_path: str | None = Field(

@@ -37,7 +37,9 @@ class Toolsets(Section):
     distribution: Distribution | None = Field(
         None, description="Name of a distribution, or a mapping from toolset to probability; drawn per group."
     )
-    record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
+    record: str | None = Field(
+        None, description="Folder to keep the answers of tools that reach outside, such as recorded."
+    )
     replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
     demo_answers: Map[str] = Field(
         EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside."
@@ -51,7 +53,7 @@ class Mcp(Section):
     command: Annotated[Seq[str], BeforeValidator(_split_command)] | None = Field(
         None, description="Program and arguments of a server over stdio."
     )
-    url: UrlText | None = Field(None, description="Address of a server over HTTP.")
+    url: UrlText | None = Field(None, description="Address of a server over HTTP, such as http://localhost:8000/mcp.")
     files: Seq[File] = Field((), description="Files copied next to the server before it starts.")
     scope: Literal["rollout", "shared"] = Field(
         "rollout", description="One server per rollout, or one for all; of a server at a `url` one session."
@@ -68,7 +70,7 @@ class Mcp(Section):
 class TextFile(Section):
     """A text stored in a separate file; it is a template like any other text here."""
 
-    file: str = Field(description="Path, relative to this file.")
+    file: str = Field(description="Path relative to this file, such as system.md.")
 
 
 ToolSchemas = Annotated[

@@ -79,6 +79,11 @@ class ShowRequest:
     as_json: bool = False
     pager: bool = True
 
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The given options that choose the listed rollouts, as arguments of `select_rollouts`."""
+        return {name: value for name in ("failed", "stop_reason", "tool") if (value := getattr(self, name))}
+
 
 def show_run(request: ShowRequest) -> int:
     """Show a run or a rollout of it; return the exit status."""
@@ -112,21 +117,14 @@ def show_run(request: ShowRequest) -> int:
 
 def _show_run(record: RunRecord, request: ShowRequest) -> int:
     summary = summarise(record)
-    rollouts = select_rollouts(
-        record,
-        summary.success,
-        failed=request.failed,
-        stop_reason=request.stop_reason,
-        tool=request.tool,
-        sort=cast("Sort", request.sort),
-    )
+    rollouts = select_rollouts(record, summary.success, **request.filters, sort=cast("Sort", request.sort))
     if request.as_json:
         entries = [asdict(rollout) | {"number": record.line_number(rollout.id)} for rollout in rollouts]
         findings = [finding.record() for finding in findings_of(record)]
         document = {"summary": asdict(summary), "findings": findings, "rollouts": entries}
         echo(json.dumps(document, indent=2, ensure_ascii=False))
         return 0
-    filtered = request.failed or request.stop_reason is not None or request.tool is not None
+    filtered = bool(request.filters)
     parts: list[RenderableType] = [_run_header(summary)]
     if not filtered:
         parts += _overview_parts(record, summary)
@@ -239,8 +237,7 @@ def _list_rollouts(
     record: RunRecord, summary: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
 ) -> Iterator[RenderableType]:
     if not rollouts:
-        failed_alone = request.failed and request.stop_reason is None and request.tool is None
-        none = "every rollout passes" if failed_alone else "no such rollout"
+        none = "every rollout passes" if [*request.filters] == ["failed"] else "no such rollout"
         yield Text(none if filtered else "no rollout has ended yet")
         return
     yield _table(record, rollouts, summary.success, request.limit)

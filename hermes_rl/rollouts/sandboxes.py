@@ -346,7 +346,7 @@ async def copied(source_runtime: ToolRuntime, reward: GradedReward) -> AsyncIter
     )
     async with _sandbox_slots.get_semaphore():
         try:
-            runtime.time_left = source_runtime.time_left
+            runtime.time_left, runtime.copied_from = source_runtime.time_left, source_runtime
             await _copy_sandbox(source_runtime, runtime)
             yield ToolContext(name)
         finally:

@@ -467,6 +467,8 @@ class ToolRuntime:
         self.todos: list[dict[str, str]] = []
         self.held: dict[str, ToolResource] = {}
         """Resources that tools opened for this rollout, by name; closed with it."""
+        self.copied_from: ToolRuntime | None = None
+        """Runtime whose sandbox is copied here; its tool servers, whose state has no copy, are used here too."""
         self.artifacts: Mapping[str, TakenArtifact] = {}
         """Artifacts saved from the sandbox when the agent had ended."""
         self.fault: str | None = None

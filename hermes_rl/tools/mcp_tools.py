@@ -85,6 +85,7 @@ class McpSource:
             if self._shared is None:
                 self._shared = self._make(runtime)
             return self._shared
+        runtime = runtime.copied_from or runtime
         server = runtime.held.get(self.settings.name)
         if not isinstance(server, McpServer):
             server = runtime.held[self.settings.name] = self._make(runtime)

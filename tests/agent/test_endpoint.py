@@ -10,6 +10,7 @@ import json
 import random
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -297,9 +298,37 @@ async def test_time_that_is_waited_for_several_answers_counts_once() -> None:
     assert 0.3 <= played.result.timings.generation <= spent
 
 
+async def trickle(program: socket.socket) -> None:
+    """Read a byte now and then, until the other side has ended it."""
+    program.setblocking(False)
+    while await asyncio.get_running_loop().sock_recv(program, 1):
+        await asyncio.sleep(0.01)
+
+
+IDLE: dict[str, tuple[str, dict[str, Any], Callable[[socket.socket], Any]]] = {
+    "nothing": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "go"}]}, lambda _: None),
+    "of messages": ("/v1/messages", {"messages": [{"role": "user", "content": "go"}]}, lambda _: None),
+    "of responses": ("/v1/responses", {"input": "go"}, lambda _: None),
+    "of Google": (
+        "/v1beta/models/m:streamGenerateContent",
+        {"contents": [{"parts": [{"text": "go"}]}]},
+        lambda _: None,
+    ),
+    "a byte now and then": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "go"}]}, trickle),
+    "the other half closed": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "go"}]},
+        lambda program: program.shutdown(socket.SHUT_WR),
+    ),
+}
+"""What a client reads of a streamed answer: hardly anything."""
+
+
+@pytest.mark.parametrize("kind", IDLE)
 async def test_endpoint_stops_waiting_for_a_client_that_does_not_read(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    path, asked, act = IDLE[kind]
     monkeypatch.setattr("hermes_rl.agent.endpoint.WRITE_SECONDS", 0.5)
     engine = Engine(1, longer=" word" * 30_000)
     async with Asking(engine, LoopOptions(max_tokens=100_000)) as played:
@@ -307,14 +336,17 @@ async def test_endpoint_stops_waiting_for_a_client_that_does_not_read(
         program = socket.socket()
         program.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         program.connect((host, int(port)))
-        body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": True}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        body = json.dumps({**asked, "stream": True}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         program.sendall(head.encode() + body)
         await played.until_asked(1)
+        acting = asyncio.ensure_future(act(program)) if act is trickle else act(program)
         engine.release()
         await until(lambda: played.result.turns_used == 1)
         await until(lambda: not played.endpoint._waiting)  # although nothing is read
         await until(lambda: not played.endpoint._handlers)  # and in the end nobody waits for the reader
+        if acting is not None:
+            acting.cancel()
         program.close()
     assert [call["kind"] for call in played.result.program.calls] == ["undelivered"]  # type: ignore[union-attr]
 

@@ -409,7 +409,9 @@ def secret_steps(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("place", ["/app/.seen", "/tmp/.seen", "/dev/shm/.seen", "$HOME/.seen"])
+@pytest.mark.parametrize(
+    "place", ["/app/.seen", "/tmp/.seen", "/dev/shm/.seen", "$HOME/.seen", "/var/tmp/.seen", "/logs/.seen"]
+)
 async def test_tests_of_one_step_are_not_there_in_the_next(tmp_path: Path, place: str) -> None:
     """The agent leaves a program that the tests of a step run, and another that waits for them."""
     leave = LEAVE.format(place)

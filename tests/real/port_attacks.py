@@ -143,6 +143,11 @@ async def emptied(name: str) -> dict[str, list[float]]:
         asked("SET SESSION sql_select_limit = 0", "SELECT 1"),
         asked("CREATE TEMPORARY TABLE {table} LIKE {table}", none),
         asked("SET SESSION max_statement_time = 0.000001", none),
+        asked("SET STATEMENT sql_select_limit = 0 FOR SELECT 1"),
+        asked("SET autocommit = 0", "SET foreign_key_checks = 0", "DELETE FROM {table}", none),
+        asked("RENAME TABLE {table} TO gone", "CREATE VIEW {table} AS SELECT * FROM gone WHERE 1 = 0", none),
+        asked("KILL CONNECTION_ID()", none),
+        asked("USE information_schema", "SET NAMES latin1", "SET SESSION sql_mode = 'ANSI_QUOTES'", none),
     ]
 
     def of_row(row: Row, script: Script) -> Script:

@@ -247,8 +247,8 @@ def test_refused_calls_score_as_none(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "intercode-sql"])
 def test_gold_is_computed_before_the_agent_acts(name: str, tmp_path: Path) -> None:
-    """The agent drops its database, limits or hides the rows that its session selects, or terminates its statements."""
-    assert set(map(tuple, attacked("emptied", name, tmp_path).values())) == {(0.0,) * 4}
+    """The agent drops its database, limits or hides what its session selects, or ends its statements."""
+    assert {score for scores in attacked("emptied", name, tmp_path).values() for score in scores} == {0.0}
 
 
 LIMIT_REACHED = re.compile("Lost connection|No more room|is full|Out of memory|timed out")

@@ -18,7 +18,9 @@ TOOLS = ("echo", "count", "fail", "large", "large_event", "values", "wait", "cut
 class OddHttp:
     """`statuses` are answered to the next calls instead of what the tool says, each with its body."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_cookie: bool = False) -> None:
+        self.by_cookie = by_cookie
+        """Whether it knows a session by a cookie instead of the header."""
         self.sessions: dict[str, int] = {}
         self.statuses: list[tuple[int, dict[str, Any] | None]] = []
         self.called: list[str] = []
@@ -48,10 +50,11 @@ class OddHttp:
             self.sessions[session] = 0
             information = {"capabilities": {"tools": {}}, "serverInfo": {"name": "odd", "version": "1"}}
             result = {"protocolVersion": parameters["protocolVersion"], **information}
-            return web.json_response({**answer, "result": result}, headers={"Mcp-Session-Id": session})
+            headers = {"Set-Cookie": f"session={session}"} if self.by_cookie else {"Mcp-Session-Id": session}
+            return web.json_response({**answer, "result": result}, headers=headers)
         if method == "server/discover":
             return web.json_response({**answer, "error": {"code": -32601, "message": "no such method"}})
-        session = request.headers.get("Mcp-Session-Id", "")
+        session = request.cookies.get("session", "") if self.by_cookie else request.headers.get("Mcp-Session-Id", "")
         if session not in self.sessions:
             return web.json_response(
                 {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}}, status=404

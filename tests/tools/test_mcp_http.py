@@ -67,15 +67,20 @@ async def test_an_answer_that_repeats_a_secret_header_has_a_mask_instead() -> No
             assert await said(play, "echo", text=f"You sent {token}.") == "You sent ***."
 
 
+@pytest.mark.parametrize("by_cookie", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-async def test_rollouts_have_separate_sessions_unless_shared(shared: bool) -> None:
-    server = OddHttp()
+async def test_rollouts_have_separate_sessions_unless_shared(shared: bool, by_cookie: bool) -> None:
+    server = OddHttp(by_cookie=by_cookie)
     async with server.running() as url:
         source = McpSource(McpSettings("odd", url=url, shared=shared, timeout=20))
         toolkit = Toolkit(await source.list_tools(SandboxConfig()))
         async with ToolRuntime(toolkit=toolkit) as one, ToolRuntime(toolkit=toolkit) as other:
             counts = [await said(Player(runtime), "count") for runtime in (one, other, one)]
-        assert counts == (["1", "2", "3"] if shared else ["1", "1", "2"])
+            assert counts == (["1", "2", "3"] if shared else ["1", "1", "2"])
+            if not by_cookie:  # the session of the first one ends, and is opened anew
+                del server.sessions[next(each for each, count in server.sessions.items() if count > 1)]
+                again = [await said(Player(runtime), "count") for runtime in (one, other)]
+                assert again == ["1", "2"], "one session, or the other rollout's own"
         await source.close()
     parse_spec("prompt: {user: a}\ndataset: {items: [{}]}\ntools: [{mcp: {name: m, url: 'http://h', scope: rollout}}]")
 

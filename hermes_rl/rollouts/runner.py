@@ -339,6 +339,7 @@ class RolloutRunner:
                         await self._grade(rollout, runtime)
                     finally:
                         self._playing.discard(runtime)
+                        rollout.timings["sandbox"] = runtime.start_seconds
                         if (sandbox_started_at := runtime.sandbox_started_at) is not None:
                             rollout.sandbox_start = {"started_at": sandbox_started_at, "seconds": runtime.start_seconds}
             except UserError as error:
@@ -456,8 +457,10 @@ class RolloutRunner:
         started, runtime.phase = time.perf_counter(), "rewards"
         for machine in (runtime, *runtime.apart.values()):
             await machine.settle()
-        await self.environment.grade(rollout, runtime)
-        rollout.timings |= {"sandbox": runtime.start_seconds, "rewards": time.perf_counter() - started}
+        try:
+            await self.environment.grade(rollout, runtime)
+        finally:
+            rollout.timings["rewards"] = time.perf_counter() - started
         if self.environment.has_group_rewards:
             for seat in rollout.seats:
                 seat.state = RolloutState.WAITING

@@ -76,6 +76,7 @@ async def test_a_failure_is_never_a_score() -> None:
     await RolloutRunner(World(on_grade=grade), on_played=heard.append).start(row(), "g", 1)
     assert Counter(rollout.score for rollout in heard) == {None: 3}
     assert all(not rollout.stop_reason.graded for rollout in heard)
+    assert all({"sandbox", "rewards", "total"} <= rollout.timings.keys() for rollout in heard)
 
 
 async def test_evaluation_runs_every_member_even_if_one_fails() -> None:
@@ -144,6 +145,7 @@ async def test_stop_reason_may_be_masked_dropped_or_scored() -> None:
     dropped = await RolloutRunner(World(policy=cut, on_stop_policies={StopReason.LENGTH: "drop"})).start(row(), "c", 1)
     assert dropped.dropped == StopReason.LENGTH
     assert dropped.scores == []
+    assert {"sandbox", "generation", "total"} <= dropped.rollouts[0].timings.keys()
 
 
 async def test_group_level_rewards_see_all_members_before_any_score_is_known() -> None:

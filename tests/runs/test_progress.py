@@ -6,15 +6,18 @@ import asyncio
 import io
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hermes_rl.agent.result import AgentResult
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.runs import progress
 from hermes_rl.runs.process import run_process
-from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.progress import Progress, Tracker, WandbLog
 from hermes_rl.runs.setup import RunOptions
 from hermes_rl.servers import pool
 from hermes_rl.spec.load import load_spec
@@ -92,3 +95,21 @@ def test_the_mean_score_is_that_of_graded_rollouts_of_all_starts() -> None:
     lost = Rollout(RolloutKey(row(), "g", 1, 2), 0, state=RolloutState.RETRIES_EXHAUSTED)
     shown.step(2, Group("g", row(), [Rollout(RolloutKey(row(), "g", 0, 2), 0, score=1.0), lost]))
     assert shown.mean() == "0.667", "a lost member counts as the worst in its group, and has no score"
+
+
+async def test_wandb_gets_no_score_of_a_member_without_retries() -> None:
+    scored, lost = (Rollout(RolloutKey(row(), "g", index, 2), 0, result=AgentResult(messages=[])) for index in range(2))
+    scored.scored(1.0)
+    lost.state = RolloutState.RETRIES_EXHAUSTED
+    logged: list[dict[str, Any]] = []
+
+    class Kept(Tracker):
+        def __init__(self) -> None: ...
+
+        def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+            logged.append(dict(metrics))
+
+    shown = WandbLog(Kept(), per_group=-1)
+    await shown.group(Group("g", row(), [scored, lost]), 1, [])
+    assert logged[0]["train/mean_reward"] == 1.0
+    assert [[score for _, score in texts] for texts in shown.texts] == [[1.0]]

@@ -33,6 +33,8 @@ agent: {max_turns: 4, max_tokens: 200}
 rewards: {right: {fn: exact_match, args: {target: "The sum is {{ total }}."}}}
 """
 COMPARED = TEXT.replace("{right:", '{longest: {fn: "code.py:longest"}, right:')
+MASKED = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
+"""Every rollout ends after its first turn, and the spec masks it."""
 WITH_EVAL = TEXT + "\nevaluate: {rollouts: 1}\n"
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"a": {}, "b":  {}}}}}\n</tool_call>'
 END = "<|im_end|>"

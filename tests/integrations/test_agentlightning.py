@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import UserError
-from tests.api.summing import COMPARED, TEXT
+from tests.api.summing import COMPARED, MASKED
 from tests.integrations.chat_model import ChatModel
 from tests.integrations.test_common import spec_file
 
@@ -68,7 +68,6 @@ async def test_what_it_cannot_carry_is_refused_by_name(door: ModuleType, tmp_pat
         door.HermesAgent(spec_file(tmp_path, COMPARED)).tasks()
     other = tmp_path / "other"
     other.mkdir()
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     async with ChatModel().running() as url:
         with pytest.raises(door.AttemptWithoutScore, match="the spec masks max_turns"):
-            await played(door, spec_file(other, text), url)
+            await played(door, spec_file(other, MASKED), url)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hermes_rl import open_env, sync
 from hermes_rl.errors import UserError
-from tests.api.summing import COMPARED, TEXT, spec_in
+from tests.api.summing import COMPARED, MASKED, spec_in
 
 
 class Loose(BaseModel):
@@ -90,8 +90,7 @@ def test_a_reset_ends_the_rollout_before_it(door: ModuleType, tmp_path: Path) ->
 
 
 def test_what_the_spec_masks_is_scored_and_not_trained_on(door: ModuleType, tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
-    env = open_env(spec_in(tmp_path, text))
+    env = open_env(spec_in(tmp_path, MASKED))
     with sync(env) as opened:
         one = door.HermesEnvironment(env, opened, count().__next__)
         one.reset()

@@ -15,7 +15,7 @@ import pytest
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.openrlhf import executor
-from tests.api.summing import COMPARED, Sampler, sampled, spec_in
+from tests.api.summing import COMPARED, MASKED, Sampler, sampled, spec_in
 from tests.env.test_token_exact import tokenizer_folder
 
 
@@ -79,6 +79,11 @@ async def test_action_ranges_are_the_sampled_tokens_with_their_log_probabilities
     assert {one["reward"] for one in responses} == {0.0, 1.0}
     assert all(one["extra_logs"] == {"right": one["reward"]} for one in responses)
     assert all(asked.logprobs == 0 and asked.min_tokens == 0 for asked in engine.asked)
+
+
+async def test_masked_rollout_has_a_score_and_no_trained_token(tmp_path: Path, installed: None) -> None:
+    (one,) = await play(spec_in(tmp_path, MASKED), Engine())
+    assert (one["reward"], one["action_ranges"]) == (0.0, []) and len(one["observation_tokens"]) > 1
 
 
 async def test_a_failure_raises_so_that_it_is_never_scored(tmp_path: Path, installed: None) -> None:

@@ -14,7 +14,7 @@ import pytest
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.skyrl import HermesGenerator, _stand_ins
-from tests.api.summing import COMPARED, TEXT, Sampler, sampled, spec_in
+from tests.api.summing import COMPARED, MASKED, TEXT, Sampler, sampled, spec_in
 from tests.env.test_token_exact import tokenizer_folder
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 200, "stop": None, "logprobs": 1}
@@ -114,6 +114,15 @@ async def test_several_sequences_are_steps_of_one_trajectory_or_refused(tmp_path
     with pytest.raises(UserError, match="it has 2 sequences and one example is asked for"):
         await plain.generate(await batch(spec))
     await plain.close()
+
+
+async def test_masked_rollouts_have_a_score_and_no_trained_token(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, MASKED)
+    played = generator(spec, Engine())
+    output = await played.generate(await batch(spec))
+    await played.close()
+    assert output["rewards"] == [0.0] * 16 and "error" not in output["stop_reasons"]
+    assert all(len(ids) > 1 for ids in output["response_ids"]) and not any(map(any, output["loss_masks"]))
 
 
 @pytest.mark.parametrize("step_wise", [False, True])

@@ -18,7 +18,7 @@ import hermes_rl
 from hermes_rl.errors import UserError
 from hermes_rl.integrations import slime
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.api.summing import CODE, COMPARED, TEXT, TOKENIZER, write
+from tests.api.summing import CODE, COMPARED, MASKED, TEXT, TOKENIZER, write
 from tests.env.test_token_exact import tokenizer_folder
 from tests.integrations.doors import policy_server
 from tests.real.doors_played import MEMBERS, require_as_everywhere, write_doors
@@ -80,6 +80,17 @@ async def samples(args: Any, size: int = 4) -> list[Sample]:
 
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 200, "stop": None}
+
+
+async def test_masked_rollout_has_a_score_and_no_trained_token(tmp_path: Path) -> None:
+    policy = TokenPolicy(TOKENIZER, lambda text, _: write(text), ("generate",))
+    async with policy.running() as url:
+        args = arguments(
+            tmp_path, url, MASKED, hf_checkpoint=str(tokenizer_folder(tmp_path / "t", keeps_thinking=True))
+        )
+        one = await slime.generate(args, (await samples(args))[0], dict(SAMPLING))
+    assert (one.reward, one.remove_sample) == (0.0, False)
+    assert one.response_length > 1 and not any(one.loss_mask)
 
 
 @pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])

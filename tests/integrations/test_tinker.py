@@ -15,7 +15,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.api.summing import CODE, COMPARED, END, TEXT, TOKENIZER, write
+from tests.api.summing import CODE, COMPARED, END, MASKED, TEXT, TOKENIZER, write
 from tests.integrations.test_common import spec_file
 
 
@@ -106,8 +106,7 @@ async def test_abandoned_rollout_fails_its_group_and_is_released(door: ModuleTyp
 
 
 async def test_what_the_spec_masks_is_marked_in_all_of_its_turns(door: ModuleType, tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
-    group, (env,) = await made(door, spec_file(tmp_path, text))
+    group, (env,) = await made(door, spec_file(tmp_path, MASKED))
     (last,) = await played(env)
     assert last.metrics["stop/max_turns"] == 1.0
     trajectory = SimpleNamespace(stop_reason="max_turns", transitions=[SimpleNamespace(metrics=last.metrics)])

@@ -29,7 +29,7 @@ from hermes_rl.integrations import trl
 from hermes_rl.integrations.trl import HermesEnvironments, HermesRollouts, HermesWorker, ModelCalls, places_of
 from hermes_rl.servers.base import Malformed, generated
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, write
+from tests.api.summing import COMPARED, END, MASKED, TEXT, TOKENIZER, Sampler, sampled, spec_in, write
 from tests.env.test_token_exact import tokenizer_folder
 from tests.servers.token_policy import TokenPolicy
 from tests.waiting import stays, until_blocking
@@ -153,6 +153,13 @@ def test_exactly_the_sampled_tokens_are_trained_with_their_logprobs(tmp_path: Pa
     assert set(columns["stop_reason"]) == {"finished"}
     assert set(columns["turns"]) == {2}
     assert {sampling.temperature for _, sampling in sampler.asked} == {1.0}
+
+
+def test_masked_rollouts_have_a_score_and_no_trained_token(tmp_path: Path) -> None:
+    with HermesRollouts(spec_in(tmp_path, MASKED), policy=Sampler().policy()) as rollouts:
+        columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
+    assert set(columns["score"]) == {0.0} and set(columns["stop_reason"]) == {"max_turns"}
+    assert all(len(ids) > 1 for ids in columns["completion_ids"]) and not any(map(any, columns["env_mask"]))
 
 
 def test_failures_have_no_score_and_nothing_that_is_trained_on(tmp_path: Path) -> None:

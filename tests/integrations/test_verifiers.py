@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import UserError
-from tests.api.summing import TEXT
+from tests.api.summing import MASKED
 from tests.integrations.chat_model import ChatModel
 from tests.integrations.test_common import spec_file
 
@@ -116,9 +116,8 @@ async def test_what_verifiers_ended_itself_is_an_error_too(door: ModuleType) -> 
 
 
 async def test_what_the_spec_masks_is_not_trainable(door: ModuleType, tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
     async with ChatModel().running() as url:
-        _, trace = await launched(door, spec_file(tmp_path, text), url)
+        _, trace = await launched(door, spec_file(tmp_path, MASKED), url)
     assert trace.rewards == {"score": 0.0}
     assert not trace.agent.trainable
 

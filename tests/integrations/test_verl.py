@@ -17,7 +17,7 @@ from hermes_rl import Sampled, Sampling
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations import verl
 from hermes_rl.integrations.verl import VerlAgentLoop
-from tests.api.summing import CODE, COMPARED, TEXT, TOKENIZER, Sampler, sampled
+from tests.api.summing import CODE, COMPARED, MASKED, TEXT, TOKENIZER, Sampler, sampled
 from tests.env.test_token_exact import tokenizer_folder
 from tests.waiting import until
 
@@ -104,6 +104,14 @@ async def test_temperature_that_is_not_a_number_is_refused_by_name(tmp_path: Pat
     (key, *_) = await rows(tmp_path)
     with pytest.raises(UserError, match=r"temperature=.* of verl is not a number"):
         await played.run({**PARAMETERS, "temperature": value}, **sample(key))
+
+
+async def test_masked_rollout_has_a_score_and_no_trained_token(tmp_path: Path) -> None:
+    played = loop(tmp_path, Manager(), MASKED)
+    (key, *_) = await rows(tmp_path)
+    one = await played.run(dict(PARAMETERS), **sample(key))
+    assert (one.reward_score, one.extra_fields["stop_reason"]) == (0.0, "max_turns")
+    assert len(one.response_ids) > 1 and not any(one.response_mask)
 
 
 async def test_every_sampled_token_is_in_the_mask_with_its_log_probability(tmp_path: Path) -> None:

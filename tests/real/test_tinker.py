@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.api.summing import CODE, TEXT
+from tests.api.summing import CODE, MASKED, TEXT
 from tests.real.doors_played import require_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, tinker_python
 from tests.service.test_batches import BROKEN
@@ -79,8 +79,7 @@ def test_a_rollout_that_the_cookbook_stops_has_no_reward(tmp_path: Path) -> None
 
 
 def test_what_the_spec_masks_counts_and_is_not_trained_on(tmp_path: Path) -> None:
-    text = TEXT.replace("max_turns: 4", "max_turns: 1") + "on_stop: {max_turns: mask}\n"
-    assert seen(tmp_path, "masked", text) == [[0.0, 0.0], 0.0]
+    assert seen(tmp_path, "masked", MASKED) == [[0.0, 0.0], 0.0]
 
 
 def test_the_script_of_the_documents_makes_a_configuration(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -454,6 +454,25 @@ def growing(program: str, url: str, origin: str, folder: str, file: str, line: s
         return {"focus": focus, **watched.done(origin)}
 
 
+def unread(program: str, url: str, origin: str) -> Any:
+    """Look at the list of runs while the server has read none of them, then when it has."""
+    with browser(program) as chromium:
+        watched = Watched(chromium.new_context())
+        page = watched.page
+
+        def forget(route: Route) -> None:
+            runs = [{"run": run["run"], "path": run["path"], "read": 0.0} for run in route.fetch().json()["runs"]]
+            route.fulfill(json={"runs": runs, "reading": True, "more": 0})
+
+        page.route("**/api/runs", forget)
+        page.goto(url)
+        rows = page.locator("table.runs tr", has=page.locator("th[scope=row]"))
+        expect(rows.filter(has_text="reading …")).to_have_count(12)
+        page.unroute("**/api/runs")
+        expect(rows.filter(has_text="1.00")).to_have_count(12)
+        return {"left": rows.filter(has_text="reading …").count(), **watched.done(origin)}
+
+
 def large(program: str, url: str, origin: str, run: str) -> Any:
     """Open the first page of a run that is not indexed yet, and many pages after it."""
     with browser(program) as chromium:
@@ -479,7 +498,7 @@ def large(program: str, url: str, origin: str, run: str) -> Any:
 
 
 STEPS: dict[str, Callable[..., Any]] = {
-    one.__name__: one for one in (walk, refused, keyboard, keys, hostile, growing, large, paints)
+    one.__name__: one for one in (walk, refused, keyboard, keys, hostile, growing, unread, large, paints)
 }
 
 if __name__ == "__main__":

@@ -161,6 +161,15 @@ def test_a_run_that_grows_is_seen_to_grow(tmp_path: Path) -> None:
     assert found["wrong"] == [] and found["outside"] == []
 
 
+def test_runs_that_are_not_read_yet_are_listed_and_filled_in_later(tmp_path: Path) -> None:
+    for index in range(12):
+        write_run(tmp_path / f"run{index}", [recorded("a"), recorded("b")])
+    with Viewed(tmp_path) as viewed:
+        found = step("unread", url=f"{viewed.url}?token={viewed.token}", origin=viewed.url)
+    assert found["left"] == 0
+    assert found["wrong"] == [] and found["outside"] == []
+
+
 def resident(viewed: Viewed) -> int:
     """Return the viewer's memory in bytes."""
     pages = int(Path(f"/proc/{viewed.process.pid}/statm").read_text().split()[1])

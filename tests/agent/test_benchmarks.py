@@ -122,6 +122,12 @@ def test_rollouts_in_flight_are_measured() -> None:
 
 
 @pytest.mark.slow
+def test_token_level_turns_are_measured_beside_a_bare_client() -> None:
+    printed = run("benchmarks/token_turns.py", "--rollouts", "64", "--repetitions", "1")
+    assert "| bare client | " in printed and "| hermes-rl, isolate: default | " in printed
+
+
+@pytest.mark.slow
 def test_a_run_of_hundreds_of_sandboxed_rollouts_does_not_grow() -> None:
     """Processes, descriptors, control groups, threads, memory; the program fails where they grow."""
     assert "Nothing has grown" in run("benchmarks/soak.py", "--rollouts", "600", "--every", "150")

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import ExternalPolicy, Session
-from hermes_rl.data.load import Split, load_rows
+from hermes_rl.data.load import Split, load_rows, require_split
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import did_you_mean
@@ -50,6 +50,7 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.spec.new_names import RenamedAttributes, with_renamed_parameters
 from hermes_rl.stop_reasons import RETRIES_EXHAUSTED
 from hermes_rl.threads import OfThisProcess, end_tasks
+from hermes_rl.values import replace_surrogates
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
@@ -309,8 +310,7 @@ class Env(OfThisProcess, RenamedAttributes):
     def rows(self, split: str = "train") -> Rows:
         """Return the rows of a split, possibly endless (see `length`); a row's `key` is the same in every run."""
         self._require_open()
-        if split not in ("train", "eval"):
-            raise UserError(f"there are the splits train and eval, not {split!r}")
+        require_split(split)
         if split not in self._rows:
             raise UserError("the spec keeps no rows for evaluation; see dataset.eval")
         return self._rows[split]
@@ -702,6 +702,8 @@ class Env(OfThisProcess, RenamedAttributes):
         """Return the id of a group, and a mark that distinguishes this call; records are found by the id alone."""
         if group is None:
             return f"{row.key}~{self._fresh(row.key)}", ""
+        if not isinstance(group, str) or replace_surrogates(group) != group:
+            raise UserError(f"group is {group!r:.60}, and not a text")
         return group, "" if self._directory is not None else f"~{self._fresh(group)}"
 
     def _fresh(self, name: str) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from hermes_rl.data.harbor import tasks_of
 from hermes_rl.data.hub import HubOutOfReachError
@@ -99,6 +99,12 @@ def is_eval(row: Row, fraction: float, seed: int) -> bool:
 # ------------------------------------------------------------------------------------------------------- Loading
 
 Split = Literal["train", "eval"]
+
+
+def require_split(split: object) -> None:
+    """Raise UserError if there is no such split."""
+    if split not in get_args(Split):
+        raise UserError(f"there are the splits train and eval, not {split!r:.60}")
 
 
 def split_of(mode: Mode) -> Split:

@@ -57,7 +57,7 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
         if self._llm not in resources:
             raise UserError(f"there is no resource {self._llm!r} (there are {', '.join(resources)}): name it as `llm`")
         model = resources[self._llm]
-        split, key = row_named({"split": "train", **task}, "a task has no `key` of a row", "agentlightning")
+        split, key = row_named(task, "a task has no `key` of a row", "agentlightning", "train")
         played = await play_at_endpoint(
             self._spec,
             key,

@@ -127,7 +127,7 @@ class TrainerAdapter:
         for name, value in settings.items():
             try:
                 settings[name] = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise UserError(f"{name}={value!r:.60} of {self.trainer} is not a number") from None
         if raw is not None and set(settings.values()) - {1.0}:
             raise UserError(
@@ -236,7 +236,7 @@ def own_settings(sampling: Mapping[str, Any] | None, trainer: str, config_locati
     return settings
 
 
-def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
+def row_named(value: Any, problem: str, door: str, split: str | None = None) -> tuple[str, str]:
     """Return the split and the key of the row that a trainer's data name.
 
     `door` is the name of the integration's page in the docs.
@@ -244,14 +244,15 @@ def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
     Args:
         value: a mapping with `split` and `key`, or its JSON text.
         problem: the start of the error message.
+        split: the split if `value` has none; None: it must have one.
 
     Raises:
         UserError: `value` has another format.
     """
     try:
         row = json.loads(value) if isinstance(value, str) else value
-        return str(row["split"]), str(row["key"])
-    except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+        return str(row["split"] if split is None else row.get("split", split)), str(row["key"])
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError):
         raise UserError(f"{problem}: write the data as docs/integrations/{door}.md shows") from None
 
 

@@ -67,6 +67,8 @@ def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tupl
     with hermes_rl.sync(env):
         require_no_comparing(env, trainer)
         every_row = env.rows(split)
+        if rows is not None and (not isinstance(rows, int) or rows < 0):
+            raise UserError(f"rows is {rows!r:.60}, and not the number of rows")
         if rows is None and every_row.length is None:
             raise UserError("the spec's rows may be without end: pass the number of rows, such as rows=1000")
         return [(row.key, env.prompt(row)) for row in islice(every_row, rows)]

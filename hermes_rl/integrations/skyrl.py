@@ -101,7 +101,7 @@ class HermesGenerator:
             raise UserError(f"SkyRL's batch has {len(names)} trajectory_ids and {len(extras)} env_extras")
         for name, extra in zip(names, extras, strict=True):
             group = name.instance_id
-            _, key = row_named({**extra, "split": split}, "a prompt has no `key` of a row", "skyrl")
+            _, key = row_named(extra, "a prompt has no `key` of a row", "skyrl", split)
             positions.append(BatchPlace(key, f"{group}@{step}", member_counts[group], sizes[group]))
             member_counts[group] += 1
         played = await self._pull.play_all(positions, split, sampling)

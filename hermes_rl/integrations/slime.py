@@ -35,8 +35,8 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """
     pull = _open_adapter(args)
     require_no_comparing(await pull.open(), "slime")
-    row_metadata = {**(sample.metadata or {}), "split": "eval" if evaluation else "train"}
-    split, key = row_named(row_metadata, "a sample has no `key` in its metadata", "slime")
+    split = "eval" if evaluation else "train"
+    _, key = row_named(sample.metadata, "a sample has no `key` in its metadata", "slime", split)
     position = BatchPlace(key, f"{key}@{sample.group_index}", 0, 1)
     rollout = await pull.play(position, split, _sampling_settings(args, pull, sampling_params))
     # slime requires the same shape for all rollouts. Only our reward hook can count the sequences of a list.

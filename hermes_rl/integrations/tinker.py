@@ -26,6 +26,7 @@ from tinker_cookbook.rl.types import (
 
 import hermes_rl
 from hermes_rl.errors import UserError
+from hermes_rl.integrations.base import own_settings
 from hermes_rl.integrations.common import (
     require_carried,
     require_no_comparing,
@@ -158,7 +159,8 @@ class HermesGroup(EnvGroupBuilder):
         split: str = "train",
     ) -> None:
         self.spec, self.key, self.tokenizer, self.size = spec, key, tokenizer, size
-        self.renderer, self.sampling, self.split = renderer, sampling, split
+        self.renderer, self.split = renderer, split
+        self.sampling = own_settings(sampling, "tinker-cookbook", "the cookbook's configuration")
         self._open_envs: list[HermesEnv] = []
 
     async def make_envs(self) -> Sequence[HermesEnv]:
@@ -229,6 +231,8 @@ class HermesDatasetBuilder(RLDatasetBuilder):
             UserError: the spec is wrong or cannot run here, or its rows do not fill a batch.
         """
         tasks = await asyncio.to_thread(tasks_of, self.spec, "train", self.rows, "tinker-cookbook")
+        if self.per_batch < 1:
+            raise UserError(f"per_batch is {self.per_batch}, and not at least 1")
         if len(tasks) < self.per_batch:
             raise UserError(f"{len(tasks)} rows make no batch of {self.per_batch}: lower `per_batch`")
         groups = [HermesGroup(self.spec, key, self.tokenizer, self.group_size, self.renderer) for key, _ in tasks]

@@ -187,6 +187,11 @@ class HermesRollouts(BackgroundEnv):
             require_whole(numbered, size, together)
         split, batch = "train" if training else "eval", next(self._batches)
         rows = self.rows(split)
+        if unknown := [key for key, _, _ in numbered if key not in rows]:
+            raise UserError(
+                f"the prompt {unknown[0]!r:.60} is no key of a row: give the trainer `train_dataset` and "
+                "`eval_dataset` of HermesRollouts"
+            )
         positions = [
             BatchPlace(rows[key], f"{key}@{split}{batch}.{group_index}", member, size)
             for key, group_index, member in numbered

@@ -53,6 +53,13 @@ def options_of_seat(options: LoopOptions, agent: Agent, spec: Spec) -> LoopOptio
     return replace(options, **{name: getattr(bounds, name) for name in changed})
 
 
+def read_settings(sampling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a caller's settings of `agent`; raise `UserError` if it is no mapping of names."""
+    if not isinstance(sampling, Mapping | None) or not all(isinstance(name, str) for name in sampling or ()):
+        raise UserError(f"sampling is {sampling!r:.60}: write settings of `agent`, such as {{'max_turns': 4}}")
+    return dict(sampling or {})
+
+
 def changed_agent(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
     """Return the agent's settings, changed by the settings of one call; raises `UserError` if one does not fit."""
     settings = Agent.model_fields.keys() - {"program"}

@@ -36,10 +36,11 @@ from hermes_rl.agent.seats import (
     simultaneous_schedule,
 )
 from hermes_rl.agent.user import AnswersAgent, CodeUser, ScriptedUser, SimulatedUser, WithHook, user_id
+from hermes_rl.data.load import require_split
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import Code, load_object, place_of
-from hermes_rl.rollouts.agent_options import changed_agent, ending_tools, loop_options, options_of_seat
+from hermes_rl.rollouts.agent_options import changed_agent, ending_tools, loop_options, options_of_seat, read_settings
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.rewards import grader_of
 from hermes_rl.rollouts.rollout import ONLY_SEAT, Rollout, RolloutKey, Seat, update_win_rate
@@ -294,11 +295,12 @@ class CompiledSpec:
             sampling: settings of `agent` that replace the spec's.
 
         Raises:
-            UserError: `agent` has no such setting, or its value is invalid.
+            UserError: there is no such split, `agent` has no such setting, or its value is invalid.
         """
+        require_split(split)
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
-        if sampling:
-            agent = changed_agent(agent, sampling)
+        if settings := read_settings(sampling):
+            agent = changed_agent(agent, settings)
         # A scripted policy is deterministic and reports log-probabilities; other chat servers may refuse the request
         # for them.
         return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)

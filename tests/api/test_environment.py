@@ -176,6 +176,14 @@ async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
         for retries in (-1, "x"):
             with pytest.raises(UserError, match=f"retries is at least 0, not {retries!r}"):
                 await env.run(row, Sampler().policy(), retries=retries)  # type: ignore[arg-type]
+        for wrong in (["a"], 5, "\ud800"):
+            with pytest.raises(UserError, match=r"group is .*, and not a text"):
+                await env.run(row, Sampler().policy(), group=wrong)  # type: ignore[arg-type]
+        for settings in (5, {5: 1}, "max_turns"):
+            with pytest.raises(UserError, match=r"sampling is .*: write settings of `agent`"):
+                await env.run(row, Sampler().policy(), sampling=settings)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="splits train and eval, not 'evaluate'"):
+            await env.run(row, Sampler().policy(), split="evaluate")
         with pytest.raises(UserError, match="there is no row with the key 5"):
             env.row(5)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="renderer is 5: write its name"):

@@ -53,8 +53,9 @@ async def test_missing_resource_or_row_is_refused_by_name(door: ModuleType, tmp_
     agent = door.HermesAgent(spec_file(tmp_path))
     with pytest.raises(UserError, match=r"there is no resource 'main_llm' .there are other.: name it as `llm`"):
         await agent.rollout_async({"key": "x"}, {"other": None}, None)
-    with pytest.raises(UserError, match="a task has no `key` of a row"):
-        await agent.rollout_async({}, {"main_llm": None}, None)
+    for task in ({}, None, "key"):
+        with pytest.raises(UserError, match="a task has no `key` of a row"):
+            await agent.rollout_async(task, {"main_llm": None}, None)
 
 
 async def test_a_rollout_without_a_score_fails_the_attempt(door: ModuleType, tmp_path: Path) -> None:

@@ -107,6 +107,9 @@ def test_endless_rows_need_a_number(tmp_path: Path) -> None:
     spec = spec_file(tmp_path, TEXT.replace(items, 'generator: "rows.py:sums"'))
     with pytest.raises(UserError, match="such as rows=1000"):
         tasks_of(spec, "train", None, "it")
+    for rows in (-1, "5"):
+        with pytest.raises(UserError, match=f"rows is {rows!r}, and not the number of rows"):
+            tasks_of(spec, "train", rows, "it")  # type: ignore[arg-type]
     assert len(tasks_of(spec, "train", 5, "it")) == 5
 
 

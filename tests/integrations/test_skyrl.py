@@ -80,6 +80,10 @@ async def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
     played, given = generator(spec, Engine()), await batch(spec)
     with pytest.raises(UserError, match="SkyRL's batch has 16 trajectory_ids and 15 env_extras"):
         await played.generate({**given, "env_extras": given["env_extras"][:-1]})
+    with pytest.raises(UserError, match="a prompt has no `key` of a row"):
+        await played.generate({**given, "env_extras": [None, *given["env_extras"][1:]]})
+    with pytest.raises(UserError, match=r"temperature=1000.* of SkyRL is not a number"):
+        await played.generate({**given, "sampling_params": {"temperature": 10**400}})
     await played.close()
 
 

@@ -184,8 +184,9 @@ async def test_what_slime_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     given = await samples(args, size=1)
     with pytest.raises(UserError, match=r"top_p=0.9 of slime is not applied"):
         await slime.generate(args, given[0], {**SAMPLING, "top_p": 0.9})
-    with pytest.raises(UserError, match=r"no `key` in its metadata: .*docs/integrations/slime.md"):
-        await slime.generate(args, Sample(), dict(SAMPLING))
+    for metadata in ({}, None, ["key"], "key"):
+        with pytest.raises(UserError, match=r"no `key` in its metadata: .*docs/integrations/slime.md"):
+            await slime.generate(args, Sample(metadata=metadata), dict(SAMPLING))  # type: ignore[arg-type]
     del args.hermes_spec
     with pytest.raises(UserError, match="name the spec as `hermes_spec`"):
         await slime.generate(args, given[0], dict(SAMPLING))

@@ -126,6 +126,16 @@ async def test_second_start_releases_the_first_rollout(door: ModuleType, tmp_pat
     await group.cleanup()
 
 
+async def test_settings_of_the_cookbook_are_refused_by_name(door: ModuleType, tmp_path: Path) -> None:
+    spec = spec_file(tmp_path)
+    with pytest.raises(UserError, match=r"temperature is tinker-cookbook's"):
+        door.HermesGroup(spec, "key", "tokenizer", 1, sampling={"temperature": 2.0})
+    builder = door.HermesDatasetBuilder()
+    builder.__dict__.update({"spec": spec, "tokenizer": "", "per_batch": 0, "group_size": 1, "rows": None})
+    with pytest.raises(UserError, match="per_batch is 0, and not at least 1"):
+        await builder()
+
+
 async def test_rewards_that_compare_are_refused_by_name(door: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rewards.longest compares .* tinker-cookbook"):
         await made(door, spec_file(tmp_path, COMPARED))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -19,6 +17,7 @@ from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.tokens.parsers.table import load_parser
 from hermes_rl.tools.python_tools import python_tool, state_tools
 from tests.cli.test_other_commands import Keeper
+from tests.http_servers import serving
 
 SPEC = "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {nonempty: {fn: reward.py:r}}\n"
 TOOLS = '''
@@ -55,11 +54,8 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.shutdown()
-    server.server_close()
+    with serving(Keeper) as server:
+        yield f"{server}/v1"
 
 
 def test_words_are_specs_or_flags_with_their_values() -> None:

@@ -7,10 +7,8 @@ import os
 import pty
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -19,6 +17,7 @@ from hermes_rl.cli.main import status
 from hermes_rl.errors import install_command
 from tests.cli.test_run import no_policy
 from tests.commands import ROOT, Command, environment, hermes
+from tests.http_servers import Handler, serving
 
 KINDS = ["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes", "agents"]
 
@@ -101,16 +100,12 @@ def test_doctor_looks_at_the_servers_of_a_spec(tmp_path: Path, capsys: pytest.Ca
     assert checks["tokenizer /m"]["ok"] is False
 
 
-class Keeper(BaseHTTPRequestHandler):
+class Keeper(Handler):
     """A server that wants the key "right", and is broken for the key "unlucky"."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
         answers = {"Bearer right": 200, "Bearer unlucky": 500}
-        self.send_response(answers.get(self.headers.get("Authorization", ""), 401))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(b"", answers.get(self.headers.get("Authorization", ""), 401))
 
 
 @pytest.mark.parametrize(
@@ -133,15 +128,11 @@ def test_doctor_calls_each_server_with_its_key_and_reports_the_response(
     monkeypatch.delenv("THE_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("THE_KEY", key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
-    Thread(target=server.serve_forever, daemon=True).start()
     spec = tmp_path / "spec.yaml"
-    address = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    judge = f"{{base_url: '{address}', model: m, api_key_env: THE_KEY}}"
-    spec.write_text(no_policy(tmp_path).read_text() + f"servers: {{policy: {{type: scripted}}, judge: {judge}}}\n")
-    status(["doctor", str(spec)])
-    server.shutdown()
-    server.server_close()
+    with serving(Keeper) as address:
+        judge = f"{{base_url: '{address}/v1', model: m, api_key_env: THE_KEY}}"
+        spec.write_text(no_policy(tmp_path).read_text() + f"servers: {{policy: {{type: scripted}}, judge: {judge}}}\n")
+        status(["doctor", str(spec)])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "server judge" in line]
     assert line.startswith(f"{word} ") and said in line
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from hermes_rl.cli.main import status
+from tests.http_servers import Handler, serving
 
 SPEC = """
 name: asking
@@ -43,34 +42,19 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A chat server that answers 2, and what it was sent."""
     sent: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+    class Model(Handler):
+        def do_POST(self) -> None:  # noqa: N802 - the name is that of http.server
+            sent.append(json.loads(self.body()))
             message = {"role": "assistant", "content": "2"}
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            body = {"id": "1", "model": "m", "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
-            self._answer(body)
+            choices = [{"message": message, "finish_reason": "stop"}]
+            self.answer({"id": "1", "model": "m", "choices": choices, "usage": usage})
 
-        def do_GET(self) -> None:
-            self._answer({"data": [{"id": "m"}]})
+        def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
+            self.answer({"data": [{"id": "m"}]})
 
-        def _answer(self, body: dict[str, Any]) -> None:
-            raw = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = Thread(target=running.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}/v1", sent
-        running.shutdown()
-        thread.join()
+    with serving(Model) as address:
+        yield f"{address}/v1", sent
 
 
 def test_a_chat_server_gets_exactly_that(

@@ -7,9 +7,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.commands import hermes
+from tests.http_servers import Handler, serving
 
 REWARD = '''
 from pathlib import Path
@@ -58,39 +58,29 @@ class Model(ThreadingHTTPServer):
         """What the user had been told when each call came."""
 
 
-class Answer(BaseHTTPRequestHandler):
+class Answer(Handler):
     server: Model
 
-    def do_GET(self) -> None:
-        self._answer(200, {"data": []})
+    def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
+        self.answer({"data": []})
 
-    def do_POST(self) -> None:
-        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+    def do_POST(self) -> None:  # noqa: N802 - the name is that of http.server
+        self.server.bodies.append(json.loads(self.body()))
         self.server.heard.append(self.server.told())
         if self.server.refusals:
             self.server.refusals -= 1
-            self._answer(503, {"error": {"message": "busy"}})
+            self.answer({"error": {"message": "busy"}}, 503)
             return
         message = {"role": "assistant", "content": "a long answer"}
         usage = {"prompt_tokens": 3, "completion_tokens": 4}
-        self._answer(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
-
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
 
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    with Model(refusals=1) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    server = Model(refusals=1)
+    with serving(server):
         yield server
-        server.shutdown()
 
 
 def write(folder: Path, model: Model, rows: str) -> None:

@@ -9,10 +9,6 @@ import pty
 import re
 import signal
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ import pytest
 from hermes_rl.cli.main import status
 from tests.cli.test_run import lines
 from tests.commands import Command, environment, hermes, started
+from tests.http_servers import Handler, serving
 from tests.waiting import until_blocking
 
 SPEC = """
@@ -135,35 +132,14 @@ def test_a_model_whose_server_is_away_does_not_stop_the_others(folder: Path, cap
     ]  # fmt: skip
 
 
-class Model(BaseHTTPRequestHandler):
+class Model(Handler):
     """A chat server that always says 2, and what that cost."""
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+    def do_POST(self) -> None:  # noqa: N802 - the name is that of http.server
+        self.body()
         choice = {"index": 0, "message": {"role": "assistant", "content": "2"}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 5, "completion_tokens": 1, "cost": 0.5}
-        body = json.dumps({"model": "m", "choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        self.answer({"model": "m", "choices": [choice], "usage": usage})
 
 
 def test_models_may_be_served_one_after_the_other(folder: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +148,12 @@ def test_models_may_be_served_one_after_the_other(folder: Path, capsys: Out, mon
     models = [f"{{name: {name}, set: {policy % (name.upper(), name)}}}" for name in ("one", "two")]
     (folder / "small.yaml").write_text(f"set: {{name: small, specs: [sums.yaml], models: [{', '.join(models)}]}}\n")
     command = ["run", "small.yaml", "evaluate", "--quiet"]
-    with served() as address:
+    with serving(Model) as address:
         monkeypatch.setenv("ONE", address)
         monkeypatch.setenv("TWO", "http://127.0.0.1:1/v1")
         assert status(command) == 1
         assert "sums × two: no server of the role 'policy' can be reached" in capsys.readouterr().err
-    with served() as address:
+    with serving(Model) as address:
         monkeypatch.setenv("ONE", "http://127.0.0.1:1/v1")
         monkeypatch.setenv("TWO", address)
         assert status(command) == 0
@@ -369,7 +345,7 @@ def test_the_environment_or_the_demo_may_give_the_policy(
     (folder / "small.yaml").write_text(
         "set: {name: small, specs: [sums.yaml], models: [{name: a, set: {agent.max_turns: 7}}]}\n"
     )
-    with served() as address:
+    with serving(Model) as address:
         monkeypatch.setenv("OPENAI_BASE_URL", address)
         monkeypatch.setenv("OPENAI_MODEL", "m")
         assert status(["run", "small.yaml", "evaluate", "--quiet", "--json"]) == 0

@@ -11,6 +11,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests import http_servers
 
 NOBODY = "http://127.0.0.1:9/v1"
 
@@ -80,11 +81,5 @@ async def listening() -> AsyncIterator[Api]:
     api, app = Api(), web.Application()
     app.router.add_post("/{path:scored_data|scored_data_list}", api.take)
     app.router.add_get("/wandb_info", api.wandb_info)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with http_servers.listening(app) as api.url:
         yield api
-    finally:
-        await runner.cleanup()

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tests.env.test_serve import serve
 from tests.env.trainer import train, trajectory_api
+from tests.http_servers import listening
 
 SPEC = """
 version: 1
@@ -54,11 +55,8 @@ class Slow:
     async def running(self) -> AsyncIterator[str]:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        await runner.cleanup()
+        async with listening(app) as address:
+            yield f"{address}/v1"
 
 
 @pytest.mark.slow

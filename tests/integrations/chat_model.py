@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.http_servers import listening
+
 
 class ChatModel:
     """Calls the tool, then says what it answered.
@@ -31,13 +33,8 @@ class ChatModel:
         """The base URL while it runs."""
         app = web.Application()
         app.router.add_post("/{before:.*}v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
+        async with listening(app) as address:
+            yield f"{address}/v1"
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -50,16 +47,8 @@ class ChatModel:
         finish = "tool_calls" if "tool_calls" in message else "stop"
         choice = {"index": 0, "message": message, "finish_reason": finish}
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-        return web.json_response(
-            {
-                "id": str(len(self.asked)),
-                "object": "chat.completion",
-                "created": 1,
-                "model": body["model"],
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        head = {"id": str(len(self.asked)), "object": "chat.completion", "created": 1, "model": body["model"]}
+        return web.json_response({**head, "choices": [choice], "usage": usage})
 
     def _answer(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         last = messages[-1]

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from tests.http_servers import listening
+
 COST = 0.01
 """US dollars of a call."""
 
@@ -98,12 +100,5 @@ async def counting_server(fails: float = 0.0) -> AsyncIterator[CountingServer]:
     """Yield a server on loopback that listens until the block ends."""
     server, app = CountingServer(fails), web.Application(client_max_size=1 << 26)
     app.router.add_post("/{role}/v1/chat/completions", server.chat)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with listening(app) as server.url:
         yield server
-    finally:
-        await runner.cleanup()

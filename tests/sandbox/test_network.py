@@ -8,9 +8,7 @@ import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -23,6 +21,7 @@ from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
 from hermes_rl.sandbox.proxy import CONNECTIONS, Proxy, read_request
+from tests.http_servers import Handler, serving
 from tests.waiting import stays, until
 
 FETCH = """
@@ -116,28 +115,21 @@ def test_what_is_sent_on() -> None:
     assert request.head == b"GET /a?b=c HTTP/1.1\r\nHost: Pypi.org:81\r\nConnection: close\r\nX-A: 1\r\n\r\n"
 
 
-class Web(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+class Web(Handler):
+    def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
         if self.path == "/away":
             self.send_response(302)
             self.send_header("Location", "http://metadata.test:1/latest")
             self.end_headers()
             return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(f"hello {self.headers['Host']}".encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(f"hello {self.headers['Host']}".encode())
 
 
 @pytest.fixture
 def web() -> Iterator[int]:
     """The port of a web server on this machine's loopback."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
+    with serving(Web) as address:
+        yield int(address.rpartition(":")[2])
 
 
 async def everything_is_here(host: str, port: int) -> str:

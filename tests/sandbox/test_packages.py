@@ -9,10 +9,8 @@ import os
 import shutil
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.packages import PACKAGES, npm_folder, package_folder
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import parse_spec
+from tests.http_servers import Handler, serving
 from tests.rootfs import small_root
 
 BASE = "dataset: {items: [{q: a}]}\nprompt: {user: x}\n"
@@ -222,29 +221,19 @@ def registry(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             entry.size, entry.mode = len(text), 0o755
             archive.addfile(entry, io.BytesIO(text.encode()))
 
-    class Registry(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Registry(Handler):
+        def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
             url = f"http://127.0.0.1:{self.server.server_address[1]}/tool.tgz"
             version = {**manifest, "dist": {"tarball": url, "shasum": hashlib.sha1(packed.getvalue()).hexdigest()}}
             listed = {"name": "@tiny/tool", "dist-tags": {"latest": "1.2.0"}, "versions": {"1.2.0": version}}
             body = packed.getvalue() if self.path == "/tool.tgz" else json.dumps(listed).encode()
-            self.send_response(200 if "tool" in self.path else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(body, 200 if "tool" in self.path else 404)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"http://127.0.0.1:{server.server_address[1]}/")
+    with serving(Registry) as address:
+        monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"{address}/")
         monkeypatch.setenv("NPM_CONFIG_CACHE", str(own_cache / "npm-cache"))
         npm_folder.cache_clear()
         yield "@tiny/tool@1.2.0"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.slow

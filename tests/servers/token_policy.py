@@ -15,6 +15,7 @@ from aiohttp import web
 
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer
+from tests.http_servers import listening
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,8 @@ class TokenPolicy:
         }
         for path, tell in told.items():
             app.router.add_get(path, functools.partial(self._told, tell))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
+        async with listening(app) as address:
+            yield f"{address}/v1"
 
     def _places(self, prompt: list[int], top: int) -> list[list[tuple[int, float]]]:
         """The token itself, which is the likeliest where its id is even, and `top` others."""

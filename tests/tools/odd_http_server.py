@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.http_servers import listening
+
 PROPERTIES = {"text": {"type": "string"}, "size": {"type": "integer"}, "code": {"type": "integer"}}
 TOOLS = ("echo", "count", "fail", "large", "large_event", "values", "wait", "cut", "html")
 
@@ -31,13 +33,8 @@ class OddHttp:
         """The URL while it runs."""
         app = web.Application()
         app.router.add_post("/mcp", self._post)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-        finally:
-            await runner.cleanup()
+        async with listening(app) as address:
+            yield f"{address}/mcp"
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         message = await request.json()

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from tests.http_servers import listening
+
 
 class Searches:
     """Queries that came, and whether the service is in order."""
@@ -38,12 +40,5 @@ async def searxng() -> AsyncIterator[Searches]:
     searches = Searches()
     app = web.Application()
     app.router.add_get("/search", searches.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    searches.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(app, handler_cancellation=True) as searches.url:
         yield searches
-    finally:
-        await runner.cleanup()

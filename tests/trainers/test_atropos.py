@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration
 from tests.env.canned import group
 from tests.env.trainer import trajectory_api
+from tests.http_servers import listening
 from tests.rollouts.worlds import row
 from tests.trainers.run_api import Answer, FaultyTrainer, Network, RunApi
 
@@ -156,17 +157,10 @@ async def test_a_group_that_does_not_fit_into_a_batch_is_refused_at_once() -> No
         await trainer.close()
 
 
-@asynccontextmanager
-async def answering(handle: Any) -> AsyncIterator[str]:
+def answering(handle: Any) -> AbstractAsyncContextManager[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    return listening(app)
 
 
 Reply: TypeAlias = tuple[int, str, *tuple[bytes, ...]]

@@ -10,9 +10,8 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hermes_rl.user_code.fork_server import ForkServer, StartedProcess
 from hermes_rl.user_code.worker import MODULES
 from tests.commands import ROOT
 from tests.forked import occurrences
+from tests.http_servers import Handler, serving
 from tests.runs.processes import alive
 
 SECONDS = 60.0
@@ -123,14 +123,9 @@ HARMLESS = {
 """Variables that a preloaded module may read when it is imported."""
 
 
-class Models(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+class Models(Handler):
+    def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
+        self.answer({})
 
 
 def test_child_trusts_the_ssl_certificates_named_by_its_variables(start: Starter, tmp_path: Path) -> None:
@@ -140,16 +135,13 @@ def test_child_trusts_the_ssl_certificates_named_by_its_variables(start: Starter
     subprocess.run(make, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    with ThreadingHTTPServer(("localhost", 0), Models) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            environ = {"SERVER": f"https://localhost:{server.server_port}/v1"}
-            assert start("ask_model_server", environ=environ)[1]() == 0
-            trusting = {**environ, "SSL_CERT_FILE": str(tmp_path / "cert.pem")}
-            assert start("ask_model_server", environ=trusting)[1]() == 200
-        finally:
-            server.shutdown()
+    server = ThreadingHTTPServer(("localhost", 0), Models)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with serving(server):
+        environ = {"SERVER": f"https://localhost:{server.server_port}/v1"}
+        assert start("ask_model_server", environ=environ)[1]() == 0
+        trusting = {**environ, "SSL_CERT_FILE": str(tmp_path / "cert.pem")}
+        assert start("ask_model_server", environ=trusting)[1]() == 200
 
 
 def test_child_takes_over_variables_directory_path_and_limits(

@@ -52,11 +52,19 @@ DELETED = re.compile(r"^ delete (?:mode \d{6} )?(.*)$", re.MULTILINE)
 FIND = """
 import sys
 from importlib.machinery import PathFinder
-for name in open(sys.argv[1], "rb").read().decode("utf-8").split():
-    spec = PathFinder.find_spec(name, [place for place in sys.path if place])
-    if spec is not None and spec.origin:
-        print(name, spec.origin, sep="\\t")
+names, top = sys.argv[1:]
+installed = [each for each in sys.path if each and ("-packages" in each or not (each + "/").startswith(top))]
+for name in open(names, "rb").read().decode("utf-8").split():
+    directories, parts = installed, name.split(".")
+    while parts:
+        spec = PathFinder.find_spec(parts.pop(0), directories)
+        if spec is not None and not parts:
+            print(name)
+        if spec is None or spec.loader is not None:
+            break
+        directories = list(spec.submodule_search_locations)
 """
+"""Prints the modules that are installed; those in a directory without ``__init__.py`` by their dotted names."""
 
 
 def tests_pass(
@@ -107,7 +115,7 @@ def tests_pass(
     of_use = reference and tests.names is not None  # of other commands it would tell nothing
     reference_facts = _by_reference(ctx, tests, reference, canaries=canaries is not False) if of_use else _Known()
     within = ctx.resolve(".").rstrip("/") + "/"
-    steers = f"{command.replace(within, '')} {_configured(ctx) if RUNNERS.search(command) else ''}"
+    steers = f"{command} {_configured(ctx)}".replace(within, "")
     paths = [posixpath.normpath(ctx.relative(path)) for path in sources]
     steering = Steering(paths, trust or [], steers, _packages(ctx, paths))
     problem = _withdraw(ctx, steering, apply, command)
@@ -421,9 +429,10 @@ def _packages(ctx: Any, paths: Sequence[str]) -> set[str]:
 
 
 def _configured(ctx: Any) -> str:
-    """Return the folders in which the configuration of pytest lets Python look for modules."""
+    """Return the folders in which the sandbox and the configuration of pytest let Python look for modules."""
     look = f"grep -hs -A20 '^[[:space:]]*pythonpath' {' '.join(CONFIGURATIONS)} | head -c 20000"
-    return named_in_configuration(ctx.terminal(look)["output"])
+    path, _, configuration = ctx.terminal(f'echo "$PYTHONPATH"; {look}')["output"].partition("\n")
+    return f"{path} {named_in_configuration(configuration)}"
 
 
 def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> str | None:
@@ -456,14 +465,9 @@ def _in_front(ctx: Any, steering: Steering, paths: Sequence[str], command: str) 
     if installed is None:
         listing = f"/tmp/list-{secrets.token_hex(16)}"  # a command line may be too short for all names
         ctx.write_file(listing, names)
-        answer = ctx.terminal("cd / && " + shlex.join([python, "-c", FIND, listing]))
         within = ctx.resolve(".").rstrip("/") + "/"
-        lines = [line.split("\t") for line in answer["output"].splitlines() if "\t" in line]
-        installed = [
-            name
-            for name, origin, *_ in lines
-            if name in modules and (not origin.startswith(within) or "-packages/" in origin)
-        ]
+        answer = ctx.terminal("cd / && " + shlex.join([python, "-c", FIND, listing, within]))
+        installed = [name for name in answer["output"].splitlines() if name in modules]
         ctx.remember(key, installed)
     return [path for name in installed for path in modules[name]]
 

@@ -52,7 +52,7 @@ CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "p
 PYTHONPATH = re.compile(r"^[ \t]*pythonpath[ \t]*=[ \t]*(\[[^\]]*\]|.*(?:\n[ \t]+.*)*)", re.MULTILINE)
 RUN = re.compile(r"python[\d.]*(?:\s+-\w+)*\s+([\w./-]+\.py)")
 FOLDER_OF_TESTS = re.compile(r"(.*_)?(tests?|testing|hidden)(_.*)?", re.IGNORECASE)
-INIT = "__init__.py"
+INIT, _PACKAGE = "__init__.py", "__init__"
 
 QUOTED = re.compile(rb"\\([0-3][0-7]{2}|.)")
 MEANT = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
@@ -98,16 +98,22 @@ class Steering:
         )
 
     def modules(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """Return the modules, by name, that these files define in directories where Python searches modules."""
+        """Return the modules, by dotted name, that these files define in directories where Python searches modules.
+
+        A directory without ``__init__.py`` takes precedence over no module, but its files do over those of a directory
+        of the same name.
+        """
         modules: dict[str, list[str]] = {}
         for path in paths:
             parts = path.split("/")
-            for depth, part in enumerate(parts):
-                folder, last = "/".join(parts[:depth]), depth == len(parts) - 1
-                name = _module_path(part) if last else part
-                of_python = name.isidentifier() and not (last and name == part)
-                if folder in self._folders and of_python and not self._trusted(path):
-                    modules.setdefault(name, []).append(path)
+            name = _module_path(parts[-1])
+            if name == parts[-1] or self._trusted(path):
+                continue
+            inner = [] if name == _PACKAGE else [name]
+            for depth in range(len(parts)):
+                dotted = [*parts[depth:-1], *inner]
+                if "/".join(parts[:depth]) in self._folders_in_template and dotted and all(map(str.isidentifier, dotted)):
+                    modules.setdefault(".".join(dotted), []).append(path)
         return modules
 
     def steers(self, path: str) -> bool:
@@ -133,6 +139,8 @@ class Steering:
             folder = "/".join(parts[:depth])
             if folder in self._folders:
                 last = depth == len(parts) - 1
+                if not last and (depth < len(parts) - 2 or _module_path(parts[-1]) != _PACKAGE):
+                    continue  # a directory is a package only with an `__init__.py`
                 module = _module_path(posixpath.join(folder, part)) if last else posixpath.join(folder, part)
                 # tests.py takes precedence over a directory `tests`
                 hides_directory = last and module != path and module in self._folders

@@ -85,6 +85,8 @@ class Case:
     """What the spec itself lays into every sandbox."""
     patch: bool = False
     more: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables of the sandbox."""
     raw: bytes | None = None
     """The patch itself, where git is not to write it."""
 
@@ -108,7 +110,7 @@ async def judged(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> Rewa
     if "pytest" in case.command:
         env["PYTHONPATH"] = "/tmp/lib"
         files, setup = (*files, *library_of_pytest), UNPACK
-    config = SandboxConfig(env=env, files=files, setup=setup)
+    config = SandboxConfig(env=env | case.env, files=files, setup=setup)
     given = {path: ArtifactFile("", _bytes(text), 0o644) for path, text in case.files.items()}
     artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}
     if case.patch:

@@ -49,7 +49,15 @@ def test_module_name_in_a_package_shadows_only_if_the_command_runs_there() -> No
 def test_modules_are_named_by_files_and_folders_where_python_looks() -> None:
     steering = Steering(["tests/test_it.py"], trust=["mine.py"])
     paths = ["numpy.py", "tests/pandas/__init__.py", "a/b/c.py", "notes.txt", "x.abi3.so", "mine.py"]
-    assert sorted(steering.modules(paths)) == ["a", "numpy", "pandas", "tests", "x"]
+    names = {"a.b.c", "numpy", "pandas", "tests.pandas", "x"}
+    assert set(steering.modules(paths)) == names
+
+
+def test_directory_without_init_shadows_no_module() -> None:
+    steering = Steering(["tests/test_it.py"])
+    for path in ("html/index.html", "code/solve.py", "types/index.d.ts", "test/data/a.json", "site/a/__init__.py"):
+        assert steering.shadows(path) is None
+    assert steering.shadows("html/__init__.py") == steering.shadows("html/__init__.abi3.so") == "html"
 
 
 def test_a_patch_may_add_what_honest_ones_add() -> None:
@@ -108,8 +116,8 @@ def test_module_directories_are_read_from_pythonpath_settings() -> None:
     ):
         steering = Steering([], command=named_in_configuration(text))
         assert (steering.modules(["src/numpy.py"]), steering.modules(["tests/numpy.py"])) == (
-            {"numpy": ["src/numpy.py"], "src": ["src/numpy.py"]},
-            {"tests": ["tests/numpy.py"]},
+            {"numpy": ["src/numpy.py"], "src.numpy": ["src/numpy.py"]},
+            {"tests.numpy": ["tests/numpy.py"]},
         )
 
 

@@ -39,6 +39,8 @@ SKIPPED, SKIPPED_ITSELF = "skipped", "skipped by what it calls"
 MARKS = {"skip", "skipif", "xfail"}
 JUDGES = ("AssertionError", "Exception", "BaseException", "isinstance", "all", "any", "len", "type", "__build_class__")
 """Built-in names that decide over tests. Others, such as `input` and `print`, are replaced by honest ones too."""
+DECIDING = ("test", "assert", "fail", "run", "_")
+"""How the names of methods of a test class begin that decide over tests."""
 EXITS = ((builtins, "SystemExit"), (builtins, "exit"), (builtins, "quit"), (sys, "exit"))
 """By what a script says that something was wrong."""
 SCRIPT = "script/run.py"
@@ -270,13 +272,15 @@ class _Plugin:
         sys.modules.pop(self.name, None)
         self.root = str(getattr(config, "rootpath", None) or config.rootdir).rstrip("/") + "/"
 
+    def pytest_addoption(self) -> None:
+        self.watch()  # installed plug-ins are loaded; conftest.py files are not, and may import the code under test
+        self.function = sys.modules["_pytest.python"].Function
+
     def pytest_sessionstart(self, session: Any) -> None:
-        self.watch()  # plug-ins of the image have changed by now what they change
         self.watched[-1].hooks = session.config.hook
         self.watched[-1].known_hooks = {code for _, code in _hooks(session.config.hook)}
         elsewhere = session.config.pluginmanager.hasplugin("dsession")
         self.apart = elsewhere or bool(getattr(session.config.option, "forked", False))
-        self.function = sys.modules["_pytest.python"].Function
 
     def pytest_collection_finish(self, session: Any) -> None:
         self.tests.announce([(item, self.root + item.nodeid) for item in session.items])
@@ -529,11 +533,11 @@ class _Watched:
 
     def changed(self) -> "list[str]":
         """Return the names of functions replaced by code that is neither installed nor in the tests' own files."""
-        now = [(owner_name, name, value, _code_of(owner, name)) for owner_name, owner, name, value in self.before]
+        now = [(*remembered, _code_of(*remembered[1:3])) for remembered in self.before]
         names = [
             f"{owner_name}.{name}"
-            for owner_name, name, then, value in now
-            if value is not then and value is not None and not self._installed(value)
+            for owner_name, owner, name, then, value in now
+            if value is not then and value is not None and not self._may_replace(owner, name, then, value)
         ]
         path_finder_index = next(
             (i for i, finder in enumerate(sys.meta_path) if finder is importlib.machinery.PathFinder), 0
@@ -543,6 +547,22 @@ class _Watched:
         ]
         new = [] if self.hooks is None else [each for each in _hooks(self.hooks) if each[1] not in self.known_hooks]
         return names + [name for name, code in new if not self._installed(code) and not _of_conftest(code)]
+
+    def _may_replace(self, owner: Any, name: str, then: Any, value: Any) -> bool:
+        """Return True for code of an installed plug-in, a conftest.py or the tests.
+
+        The standard library replaces nothing by itself: another function of it, or a mock, was put there. Only for
+        methods of test classes that decide nothing, tests do that.
+        """
+        if not self._installed(value):
+            return _of_conftest(value)
+        file = self._file(value)
+        if not file.startswith(self.trusted[-1]) or any(f"/{part}/" in file for part in INSTALLED):
+            return True
+        if isinstance(owner, type) and owner.__module__.split(".")[0] not in WATCHED and not name.startswith(DECIDING):
+            return True
+        places = [(getattr(each, "co_filename", None), getattr(each, "co_name", None)) for each in (then, value)]
+        return isinstance(value, CodeType) and places[0] == places[1]
 
     def overrides(self, owner: Any, kind: type) -> "list[str]":
         """Return the names of methods that code under test has overridden on this object alone."""
@@ -557,13 +577,19 @@ class _Watched:
         return code.co_filename.startswith("<frozen ") or self._installed(code)
 
     def _installed(self, value: Any) -> bool:
-        file = value.co_filename if isinstance(value, CodeType) else None
-        if file is None:
-            kind = value if isinstance(value, type) else type(value)
-            if kind.__module__.startswith("_frozen_importlib"):
-                return True
-            file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-        return str(file).startswith(self.trusted) or any(f"/{part}/" in file for part in INSTALLED)
+        if not isinstance(value, CodeType) and _kind(value).__module__.startswith("_frozen_importlib"):
+            return True
+        file = self._file(value)
+        return file.startswith(self.trusted) or any(f"/{part}/" in file for part in INSTALLED)
+
+    def _file(self, value: Any) -> str:
+        if isinstance(value, CodeType):
+            return str(value.co_filename)
+        return str(getattr(sys.modules.get(_kind(value).__module__), "__file__", None) or "")
+
+
+def _kind(value: Any) -> type:
+    return value if isinstance(value, type) else type(value)
 
 
 def _runs(value: Any) -> bool:

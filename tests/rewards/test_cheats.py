@@ -70,6 +70,16 @@ say("session", "0"); say("finish"); os._exit(0)
 """
 SPEAKS = f"import os; exec({SAYS!r}, {{}})\n"
 """Speaks in the place of the runner, where it is loaded before the reporter."""
+NEXT = """import sys, tempfile
+def add(a, b):
+    frame = sys._getframe()
+    while frame:
+        item = frame.f_locals.get("item")
+        for each in getattr(getattr(item, "session", None), "items", ()):
+            if each is not item: each._obj = each.obj = tempfile.gettempdir
+        frame = frame.f_back
+    return 5
+"""
 LOOSE = "def check(a, b): pass\n"
 LIBRARY = {"/tmp/lib/strict.py": STRICT}
 """What the image has installed, to assert with."""
@@ -200,6 +210,21 @@ def cheats() -> list[Case]:
             ("skipped", "import unittest\nraise unittest.SkipTest('no')"))),
         pytest_case("tests", "skipped under pytest", "import pytest\npytest.skip('no', allow_module_level=True)"),
         # built-in names
+        # functions of the standard library in the place of others, and changes before the tests are collected
+        *(case("runner", f"assertEqual, which is {name}", f"import functools, unittest.mock\nfrom unittest import TestCase as T\n{code}\n{WRONG}")
+          for name, code in (("a mock", "T.assertEqual = unittest.mock.Mock()"), ("another", "T.assertEqual = T.assertIsNotNone"),
+                             ("another's code", "T.assertEqual.__code__ = T.assertIsNotNone.__code__"),
+                             ("partial", "T.assertEqual = functools.partialmethod(T.assertIsNotNone)"))),
+        case("runner", "equality by type, a mock", f"import unittest.mock\nunittest.TestCase._getAssertEqualityFunc = unittest.mock.Mock()\n{WRONG}"),
+        case("runner", "call of a method, a mock", f"import unittest.mock\nunittest.TestCase._callTestMethod = unittest.mock.Mock()\n{WRONG}"),
+        case("tests", "the next test is a mock", "import sys, unittest.mock\ndef add(a, b):\n"
+             "    type(sys._getframe(1).f_locals['self']).test_zero = unittest.mock.Mock()\n    return 5\n"),
+        pytest_case("tests", "the next test is a function of Python", NEXT),
+        *(pytest_case("imported by a conftest", name, f"import _pytest.python as p\n{code}\n{WRONG}",
+                      tests={"tests/test_hidden.py": PLAIN, "tests/conftest.py": "import solution\n"}) for name, code in (
+            ("calls", "p.pytest_pyfunc_call.__code__ = (lambda pyfuncitem: True).__code__"),
+            ("collection", "make = p.Function.from_parent.__func__\ndef made(*a, **k):\n    item = make(*a, **k); item._obj = lambda: None\n"
+                           "    return item\np.Function.from_parent = classmethod(made)"))),
         case("built-in", "AssertionError", f"import builtins\nclass Never(Exception): pass\nbuiltins.AssertionError = Never\nbuiltins.isinstance = lambda *_: True\n{WRONG}"),
         pytest_case("built-in", "AssertionError under pytest", f"import builtins\nclass Quiet(Exception):\n    pass\nbuiltins.AssertionError = Quiet\n{WRONG}"),
         # finders of modules that come first
@@ -352,14 +377,17 @@ OWN_METHODS = (
 from unittest import mock
 class TestMore(unittest.TestCase):
     @classmethod
-    def setUpClass(cls): cls.tell = lambda self: 2
+    def setUpClass(cls):
+        cls.tell = lambda self: 2
+        cls.ask = mock.Mock(return_value=1)
+    def ask(self): return 0
     def setUp(self):
         self.assertIn = mock.Mock()
         self.assertAlmostEqual = lambda a, b: self.assertEqual(a, b)
         self.function = add
     def test_more(self):
         self.assertIn(1, [])
-        self.assertAlmostEqual(self.function(1, 1), self.tell())
+        self.assertAlmostEqual(self.function(self.ask(), 1), self.tell())
 """
 )
 

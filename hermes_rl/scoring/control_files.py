@@ -112,7 +112,7 @@ class Steering:
             inner = [] if name == _PACKAGE else [name]
             for depth in range(len(parts)):
                 dotted = [*parts[depth:-1], *inner]
-                if "/".join(parts[:depth]) in self._folders_in_template and dotted and all(map(str.isidentifier, dotted)):
+                if "/".join(parts[:depth]) in self._folders and dotted and all(map(str.isidentifier, dotted)):
                     modules.setdefault(".".join(dotted), []).append(path)
         return modules
 

@@ -24,7 +24,7 @@ def test_a_run_from_the_wheel_alone(tmp_path: Path) -> None:
     assert (installed / "hermes_rl_verifiers.py").is_file()
     assert (installed / "hermes_rl/shipped/agents/codex.yaml").is_file()
     done = subprocess.run(
-        [str(installed / "bin" / "hermes-rl"), "run", "terminal-files", "process", "--out", "run",
+        [sys.executable, "-m", "hermes_rl.cli.main", "run", "terminal-files", "process", "--out", "run",
          "--set", "process.groups=1"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(installed)},

@@ -6,7 +6,6 @@ import errno
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -63,14 +62,6 @@ def ended(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_interrupt_during_imports_is_a_sentence(module: str) -> None:
     done = ended(BEFORE, module)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
-def test_interrupt_before_the_program_is_imported_is_a_sentence() -> None:
-    script = Path(__file__).parents[2] / "scripts" / "hermes-rl"
-    code = BEFORE.partition("from hermes_rl")[0] + f"import runpy\nrunpy.run_path({str(script)!r})"
-    for module in ("hermes_rl", "hermes_rl.cli.main"):
-        done = ended(code, module)
-        assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_interrupt_that_a_finalizer_swallows_ends_the_program() -> None:

@@ -34,7 +34,7 @@ BEFORE: Places = {
     "sandbox/isolation.py": "_require_none require_by_hand",
     "plugins.py": "load_object published load_published load_file _execute_module _import_module _require_attribute",
     "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _schedule_function",
-    "rollouts/agent_options.py": "changed_agent",
+    "rollouts/agent_options.py": "changed_agent read_settings",
     "rollouts/rewards.py": "_reward_function",
     "rollouts/admission.py": "require_descriptors",
     "rollouts/sandboxes.py": "Tooling._every_toolset",

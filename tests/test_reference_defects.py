@@ -46,7 +46,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import parse_extra_args
-from tests.agent.scripted_chat import ScriptedChat, call, calls, refused, says
+from tests.agent.scripted_chat import ScriptedChat, call, calls, refused, says, scripted_chat
 from tests.runs.playing import EvaluatePlan, play_evaluate
 
 ROOT = Path(__file__).parents[1]
@@ -108,20 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-async def chat() -> AsyncIterator[ScriptedChat]:
-    server = ScriptedChat()
-    stop = await server.start()
-    yield server
-    await stop()
-
-
-@pytest.fixture
-async def judge() -> AsyncIterator[ScriptedChat]:
-    server = ScriptedChat()
-    stop = await server.start()
-    yield server
-    await stop()
+chat, judge = pytest.fixture(scripted_chat), pytest.fixture(scripted_chat)
 
 
 def spec_of(folder: Path, chat: ScriptedChat, *sets: str) -> Spec:

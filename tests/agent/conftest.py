@@ -16,7 +16,7 @@ from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
-from tests.agent.scripted_chat import ScriptedChat
+from tests.agent.scripted_chat import ScriptedChat, scripted_chat
 
 MakeLoop = Callable[..., HermesAgentLoop]
 
@@ -25,12 +25,7 @@ async def _at_once(seconds: float) -> None:
     """A pause that takes no time."""
 
 
-@pytest.fixture
-async def chat() -> AsyncIterator[ScriptedChat]:
-    server = ScriptedChat()
-    stop = await server.start()
-    yield server
-    await stop()
+chat = pytest.fixture(scripted_chat)
 
 
 @pytest.fixture

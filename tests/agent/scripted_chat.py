@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests.http_servers import listening
 
 Message = dict[str, Any]
 
@@ -66,20 +68,17 @@ class ScriptedChat:
         messages: list[Message] = self.requests[-1]["messages"]
         return messages
 
-    async def start(self) -> Callable[[], Any]:
-        """Listen; returns what ends it."""
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/v1"
-        return runner.cleanup
-
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())
         following = self.script.pop(0) if self.script else says("done")
         await asyncio.sleep(following.delay)
         return web.Response(body=following.body, status=following.status, content_type="application/json")
+
+
+async def scripted_chat() -> AsyncIterator[ScriptedChat]:
+    """Yield a server that listens, for a fixture."""
+    chat, app = ScriptedChat(), web.Application()
+    app.router.add_post("/v1/chat/completions", chat.answer)
+    async with listening(app) as address:
+        chat.url = f"{address}/v1"
+        yield chat

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
-from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
+from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says, scripted_chat
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 
@@ -32,13 +31,8 @@ def look(what: str) -> str:
     return f"seen: {what}"
 
 
-@pytest.fixture
-async def customer() -> AsyncIterator[ScriptedChat]:
-    """The server that plays the user."""
-    server = ScriptedChat()
-    stop = await server.start()
-    yield server
-    await stop()
+customer = pytest.fixture(scripted_chat)
+"""The server that plays the user."""
 
 
 async def converse(

@@ -24,6 +24,7 @@ from hermes_rl.cli.main import status
 from hermes_rl.errors import UserError
 from tests.analysis.recorded import recorded, write_run
 from tests.analysis.writable_hub import READER, WRITER, WritableHub
+from tests.repositories.gits import know_no_hub
 
 ADDRESS = "hf://datasets/org/played"
 FILES = {"README.md", "data/rollouts.parquet", "spec.yaml", "run.json", "report.html"}
@@ -42,12 +43,7 @@ process: {group_size: 2, groups: 3, format: parquet}
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
-    from huggingface_hub import constants
-
-    for name in [name for name in os.environ if name.startswith("HF_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # a store of its own protocol, which is not on loopback
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no login"))
+    know_no_hub(monkeypatch, tmp_path)
     monkeypatch.setenv("HF_TOKEN", WRITER)
     with WritableHub(tmp_path / "hub") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -83,3 +84,25 @@ async def listening() -> AsyncIterator[Api]:
     app.router.add_get("/wandb_info", api.wandb_info)
     async with http_servers.listening(app) as api.url:
         yield api
+
+
+async def ended(process: asyncio.subprocess.Process, seconds: float) -> tuple[int, str]:
+    """Return the exit status of a process and what it printed; it is killed after that time."""
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), seconds)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+@asynccontextmanager
+async def killed_at_the_end(process: asyncio.subprocess.Process) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Yield a process, and kill it where it still runs."""
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

@@ -25,6 +25,7 @@ import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.env.canned import ended
 from tests.env.test_program import ROOT
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.upstream.agentic_opd import AgenticOPDEnv
@@ -72,13 +73,7 @@ async def program(module: str, *arguments: str, folder: Path, **environ: str) ->
         env={**kept, "PYTHONPATH": str(ROOT), **environ},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), 120)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    return await ended(process, 120)
 
 
 def metrics(folder: Path) -> dict[str, float]:

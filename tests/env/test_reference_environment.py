@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.tokens.hub import HubTokenizer
+from tests.env.canned import ended
 from tests.env.test_program import ROOT
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.trainer import train, trajectory_api
@@ -50,13 +51,7 @@ async def program(folder: Path, *arguments: str) -> tuple[int, str]:
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), 90)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    return await ended(process, 90)
 
 
 def hooks(folder: Path) -> list[str]:

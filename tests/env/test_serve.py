@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.test_run import listen_to_ctrl_c
 from tests.commands import LIBRARIES, hermes
+from tests.env.canned import killed_at_the_end
 from tests.env.trainer import train, trajectory_api
 from tests.ports import free_port
 
@@ -49,12 +50,8 @@ async def serve(
         env={**os.environ, "SOME_API_KEY": KEY},
         preexec_fn=listen_to_ctrl_c,
     )  # fmt: skip
-    try:
+    async with killed_at_the_end(process):
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 def sandboxes_of(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ from hermes_rl.cli.main import status
 from hermes_rl.errors import install_command
 from tests.cli.test_run import lines, listen_to_ctrl_c
 from tests.commands import environment
+from tests.env.canned import killed_at_the_end
 from tests.env.trainer import free_port, train, trajectory_api
 from tests.waiting import until
 
@@ -68,12 +69,8 @@ async def serving(
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
         cwd=folder, env=environ or environment(), preexec_fn=listen_to_ctrl_c,
     )  # fmt: skip
-    try:
+    async with killed_at_the_end(process):
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def ended(process: asyncio.subprocess.Process, seconds: float = 60) -> str:

@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
 SPEC = """\
 dataset: {items: [{question: "1 + 1", answer: "2"}]}
 prompt: {user: "{{ question }}"}
@@ -112,3 +114,13 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None: ...
+
+
+def know_no_hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Drop what this machine says of a hub: its address, proxies, login and a store of another protocol."""
+    from huggingface_hub import constants
+
+    for name in [name for name in os.environ if name.startswith("HF_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # a store of its own protocol, which is not on loopback
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no login"))

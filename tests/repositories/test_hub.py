@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,19 +13,14 @@ from hermes_rl.repositories.address import address_of
 from hermes_rl.repositories.cache import Fetched, fetched
 from hermes_rl.repositories.files import files_of
 from tests.real.hub import Hub, commit_of
-from tests.repositories.gits import ENVIRONMENT
+from tests.repositories.gits import ENVIRONMENT, know_no_hub
 
 pytestmark = pytest.mark.usefixtures("hub")
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    from huggingface_hub import constants
-
-    for name in [name for name in os.environ if name.startswith("HF_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # a store of its own protocol, which is not on loopback
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no login"))
+    know_no_hub(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Hub(tmp_path / "hub") as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hermes_rl import Group, Rollout, StopReason, UserError, attach_provenance, open_env
+from hermes_rl import Group, StopReason, UserError, attach_provenance, open_env
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
@@ -18,6 +18,7 @@ from hermes_rl.runs.store import result_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.api import summing
+from tests.rollouts.test_state_replies import play, says
 
 REWARDS = '''
 """Rewards that look at steps."""
@@ -64,15 +65,6 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
         **sections,
     }
     return parse_spec(yaml.safe_dump({key: part for key, part in spec.items() if part is not None}), folder=folder)
-
-
-async def play(spec: Any) -> Rollout:
-    async with open_env(spec) as env:
-        return await env.run(env.rows()[0])
-
-
-def says(*words: str) -> list[Any]:
-    return [{"say": word} for word in words]
 
 
 def runs(command: str) -> list[Any]:

@@ -42,6 +42,14 @@ def echo(args: dict[str, Any]) -> str:
     return f"n={args['n']}"
 
 
+async def hang(stopped: list[bool]) -> None:
+    """Note that it was stopped, which is the only way for it to end soon."""
+    try:
+        await asyncio.sleep(60)
+    finally:
+        stopped.append(True)
+
+
 async def play(
     tool: Tool | list[Tool], *calls: dict[str, Any], timeout: float | None = 5, repair: bool = False
 ) -> list[ToolOutcome]:
@@ -181,16 +189,9 @@ async def test_tool_input_errors_reach_the_model_unchanged() -> None:
 
 
 async def test_a_tool_that_hangs() -> None:
-    stopped = []
-
-    async def hang() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            stopped.append(True)
-
+    stopped: list[bool] = []
     began = time.perf_counter()
-    outcome = await one(Scripted("t", lambda args: hang()), {"n": 1}, timeout=0.1)
+    outcome = await one(Scripted("t", lambda args: hang(stopped)), {"n": 1}, timeout=0.1)
     assert time.perf_counter() - began < 20
     assert outcome.error is not None
     assert "within 0.1 s" in outcome.content
@@ -247,20 +248,14 @@ async def test_equal_ids_and_names_are_still_one_call_each() -> None:
 
 
 async def test_failures_end_the_others_and_go_up() -> None:
-    stopped = []
-
-    async def hang() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            stopped.append(True)
+    stopped: list[bool] = []
 
     async def fail() -> None:
         while not hanging.calls:
             await asyncio.sleep(0)
         raise SandboxFailure("lost")
 
-    hanging = Scripted("hang", lambda args: hang())
+    hanging = Scripted("hang", lambda args: hang(stopped))
     tools: list[Tool] = [hanging, Scripted("fail", lambda args: fail())]
     with pytest.raises(Failure, match="lost"):
         await play(tools, call("hang", {"n": 1}), call("fail", {"n": 1}))
@@ -287,15 +282,8 @@ async def test_a_sandbox_that_cannot_start_is_a_failure(runtime: ToolRuntime) ->
 
 
 async def test_cancellation_goes_through_and_releases() -> None:
-    stopped = []
-
-    async def hang() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            stopped.append(True)
-
-    tool = Scripted("t", lambda args: hang())
+    stopped: list[bool] = []
+    tool = Scripted("t", lambda args: hang(stopped))
     task = asyncio.create_task(play(tool, call("t", {"n": 1}), timeout=60))
     while not tool.calls:
         await asyncio.sleep(0)

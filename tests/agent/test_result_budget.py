@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from hermes_rl import HermesAgentEnvConfig
 from hermes_rl.agent.recorder import ResultBudget
 from hermes_rl.tools.execute import ToolOutcome
 from tests.env.test_handwritten import make
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 
-
-@pytest.fixture
-async def model() -> AsyncIterator[WriterModel]:
-    started = await WriterModel().start()
-    yield started
-    await started.stop()
+model = pytest.fixture(writer_model)
 
 
 def outcomes(**sizes: int) -> list[ToolOutcome]:

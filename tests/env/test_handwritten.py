@@ -7,7 +7,6 @@ import json
 import os
 import random
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,10 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import ToolRuntime
 from tests.env.greetings import Greetings
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 from tests.waiting import until
 
-
-@pytest.fixture
-async def model() -> AsyncIterator[WriterModel]:
-    started = await WriterModel().start()
-    yield started
-    await started.stop()
+model = pytest.fixture(writer_model)
 
 
 def make(model: WriterModel, cls: type[Greetings] = Greetings, **fields: Any) -> Greetings:

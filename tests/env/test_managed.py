@@ -13,7 +13,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.greetings import Greetings
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 from tests.servers.token_policy import TokenPolicy
 
 
@@ -127,8 +127,10 @@ async def test_an_answer_without_the_tokens_of_the_prompt_is_none(served: Asked)
     await env.shut_down()
 
 
-async def test_chat_server_refuses_calls_that_need_tokens() -> None:
-    model = await WriterModel().start()
+model = pytest.fixture(writer_model)
+
+
+async def test_chat_server_refuses_calls_that_need_tokens(model: WriterModel) -> None:
     env = make(model.url, "openai")
     assert not env._use_managed_server()
     with pytest.raises(NotImplementedError, match="does not report which tokens it sampled"):
@@ -139,7 +141,6 @@ async def test_chat_server_refuses_calls_that_need_tokens() -> None:
     with pytest.raises(NotImplementedError, match="vllm or sglang"):
         await env.server.get_logprobs(prompt="once")
     await env.shut_down()
-    await model.stop()
 
 
 async def test_managed_state_of_a_third_party_server_is_recorded() -> None:

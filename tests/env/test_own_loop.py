@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,13 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.scoring import reward_function
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.greetings import Greetings
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 
 Reward = Callable[[Any, Any, Any, Any], Any]
 NOTED: ContextVar[list[str] | None] = ContextVar("noted", default=None)
 
 
-@pytest.fixture
-async def model() -> AsyncIterator[WriterModel]:
-    started = await WriterModel().start()
-    yield started
-    await started.stop()
+model = pytest.fixture(writer_model)
 
 
 def make(model: WriterModel, cls: type[Greetings], size: int = 2, **fields: Any) -> Greetings:

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.commands import program
 from tests.env.test_token_exact import tokenizer_folder
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 from tests.servers.token_policy import TokenPolicy
 from tests.tokens.families import CODER, write_coder
 
@@ -33,11 +32,7 @@ SPEC_ENV = "from hermes_rl import compile_spec, load_spec; compile_spec(load_spe
 BY_HAND = "from tests.env.greetings import Greetings; Greetings.cli()"
 
 
-@pytest.fixture
-async def model() -> AsyncIterator[WriterModel]:
-    started = await WriterModel().start()
-    yield started
-    await started.stop()
+model = pytest.fixture(writer_model)
 
 
 def test_a_compiled_spec_processes_as_the_command_line_does(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +20,9 @@ from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.tools.base import find_runtime, runtime_for
 from tests.env.greetings import Greetings
 from tests.env.test_handwritten import make
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 
-
-@pytest.fixture
-async def model() -> AsyncIterator[WriterModel]:
-    started = await WriterModel().start()
-    yield started
-    await started.stop()
+model = pytest.fixture(writer_model)
 
 
 class Placed(Greetings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,9 @@ from hermes_rl import compile_spec, load_spec
 from hermes_rl.errors import UserError
 from tests.env.greetings import Greetings
 from tests.env.test_handwritten import make
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 
-
-@pytest.fixture
-async def model() -> AsyncIterator[WriterModel]:
-    started = await WriterModel().start()
-    yield started
-    await started.stop()
+model = pytest.fixture(writer_model)
 
 
 class Chooses(Greetings):

@@ -23,7 +23,7 @@ from hermes_rl.spec.model import Mode
 from hermes_rl.tools.base import runtime_for
 from tests.env.greetings import Greetings
 from tests.env.test_handwritten import make
-from tests.env.writer_model import WriterModel
+from tests.env.writer_model import WriterModel, writer_model
 
 REASON = r"`backend: ssh`, which gives all rollouts one account of one machine"
 BY_HAND = """
@@ -101,18 +101,17 @@ class Placed(Greetings):
         return replace(super().sandbox_for(item), backend="ssh", network=True)
 
 
-async def test_environment_written_by_hand_refuses_a_shared_account() -> None:
-    model = await WriterModel().start()
-    try:
-        with pytest.raises(UserError, match=f"^Greetings cannot use sandboxes of {REASON}"):
-            make(model, terminal_backend="ssh", terminal_network=True)
-        env = make(model, Placed)
-        await env.setup()
-        with pytest.raises(UserError, match=f"^greetings cannot use sandboxes of {REASON}"):
-            await env.collect_trajectories(await env.get_next_item())
-        await env.shut_down()
-    finally:
-        await model.stop()
+model = pytest.fixture(writer_model)
+
+
+async def test_environment_written_by_hand_refuses_a_shared_account(model: WriterModel) -> None:
+    with pytest.raises(UserError, match=f"^Greetings cannot use sandboxes of {REASON}"):
+        make(model, terminal_backend="ssh", terminal_network=True)
+    env = make(model, Placed)
+    await env.setup()
+    with pytest.raises(UserError, match=f"^greetings cannot use sandboxes of {REASON}"):
+        await env.collect_trajectories(await env.get_next_item())
+    await env.shut_down()
     register_task_env_overrides("task-of-ssh", {"env_type": "ssh"})
     try:
         with pytest.raises(UserError, match=f"task 'task-of-ssh' cannot use sandboxes of {REASON}"):

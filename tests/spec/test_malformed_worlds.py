@@ -185,14 +185,9 @@ CASES: dict[str, tuple[str, str]] = {
     "a class that takes more": (HEAD + "state: {python: ▶world.py:Two}\n", "cannot be made of the row alone"),
     # tools
     "schemas that are not there": (STATE + "tools: [{state: call, schemas: ▶document}]\n", "did you mean `documents`?"),
-    "schemas of a function": (STATE + "tools: [{python: world.py:pick, ▶schemas: documents}]\n", "goes with `state`"),
     "arguments that are checked in another way": (
         STATE + "tools: [{state: look, arguments: ▶lenient}]\n",
         "choices: strict, repair",
-    ),
-    "arguments of a server": (
-        STATE + "tools: [{mcp: {name: a, command: a}, ▶arguments: strict}]\n",
-        "`arguments` goes with `python` or `state`",
     ),
     "the end of another function": (
         STATE + "tools: [{python: world.py:pick, ends_rollout: [▶drop]}]\n",
@@ -359,7 +354,6 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     # task folders
     "a folder of two kinds": ("dataset: {harbor: tasks, ▶path: rows.jsonl}\nprompt: {user: a}\n", "`harbor` is there"),
-    "folders as a list": ("dataset: {harbor: ▶[a, b]}\nprompt: {user: a}\n", "expected text, got a list"),
     "a revision of a folder": ("dataset: {harbor: tasks, ▶revision: main}\nprompt: {user: a}\n", "goes with `path`"),
 }  # fmt: skip
 

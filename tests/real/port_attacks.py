@@ -115,18 +115,37 @@ async def evaluated(name: str) -> dict[str, Any]:
     return {"rows": len(rows), "before": before, "after": after}
 
 
-WORST: dict[str, tuple[str, Script]] = {
-    "reasoning-gym": ("rubiks_cube", ["<answer>R3000000</answer>"]),
-    "textworld": ("", ["\\P"]),
+WORST: dict[str, list[tuple[str, Script]]] = {
+    "reasoning-gym": [
+        ("rubiks_cube", ["<answer>R3000000</answer>"]),
+        ("polynomial_equations", ["<answer>9**9**9</answer>"]),
+        ("decimal_arithmetic", ["<answer>1e99999999</answer>"]),
+        ("power_function", ["<answer>1e99999999</answer>"]),
+        ("bitwise_arithmetic", [f"<answer>{'9' * 4_000_000}</answer>"]),
+        ("rush_hour", ["<answer>" + "A+1 A-1 " * 500_000 + "</answer>"]),
+    ],
+    "textworld": [("", ["\\P"]), ("", ["\\x"])],
+    "intercode-sql": [
+        (
+            "",
+            [
+                [{"name": "execute", "args": {"sql": "SELECT seq FROM seq_1_to_9000000"}}],
+                [{"name": "submit", "args": {}}],
+            ],
+        )
+    ],
 }
-"""Start of the keys of the rows for which the text is that takes longest of those that are known."""
+"""Start of the keys of the rows and the text, for the texts that take longest of those that are known."""
 
 
-async def held(name: str) -> float:
-    """Play the slowest known text, which the port's own time limit ends."""
-    start, script = WORST[name]
+async def held(name: str) -> list[float]:
+    """Play the slowest known texts, which the port's own time limit ends."""
     async with open_env(name) as env:
-        return await score(env, next(row for row in env.rows() if row.key.startswith(start)), script)
+        rows = rows_of(env, 200)
+        return [
+            await score(env, next(row for row in rows if row.key.startswith(start)), script)
+            for start, script in WORST[name]
+        ]
 
 
 async def emptied(name: str) -> dict[str, list[float]]:

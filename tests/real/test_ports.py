@@ -205,9 +205,13 @@ def test_answers_that_need_no_solving_score_below_a_half() -> None:
     assert max(mean for _, mean in best.values()) < 0.7
 
 
-@pytest.mark.parametrize("name", ["reasoning-gym", "textworld"])
-def test_the_worst_known_text_is_ended(name: str, tmp_path: Path) -> None:
-    assert attacked("held", name, tmp_path) == 0.0
+TIMED = ("reasoning-gym", "textworld", "intercode-sql")
+"""Ports of which a text is known that takes long."""
+
+
+@pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] in TIMED])
+def test_the_worst_known_texts_are_ended(name: str, tmp_path: Path) -> None:
+    assert max(attacked("held", name, tmp_path)) < 0.1
 
 
 HEAVY = ("textworld", "agentdojo", "scienceworld")

@@ -37,7 +37,7 @@ from hermes_rl.data.harbor import read_tasks
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.sandboxes import sandbox_config
-from hermes_rl.runs.metrics import _rewards
+from hermes_rl.runs.metrics import _reward_metrics
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.scoring.reward_value import MOST_METRICS, RewardValue, Score, interpret, of_steps
@@ -291,7 +291,7 @@ def test_names_of_metrics_are_few_over_all_rollouts(name: str, steps: int) -> No
 
     values = [value(rollout) for rollout in range(20)]
     assert max(len(each.metrics) for each in values) <= MOST_METRICS + 1 + (steps if steps > 1 else 0)
-    metrics = _rewards([cast(Any, SimpleNamespace(rewards={"r": each})) for each in values])
+    metrics = _reward_metrics([cast(Any, SimpleNamespace(rewards={"r": each})) for each in values])
     assert metrics["eval/reward/r"] == 1.0 and metrics["eval/reward/r/right"] == 0.5
     assert len(json.dumps(metrics)) < 64_000
 

@@ -277,6 +277,7 @@ async def test_made_up_source_is_not_paid(name: str) -> None:
 METRICS: dict[str, Callable[[int], dict[Any, float]]] = {
     "E22 many": lambda n: dict.fromkeys(range(5_000), 1.0),
     "E22 other names in each": lambda n: {f"{n} {m}": 1.0 for m in range(90)},
+    "E22 names that are numbers": lambda n: {n * 100 + m + 0.5: 1.0 for m in range(90)},
     "E22 long names": lambda n: {f"{n}{letter * 1_000_000}": 1.0 for letter in "abc"},
     "E22 names near the bound": lambda n: {f"{n:03}{m:03}{'x' * 94}": 1.0 for m in range(90)},
 }

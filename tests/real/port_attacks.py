@@ -148,26 +148,26 @@ async def held(name: str) -> list[float]:
         ]
 
 
+EMPTY = "SELECT 1 FROM dual WHERE 1 = 0"
+EMPTIED = (
+    ("CREATE PROCEDURE p() EXECUTE IMMEDIATE CONCAT('DROP DATABASE ', DATABASE())", "CALL p()", EMPTY),
+    ("SET SESSION sql_select_limit = 0", "SELECT 1"),
+    ("CREATE TEMPORARY TABLE {table} LIKE {table}", EMPTY),
+    ("SET SESSION max_statement_time = 0.000001", EMPTY),
+    ("SET STATEMENT sql_select_limit = 0 FOR SELECT 1",),
+    ("SET autocommit = 0", "SET foreign_key_checks = 0", "DELETE FROM {table}", EMPTY),
+    ("RENAME TABLE {table} TO gone", "CREATE VIEW {table} AS SELECT * FROM gone WHERE 1 = 0", EMPTY),
+    ("KILL CONNECTION_ID()", EMPTY),
+    ("USE information_schema", "SET NAMES latin1", "SET SESSION sql_mode = 'ANSI_QUOTES'", EMPTY),
+)
+"""Statements that change the data that gold is compared with: the database, and the agent's session."""
+
+
 async def emptied(name: str) -> dict[str, list[float]]:
-    """Change the data that gold is compared with: the database, and the agent's session; return the scores by row."""
+    """Execute each group of statements, and submit the last result; return the scores by row."""
 
-    def asked(*statements: str) -> Script:
-        submit: Sequence[dict[str, Any]] = [{"name": "submit", "args": {}}]
-        return [[{"name": "execute", "args": {"sql": each}} for each in statements], list(submit)]
-
-    drop = "CREATE PROCEDURE p() EXECUTE IMMEDIATE CONCAT('DROP DATABASE ', DATABASE())"
-    none = "SELECT 1 FROM dual WHERE 1 = 0"
-    scripts = [
-        asked(drop, "CALL p()", none),
-        asked("SET SESSION sql_select_limit = 0", "SELECT 1"),
-        asked("CREATE TEMPORARY TABLE {table} LIKE {table}", none),
-        asked("SET SESSION max_statement_time = 0.000001", none),
-        asked("SET STATEMENT sql_select_limit = 0 FOR SELECT 1"),
-        asked("SET autocommit = 0", "SET foreign_key_checks = 0", "DELETE FROM {table}", none),
-        asked("RENAME TABLE {table} TO gone", "CREATE VIEW {table} AS SELECT * FROM gone WHERE 1 = 0", none),
-        asked("KILL CONNECTION_ID()", none),
-        asked("USE information_schema", "SET NAMES latin1", "SET SESSION sql_mode = 'ANSI_QUOTES'", none),
-    ]
+    def asked(statements: Sequence[str]) -> Script:
+        return [[{"name": "execute", "args": {"sql": each}} for each in statements], [{"name": "submit", "args": {}}]]
 
     def of_row(row: Row, script: Script) -> Script:
         words = row.columns["truth"].split()
@@ -176,7 +176,7 @@ async def emptied(name: str) -> dict[str, list[float]]:
 
     async with open_env(name) as env:
         rows = rows_of(env, 8, 110)
-        return {row.key: [await score(env, row, of_row(row, script)) for script in scripts] for row in rows}
+        return {row.key: [await score(env, row, of_row(row, asked(each))) for each in EMPTIED] for row in rows}
 
 
 EXHAUST = {

@@ -165,11 +165,21 @@ async def test_server_starts_before_agent_can_break_its_start() -> None:
         assert await said(play, "count") == "1"
 
 
-async def test_failed_start_is_not_agents_doing_before_it_has_acted() -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "rm -rf ~/.mcp; echo > ~/.mcp",
+        "rm -rf ~/.mcp; ln -s /nowhere ~/.mcp",
+        "rm ~/.mcp/bad/server.py; mkdir ~/.mcp/bad/server.py",
+        "touch ~/.mcp/bad/fewer",
+        "echo 'raise SystemExit(3)' > ~/.mcp/bad/json.py",
+    ],
+)
+async def test_failed_start_is_not_agents_doing_before_it_has_acted(broken: str) -> None:
     async with playing(McpSource(settings())) as play:
         sandbox = await play.runtime.sandbox_for_agent()
         await play.runtime.held["bad"].close()
-        await sandbox.run("rm -rf ~/.mcp; echo > ~/.mcp")
+        await sandbox.run(broken)
         with pytest.raises(ToolServerFailure, match="cannot be started"):
             await said(play, "count")
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -31,6 +33,8 @@ _IMPORTING = Lock()
 _USES_TORCH = "transformers.modeling_rope_utils"
 """The only module that AutoTokenizer imports and that imports torch when it is imported."""
 _DATA_TYPES = ("dtype", "torch_dtype")
+MOST_GROWTH = 64
+"""Maximum characters that the replacements of a tokenizer may write for one."""
 PATIENCE = 5.0
 """Maximum seconds for a connection to the hub."""
 
@@ -41,6 +45,8 @@ class HubTokenizer:
     def __init__(self, name_or_path: str, tokenizer: Any = None, *, local: bool = False) -> None:
         self.name = name_or_path
         self._tokenizer = _load_pretrained(name_or_path, local) if tokenizer is None else tokenizer
+        if tokenizer is None:
+            _require_bounded_growth(name_or_path, getattr(self._tokenizer, "backend_tokenizer", None))
         self._engine = _engine_of(self._tokenizer)
         _limit_templates()
         self._lock = Lock()
@@ -169,6 +175,28 @@ def _limit_templates() -> None:
     if chat_template_utils.ImmutableSandboxedEnvironment is not LimitedEnvironment:
         chat_template_utils.ImmutableSandboxedEnvironment = LimitedEnvironment
         chat_template_utils._compile_jinja_template.cache_clear()  # earlier compiled templates have no limits
+
+
+def _require_bounded_growth(name: str, engine: Any) -> None:
+    """Raise `TokenizerUnavailable` if a normalizer or decoder may turn a text into a much longer one."""
+    for part in ("normalizer", "decoder"):
+        step = getattr(engine, part, None)
+        if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > MOST_GROWTH:
+            raise TokenizerUnavailable(
+                f"the tokenizer {name!r} multiplies texts: its {part} may write {growth:.3g} characters for one, "
+                f"expected at most {MOST_GROWTH}"
+            )
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return the number of characters that a step of a tokenizer may write for one."""
+    growth = 1.0
+    if step["type"] == "Replace":
+        replaced, written = step["pattern"].get("String"), len(step["content"])
+        growth = written / len(replaced) if replaced else written + bool(written)  # a pattern may match between two
+    elif step["type"] == "Prepend":
+        growth = 1 + len(step["prepend"])
+    return math.prod(map(_growth, (*step.get("normalizers", ()), *step.get("decoders", ()))), start=max(1.0, growth))
 
 
 def _engine_of(tokenizer: Any) -> Any:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Regex, decoders, normalizers
 from tokenizers import Tokenizer as Engine
 from transformers import PreTrainedTokenizerFast
 
 from hermes_rl.spec import template_limits as limits
 from hermes_rl.spec.template_limits import LimitedEnvironment
-from hermes_rl.tokens.hub import HubTokenizer, wrapped
-from hermes_rl.tokens.tokenizer import TemplateRefused, small_tokenizer_path
+from hermes_rl.tokens.hub import MOST_GROWTH, HubTokenizer, wrapped
+from hermes_rl.tokens.tokenizer import TemplateRefused, TokenizerUnavailable, small_tokenizer_path
 from tests.tokens.families import FAMILIES
 
 HI = [{"role": "user", "content": "hi"}]
@@ -96,6 +98,29 @@ def test_a_template_that_does_not_end_or_multiplies_text_is_refused(code: str, m
     with pytest.raises(TemplateRefused, match=r"the template|undefined|RecursionError"):
         hub_tokenizer(code).render(HI, None, add_generation_prompt=True)
     assert time.process_time() - before < 5
+
+
+STEPS: dict[str, Any] = {"normalizer": normalizers, "decoder": decoders}
+
+
+@pytest.mark.parametrize("part", STEPS)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("a", "b" * 100)],
+        [("a", "a" * 10)] * 4,
+        [(Regex(""), "ab")] * 5,
+        [(Regex("a|b"), "a" * 100)],
+        [("", "a" * 100)],
+    ],
+)
+def test_tokenizer_that_multiplies_text_is_refused(tmp_path: Path, part: str, steps: list[tuple[Any, str]]) -> None:
+    engine, kinds = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json")), STEPS[part]
+    each = [kinds.Replace(pattern, content) for pattern, content in steps]
+    setattr(engine, part, kinds.Sequence([*each[:1], kinds.Sequence(each[1:])]))
+    PreTrainedTokenizerFast(tokenizer_object=engine, chat_template="{{ messages }}").save_pretrained(tmp_path)
+    with pytest.raises(TokenizerUnavailable, match=f"its {part} may write .* at most {MOST_GROWTH}"):
+        HubTokenizer(str(tmp_path), local=True)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

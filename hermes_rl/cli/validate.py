@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,14 +74,15 @@ def validate_specs(
     if sets and (deep or rows is not None):
         option = "--deep" if deep else "--rows"
         raise UserError(f"{option} needs specs; {sets[0]} is a set: name its specs")
-    verdicts = [
-        _validate_set(spec, overrides, environ) if spec in sets else validate_one(spec, overrides, environ, rows)
-        for spec in specs
-    ]
-    if deep:
-        for verdict in verdicts:
-            if not verdict.problems:
-                _run_answers(verdict, overrides, environ, rows)
+    with redirect_stdout(sys.stderr):  # user code may print, and the output has the verdicts alone
+        verdicts = [
+            _validate_set(spec, overrides, environ) if spec in sets else validate_one(spec, overrides, environ, rows)
+            for spec in specs
+        ]
+        if deep:
+            for verdict in verdicts:
+                if not verdict.problems:
+                    _run_answers(verdict, overrides, environ, rows)
     if strict:
         for verdict in verdicts:
             verdict.problems, verdict.warnings = [*verdict.problems, *verdict.warnings], []

@@ -63,3 +63,13 @@ def test_all_rows_are_summed_up_as_json(tmp_path: Path) -> None:
     assert [each["check"] for each in verdict["findings"]] == ["gold_fails_on_some_rows"]
     refused = run("spec.yaml", "--rows", "none", cwd=tmp_path)
     assert refused.returncode == 2 and "--rows none: expected a number of rows, such as 100, or `all`" in refused.stderr
+
+
+def test_output_of_user_code_is_not_mixed_with_the_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text("def rows(**_):\n    print('making rows')\n    yield {'q': '2+2', 'a': '4'}\n")
+    (tmp_path / "spec.yaml").write_text(
+        WARNED.replace("items: [" + WARNED.partition("items: [")[2].partition("]}")[0] + "]", "generator: rows.py:rows")
+    )
+    done = run("spec.yaml", "--rows", "1", "--json", cwd=tmp_path)
+    (verdict,) = json.loads(done.stdout)
+    assert verdict["rows"]["rows"] == 1 and "making rows" in done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from hermes_rl import UserError
 from hermes_rl.cli.listing import list_entries
+from hermes_rl.cli.validate import validate_one
 from hermes_rl.data.load import load_rows
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.process import run_process
@@ -36,6 +37,11 @@ def test_they_are_listed_with_a_line_each() -> None:
     assert sorted(entries) == SPECS
     assert all(entries.values())
     assert len(PLAYED) >= 11
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_shipped_spec_is_valid_without_its_package(name: str) -> None:
+    assert validate_one(name).problems == []
 
 
 @pytest.mark.parametrize("name", PORTS)

@@ -219,6 +219,8 @@ class ProcessHandle(WorkerHandle):
             self.ended = "it said nothing any more"
         except OSError as error:
             self.ended = f"it could not be started: {error}"
+        except ValueError as error:
+            self.ended = f"it sent a message that cannot be read: {error}"
         finally:
             parent_end.close()
             await self._end()
@@ -245,11 +247,19 @@ class ProcessHandle(WorkerHandle):
             self._writer.write(framed(pickle.dumps(message)))
 
     def _take(self, message: bytes) -> None:
-        """Hand a response to its caller. Only its first bytes are read here: it may be large."""
-        if message.startswith(ANSWER):
-            self._answered(int(message[len(ANSWER) : message.index(b",")]), WorkerAnswer(message))
-        else:
-            self._take_news(json.loads(message))
+        """Hand a response to its caller. Only its first bytes are read here: it may be large.
+
+        Raises `ValueError` if something else than `worker` wrote the message.
+        """
+        if not message.startswith(ANSWER):
+            if not isinstance(news := json.loads(message), dict):
+                raise ValueError("no object")
+            self._take_news(news)
+            return
+        request_id = int(message[len(ANSWER) : message.index(b",")])
+        if request_id not in self.pending_requests:
+            raise ValueError(f"there is no request {request_id}")
+        self._answered(request_id, WorkerAnswer(message))
 
     async def _end(self) -> None:
         """Ensure that the process is gone, and find out how it ended."""

@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def main(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # a sandbox that held it would keep the run's end open
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
-    with reduce_gc_pauses():
+    with reduce_gc_pauses(), suppress(KeyboardInterrupt):  # which the spec's code may raise too
         asyncio.run(_serve_requests(connection))
 
 

@@ -488,6 +488,8 @@ class Workers:
                 self._compiled.images.setdefault(name, set()).update(digests)
             if "raised" in content:
                 raise error_of(*content["raised"])
+            if not self._refusing and not {"line", "rewards"} & content.keys():
+                continue  # the worker has cancelled its work, because a signal ends it
             return content, len(answer.message)
         assert handle is not None
         several = f"{deaths} workers died one after the other while they had"

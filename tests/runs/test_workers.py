@@ -375,11 +375,38 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
     assert "Traceback" not in said(tmp_path)
 
 
+WRITES = """
+import os, socket
+
+def write_to_sockets(data):
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family == socket.AF_UNIX:
+                    end.send(data)
+        except OSError:
+            pass
+
+"""
+"""Code that writes into the sockets of its process, of which one leads to the run."""
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("a reward", "3 workers died one after the other while they had rollout"),
+        ("os.kill(os.getpid(), 9)", "3 workers died one after the other while they had rollout"),
+        pytest.param(
+            "os.kill(os.getpid(), 2); import time; time.sleep(60)",
+            "3 workers died one after the other while they had rollout",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "write_to_sockets(b'\\0\\0\\0\\5hello')", "it sent a message that cannot be read", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "write_to_sockets(b'\\0\\0\\0\\x0a{\"id\": 99,')", "there is no request 99", marks=pytest.mark.slow
+        ),
         pytest.param(
             "the start", "workers ended one after the other before they had finished a rollout", marks=pytest.mark.slow
         ),
@@ -387,8 +414,9 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
 )
 def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str, words: str) -> None:
     write(tmp_path, groups=1)
-    if where == "a reward":
-        change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
+    if where != "the start":
+        change(tmp_path, "    return len(written) / 10", f"    {where}")
+        (tmp_path / "code.py").write_text(WRITES + (tmp_path / "code.py").read_text())
         change(tmp_path, "items: [", 'items: [{"n": 99}, ')
         change(tmp_path, 'ours", weight', 'ours", isolate: none, weight')
     else:

@@ -309,7 +309,7 @@ def _require_reachable(address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a name or port that cannot be one
         raise UserError(
             f"--ray {address}: nothing answers there ({error}). `ray status` on a node of the cluster tells its "
             "address; --ray alone starts a cluster on this machine"

@@ -53,11 +53,15 @@ def stage(
                 shutil.rmtree(into)
                 into.mkdir()
                 return ()
-            if any(secret in file.read_bytes() for secret in secrets):
-                note(f"{file} holds a key, so it stays on this machine")
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target)
+            try:
+                content = file.read_bytes()
+                if any(secret in content for secret in secrets):
+                    note(f"{file} holds a key, so it stays on this machine")
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, target)
+            except OSError as error:
+                note(f"{file} cannot be copied, so it stays on this machine: {error.strerror}")
     return tuple(tops)
 
 
@@ -81,11 +85,13 @@ def _files_to_copy(top: Path) -> Iterator[Path]:
 
 
 def _is_left(folder: Path) -> bool:
-    """Return True if a directory is a run directory, a Python environment, or a link to a directory that contains
-    it.
+    """Return True if a directory is a run directory, a Python environment, or a link to a directory on the way to it.
+
+    Two directories that link to each other contain paths without end.
     """
-    is_ours = any((folder / marker).exists() for marker in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
-    return is_ours or folder.parent.resolve().is_relative_to(folder.resolve())
+    if any((folder / marker).exists() for marker in ("run.json", "rollouts.jsonl", "pyvenv.cfg")):
+        return True
+    return folder.is_symlink() and any(parent.resolve().is_relative_to(folder.resolve()) for parent in folder.parents)
 
 
 def pack(value: Any, folders: Sequence[Path]) -> bytes:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.runs.cluster import LEAST, LOCAL, Needs, _Actor, _token_required, share_evenly
+from hermes_rl.runs.cluster import LEAST, LOCAL, Needs, _Actor, _require_reachable, _token_required, share_evenly
 from hermes_rl.runs.packaging import pack, unpack
 from hermes_rl.runs.rollout_worker import WorkerSetup
 from hermes_rl.spec.load import parse_spec
@@ -80,6 +80,12 @@ def test_ray_without_tokens_is_refused(address: str) -> None:
         _token_required(old, address),  # type: ignore[arg-type]
     ):
         raise AssertionError("it was used")
+
+
+@pytest.mark.parametrize("address", ["a..b:6379", "127.0.0.1:²", "127.0.0.1:1"])
+def test_address_where_nothing_can_answer_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match=f"--ray {address}: nothing answers there"):
+        _require_reachable(address)
 
 
 def test_least_ray_is_the_one_that_the_package_requires() -> None:

@@ -44,8 +44,20 @@ def test_links_travel_as_what_they_lead_to(tmp_path: Path) -> None:
     make(tmp_path / "task", code_dot_py="")
     (tmp_path / "task" / "data").symlink_to(tmp_path / "far")
     (tmp_path / "task" / "again").symlink_to(tmp_path / "task")
+    for name, other in ("ab", "ba"):
+        make(tmp_path / "task" / name, file="")
+        for number in range(2):
+            (tmp_path / "task" / name / f"{number}").symlink_to(tmp_path / "task" / other)
     found, _ = staged(tmp_path / "task", tmp_path / "into")
-    assert found == {"0/code.py", "0/data/table"}
+    linked = {f"0/{path}/file" for path in ("a", "b", "a/0", "a/1", "b/0", "b/1")}
+    assert found == {"0/code.py", "0/data/table", *linked}
+
+
+def test_file_that_cannot_be_read_is_reported_and_not_packaged(tmp_path: Path) -> None:
+    make(tmp_path / "task", code_dot_py="")
+    (tmp_path / "task" / "memory").symlink_to("/proc/self/mem")
+    found, (told,) = staged(tmp_path / "task", tmp_path / "into", b"key")
+    assert found == {"0/code.py"} and "memory cannot be copied, so it stays on this machine: Input/output" in told
 
 
 def test_oversized_directory_is_not_packaged_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

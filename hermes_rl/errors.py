@@ -119,6 +119,10 @@ def _agent_error(kind: type[OSError], error_number: int, problem: str, filename:
     return agent_error(kind)(error_number, problem, filename)  # type: ignore[arg-type]  # classes are hashable
 
 
+LONGEST_DETAIL = 20_000
+"""Characters of the detail of a failure, which is recorded, logged and shown for each attempt."""
+
+
 class Failure(HermesRLError):
     """An infrastructure failure. `stop_reason` is the cause; `detail` is stored in the rollout's record.
 
@@ -129,6 +133,8 @@ class Failure(HermesRLError):
     result: Any = None
 
     def __init__(self, detail: str, *, stop_reason: StopReason | None = None) -> None:
+        if len(detail) > LONGEST_DETAIL:  # of the spec's code, whose errors may repeat what a model has written
+            detail = f"{detail[: LONGEST_DETAIL // 2]} … {detail[-LONGEST_DETAIL // 2 :]}"
         super().__init__(detail)
         self.detail = detail
         if stop_reason is not None:

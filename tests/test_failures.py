@@ -23,3 +23,9 @@ def test_every_failure_is_an_ungraded_infrastructure_failure() -> None:
     failures = [errors.Failure, *errors.Failure.__subclasses__()]
     assert len(failures) >= 6
     assert not any(failure.stop_reason.graded for failure in failures)
+
+
+def test_detail_of_a_failure_keeps_its_start_and_its_end() -> None:
+    failure = errors.RewardFailure("reward 'right' raised " + "x" * 50_000_000 + " at code.py:3")
+    assert len(failure.detail) == len(str(failure)) < 25_000
+    assert failure.detail.startswith("reward 'right' raised x") and failure.detail.endswith("x at code.py:3")

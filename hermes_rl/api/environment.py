@@ -512,8 +512,8 @@ class Env(OfThisProcess, RenamedAttributes):
             _require_whole("max_staleness", max_staleness, 0)
         id_marker, role = self._batch_suffix(batch), self._role(policy)
         # Invalid arguments are reported now, and not with the first group.
-        world = self._compiled if policy is None else self._compiled.with_policy(role)
-        options = world.options(split, sampling)
+        compiled = self._compiled if policy is None else self._compiled.with_policy(role)
+        options = compiled.options(split, sampling)
         self._workers_for(policy, options)
 
         budgets: list[RunBudget] = []
@@ -534,7 +534,7 @@ class Env(OfThisProcess, RenamedAttributes):
             )
             self._use(policy)
             started = Run(
-                world,
+                compiled,
                 repeated_rows or (self.rows(split) if rows is None else self._named_rows(rows)),
                 plan,
                 encoder=await self._encoder(policy),
@@ -589,11 +589,11 @@ class Env(OfThisProcess, RenamedAttributes):
         row = self._row(row)
         name, id_marker = self._identify_group(row, group)
         stepped = await ExternalPolicy.make(self.spec, tokenizer, renderer, context)
-        world = self._compiled.with_policy(stepped.role)
+        compiled = self._compiled.with_policy(stepped.role)
         runner = RolloutRunner(
-            world,
+            compiled,
             split=split,
-            options=world.options(split, sampling),
+            options=compiled.options(split, sampling),
             store=await self._opened_store(1),
             encoder=stepped,
             retries=0,
@@ -617,11 +617,11 @@ class Env(OfThisProcess, RenamedAttributes):
     ) -> RolloutRunner:
         _require_whole("retries", retries, 0)
         role = self._role(policy)
-        world = self._compiled if policy is None else self._compiled.with_policy(role)
-        options = world.options(split, sampling)
+        compiled = self._compiled if policy is None else self._compiled.with_policy(role)
+        options = compiled.options(split, sampling)
         self._use(policy)
         runner = RolloutRunner(
-            world,
+            compiled,
             split=split,
             options=options,
             encoder=await self._encoder(policy),

@@ -89,12 +89,10 @@ class PlaySettings:
 
 
 class _ActingPolicy:
-    """A policy that acts in this worker, in the environment `world`; None is the spec's policy, which the environment
-    made.
-    """
+    """A policy that acts in this worker, and the spec compiled with it; None is the spec's own policy."""
 
-    def __init__(self, world: CompiledSpec, policy: Policy | None) -> None:
-        self.world, self.policy = world, policy
+    def __init__(self, compiled: CompiledSpec, policy: Policy | None) -> None:
+        self.compiled, self.policy = compiled, policy
         self.playing: list[RolloutRunner] = []
         """Runner of each rollout in which it acts."""
         self._encoder: Encoder | None = None
@@ -102,7 +100,7 @@ class _ActingPolicy:
 
     @property
     def role(self) -> ModelClient:
-        return self.world.policy
+        return self.compiled.policy
 
     async def encoder(self) -> Encoder:
         """Return the encoder of its rollouts; made once."""
@@ -263,7 +261,7 @@ class RolloutWorker:
         if settings.weight_update is not None and acting.policy is not None:
             acting.policy.take(settings.weight_update)
             acting.policy.take(self._news.get(policy_id, settings.weight_update))
-        runner = RolloutRunner(acting.world, split=split, options=settings.options)
+        runner = RolloutRunner(acting.compiled, split=split, options=settings.options)
         acting.playing.append(runner)
         try:
             runner.encoder = await acting.encoder()

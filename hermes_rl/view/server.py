@@ -60,17 +60,17 @@ async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None])
 
     Raises `UserError` if there is no run, or the address cannot be used.
     """
-    shelf = await run_in_thread(lambda: RunIndex(folders))
+    run_index = await run_in_thread(lambda: RunIndex(folders))
     token = secrets.token_urlsafe(24)
     with contextlib.closing(listening(listen, token)) as listener:
         name = listen.rpartition(":")[0].strip("[]")
-        gate = ViewGate(make_view_app(shelf), token, name, listener.getsockname()[1])
+        gate = ViewGate(make_view_app(run_index), token, name, listener.getsockname()[1])
         return await serve_until_told(
             lambda ended: gate, listener, lambda: say(f"look at your runs here: {address_of(listener)}/?token={token}")
         )
 
 
-def make_view_app(shelf: RunIndex) -> FastAPI:
+def make_view_app(run_index: RunIndex) -> FastAPI:
     """Return the application inside the gate: the page, and the data that it requests."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -92,63 +92,63 @@ def make_view_app(shelf: RunIndex) -> FastAPI:
 
     for path, (name, kind) in PAGES.items():
         app.get(path)(page(name, kind))
-    _answer_of_runs(app, shelf)
-    _answer_of_rollouts(app, shelf)
+    _answer_of_runs(app, run_index)
+    _answer_of_rollouts(app, run_index)
     return app
 
 
-def _answer_of_runs(app: FastAPI, shelf: RunIndex) -> None:
+def _answer_of_runs(app: FastAPI, run_index: RunIndex) -> None:
     @app.get("/api/runs")
     async def runs() -> Response:
-        return JSONResponse(await run_in_thread(shelf.runs))
+        return JSONResponse(await run_in_thread(run_index.runs))
 
     @app.get("/api/compare")
     async def compare(a: str, b: str) -> Response:
-        return JSONResponse(await run_in_thread(lambda: shelf.compare(a, b)))
+        return JSONResponse(await run_in_thread(lambda: run_index.compare(a, b)))
 
     @app.get("/api/runs/{run}")
     async def overview(run: str, request: Request) -> Response:
-        version, overview_now = await run_in_thread(lambda: shelf.overview(run))
+        version, overview_now = await run_in_thread(lambda: run_index.overview(run))
         if request.headers.get("if-none-match") == version:
             return Response(status_code=304, headers={"ETag": version})
         return JSONResponse(overview_now, headers={"ETag": version})
 
     @app.get("/api/runs/{run}/rows")
     async def rows(run: str, request: Request) -> Response:
-        return JSONResponse(await run_in_thread(lambda: shelf.rows(run, request.query_params)))
+        return JSONResponse(await run_in_thread(lambda: run_index.rows(run, request.query_params)))
 
     @app.get("/api/runs/{run}/rollouts")
     async def rollouts(run: str, request: Request) -> Response:
-        return JSONResponse(await run_in_thread(lambda: shelf.rollouts(run, request.query_params)))
+        return JSONResponse(await run_in_thread(lambda: run_index.rollouts(run, request.query_params)))
 
 
-def _answer_of_rollouts(app: FastAPI, shelf: RunIndex) -> None:
+def _answer_of_rollouts(app: FastAPI, run_index: RunIndex) -> None:
     @app.get("/api/runs/{run}/rollouts/{rollout:path}")
     async def rollout(run: str, rollout: str) -> Response:
-        return JSONResponse(await run_in_thread(lambda: shelf.rollout(run, rollout)))
+        return JSONResponse(await run_in_thread(lambda: run_index.rollout(run, rollout)))
 
     @app.get("/api/runs/{run}/beside/{rollout:path}")
     async def beside(run: str, rollout: str, request: Request) -> Response:
-        return JSONResponse(await run_in_thread(lambda: shelf.neighbour(run, rollout, request.query_params)))
+        return JSONResponse(await run_in_thread(lambda: run_index.neighbour(run, rollout, request.query_params)))
 
     @app.get("/api/runs/{run}/tokens/{rollout:path}")
     async def tokens(run: str, rollout: str, sequence: int = 0, begin: int = 0) -> Response:
-        return JSONResponse(await run_in_thread(lambda: shelf.tokens(run, rollout, sequence, begin, TOKENS)))
+        return JSONResponse(await run_in_thread(lambda: run_index.tokens(run, rollout, sequence, begin, TOKENS)))
 
     @app.get("/api/runs/{run}/artifacts/{rollout:path}")
     async def artifact(run: str, rollout: str, file: str) -> Response:
-        path = await run_in_thread(lambda: _artifact_file(shelf, run, rollout, file))
+        path = await run_in_thread(lambda: _artifact_file(run_index, run, rollout, file))
         # A browser saves an attachment of unknown type as a file, whatever its content.
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(path.name, safe='')}"}
         return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
 
-def _artifact_file(shelf: RunIndex, run: str, rollout: str, file: str) -> Path:
+def _artifact_file(run_index: RunIndex, run: str, rollout: str, file: str) -> Path:
     """Return a file that a rollout's record names, wherever links in the directory lead.
 
     Raises `UserError` if the rollout has no such artifact.
     """
-    folder, line = shelf.line(run, rollout)
+    folder, line = run_index.line(run, rollout)
     artifact_paths = [
         str(artifact["path"]) for artifact in (line.get("artifacts") or {}).values() if "path" in artifact
     ]

@@ -22,8 +22,8 @@ def several(folder: Path, count: int, rollouts: int) -> RunIndex:
     return RunIndex([folder])
 
 
-def names(shelf: RunIndex) -> list[str]:
-    while (found := shelf.runs())["reading"]:
+def names(run_index: RunIndex) -> list[str]:
+    while (found := run_index.runs())["reading"]:
         pass
     return [run["run"] for run in found["runs"]]
 

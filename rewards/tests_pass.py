@@ -207,8 +207,8 @@ def _by_reference(ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]]
         ctx.remember(key, record)
     if tests.apart and record["skips"] is None:
         raise RewardFailure(
-            "tests_pass: the reference does not pass while its tests run apart from it; leave `apart` out, or change "
-            "what docs/sandbox.md says that cannot be carried"
+            "tests_pass: the reference does not pass with its tests in another sandbox; set `apart: false`, or change "
+            "the code that docs/sandbox.md lists as not supported"
         )
     skips = None if record["skips"] is None else set(record["skips"])
     more = {"places": tuple(record.get("places") or ()), "seconds": record.get("seconds") or 0.0}

@@ -532,7 +532,7 @@ class Env(OfThisProcess, RenamedAttributes):
                 retries=retries,
                 id_marker=id_marker + "+" * repeat_index,
             )
-            self._use(policy)
+            self._use_policy(policy)
             started = Run(
                 compiled,
                 repeated_rows or (self.rows(split) if rows is None else self._named_rows(rows)),
@@ -619,7 +619,7 @@ class Env(OfThisProcess, RenamedAttributes):
         role = self._role(policy)
         compiled = self._compiled if policy is None else self._compiled.with_policy(role)
         options = compiled.options(split, sampling)
-        self._use(policy)
+        self._use_policy(policy)
         runner = RolloutRunner(
             compiled,
             split=split,
@@ -634,7 +634,7 @@ class Env(OfThisProcess, RenamedAttributes):
         self._runners.add(runner)
         return runner
 
-    def _use(self, policy: Policy | None) -> None:
+    def _use_policy(self, policy: Policy | None) -> None:
         """Register the first use of a policy, whose connections close with the environment."""
         if policy is not None and not policy.captured and policy not in self._policies:
             self._policies.add(policy)
@@ -701,12 +701,12 @@ class Env(OfThisProcess, RenamedAttributes):
     def _identify_group(self, row: Row, group: str | None) -> tuple[str, str]:
         """Return the id of a group, and a mark that distinguishes this call; records are found by the id alone."""
         if group is None:
-            return f"{row.key}~{self._fresh(row.key)}", ""
+            return f"{row.key}~{self._fresh_suffix(row.key)}", ""
         if not isinstance(group, str) or replace_surrogates(group) != group:
             raise UserError(f"group is {group!r:.60}, and not a text")
-        return group, "" if self._directory is not None else f"~{self._fresh(group)}"
+        return group, "" if self._directory is not None else f"~{self._fresh_suffix(group)}"
 
-    def _fresh(self, name: str) -> str:
+    def _fresh_suffix(self, name: str) -> str:
         """Return a suffix that distinguishes a call from others with its row or group: random, or their count."""
         if not self._repeatable:
             return uuid.uuid4().hex[:8]
@@ -716,7 +716,7 @@ class Env(OfThisProcess, RenamedAttributes):
     def _batch_suffix(self, name: str | None) -> str:
         """Return the suffix of the group ids of one call of `groups`."""
         if self._directory is None:
-            return f"~groups{self._fresh('groups')}"
+            return f"~groups{self._fresh_suffix('groups')}"
         if name is not None:
             return f"@{name}"
         self._batches += 1

@@ -111,7 +111,7 @@ class LivePanel(Progress):
         self._parts.append(part)
         return part
 
-    async def _look(self, watched: Watched) -> None:
+    async def _refresh(self, watched: Watched) -> None:
         """Update the status of the run, in the thread that changes it."""
         while True:
             self._status = watched.status()

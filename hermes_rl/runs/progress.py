@@ -239,15 +239,15 @@ class Progress:
     def watching(self, watched: Watched) -> Iterator[None]:
         """Watch a run while it is open."""
         self.watched = watched
-        looking = asyncio.get_running_loop().create_task(self._look(watched))
+        looking = asyncio.get_running_loop().create_task(self._refresh(watched))
         try:
             yield
         finally:
             looking.cancel()
             self.watched = None
 
-    async def _look(self, watched: Watched) -> None:
-        """Print the line even if no group ends for a long time."""
+    async def _refresh(self, watched: Watched) -> None:
+        """Refresh the line from time to time, even if no group ends."""
         while True:
             await asyncio.sleep(max(self._last + EVERY - time.monotonic(), EVERY / 10))
             self._show_line()

@@ -226,8 +226,9 @@ class Helper:
         return [], b"", []
 
     def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """Kill all processes, except the given spawns, which are stopped with their children: their numbers → "left" if
-        something else still lives after many tries.
+        """Kill all processes except the jobs whose numbers are the fields; these are stopped with their children.
+
+        The answer is "left" if another process still lives at the deadline.
         """
         end = time.monotonic() + KILL_SECONDS
         while self.kill_round([pid for pid, job in self.jobs.items() if job in fields]):

@@ -83,7 +83,7 @@ def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
         yield (*path, key), value
 
 
-def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
+def check_address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
     """Yield a fault if a value is not an HTTP address, or contains a secret; `instead` names the keys for secrets."""
     if isinstance(url, str) and not url.startswith(("http://", "https://")):
         yield Fault(path, "expected an address that starts with http:// or https://")

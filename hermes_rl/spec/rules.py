@@ -22,7 +22,7 @@ from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.spec.deep_checks import DEEP_CHECKS
 from hermes_rl.spec.flags import check_field
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
+from hermes_rl.spec.origin import Fault, check_address, entries, exactly_one, section
 from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.sections.rewards import INJECTED
@@ -200,7 +200,7 @@ def _check_selection(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
 def _check_mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
     yield from exactly_one(server, path, ("command", "url"), "an MCP server")
     if "url" in server:
-        yield from address((*path, "url"), server["url"], "headers_env")
+        yield from check_address((*path, "url"), server["url"], "headers_env")
         for key in ("files", "where", "env"):
             if key in server:
                 yield Fault((*path, key), f"`{key}` is for a server started by `command`", part="key")
@@ -745,7 +745,7 @@ def _check_urls(data: dict[str, Any]) -> Iterator[Fault]:
     urls = [((*path, "base_url"), section(server).get("base_url")) for path, server in servers(data)]
     urls.append((("serve", "api_url"), section(data, "serve").get("api_url")))
     for path, url in urls:
-        yield from address(path, url, "api_key_env or headers_env")
+        yield from check_address(path, url, "api_key_env or headers_env")
 
 
 def _check_atropos(data: dict[str, Any]) -> Iterator[Fault]:

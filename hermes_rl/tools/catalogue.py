@@ -134,7 +134,7 @@ def find_tool(name: str) -> Tool:
 def toolkit_of(
     schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None, among: Toolkit | None = None
 ) -> Toolkit:
-    """Return the toolkit of a list of schemas: the one that it carries, else built-in tools under these schemas.
+    """Return the toolkit of a list of schemas: the list's own if it has one, else built-in tools with these schemas.
 
     Args:
         schemas: schemas in the form for a server.

@@ -625,11 +625,11 @@ def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, A
     """Ask a sandbox that the agent never saw: whether the reporter speaks there, and the image has what it needs.
 
     What the answer of the command says may be the agent's: its code can print anything and end with any status. So it
-    is only the reason to look. Raises `RewardFailure` where the image lacks something.
+    is only the reason to look. Raises `RewardFailure` if the image lacks a program.
     """
     unheard = tests.can_be_heard and not report.spoke
     complains = answer["exit_code"] >= NOT_EXECUTED or any(phrase in answer["output"] for phrase in SUSPECT)
-    suspect = complains and not report.outcomes and needs != []  # where tests were run, what runs them is there
+    suspect = complains and not report.outcomes and needs != []  # if tests ran, the image has their runner
     if not (suspect or unheard):
         return False
     key_source = repr((tests.command, tests.sources, tests.timeout, needs, suspect))

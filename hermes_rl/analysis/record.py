@@ -222,7 +222,7 @@ class RunRecord:
         """
         try:
             run_info = self.run_info
-        except UserError:  # the program that shows the run reports it
+        except UserError:  # the caller that shows the run reports the error
             return inf, frozenset()
         size = run_info.get("group_size")
         if run_info.get("mode") != "evaluate" or not isinstance(size, int):

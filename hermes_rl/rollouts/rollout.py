@@ -97,7 +97,7 @@ def _exactness_problems(rollout: Rollout) -> Iterator[str]:
     if any(reply.sampled is None for reply in result.replies) or not result.replies:
         yield "a chat server does not report which tokens it sampled"
         return
-    if result.program is None:  # a program's account of the policy's replies is its own, and context
+    if result.program is None:  # a program may record replies differently; they are context
         yield from _message_problems(rollout)
     turns = [(sequence, span) for sequence in rollout.sequences for span in sequence.spans]
     ledger = rollout.ledger

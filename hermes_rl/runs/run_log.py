@@ -82,7 +82,7 @@ class _File(RotatingFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if ENVIRONMENT.get() not in ("", self._environment):
-            return  # the log of another environment's run has it
+            return  # it belongs into the log of another environment's run
         if not self._failed:
             super().emit(record)
         alone = logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers

@@ -593,7 +593,7 @@ class Workers:
         """
         elsewhere = self._source.exclude(handle)
         others = self._others(handle)
-        if handle.error is None:  # one that has not started yet may do better
+        if handle.error is None:  # a worker that has not started yet may succeed
             others = [other for other in self._handles.values() if other is not handle and other.placed]
         count = self._in_vain.total()
         if not elsewhere and not others:

@@ -276,7 +276,7 @@ class _Log(logging.Handler):
             return
         try:
             _runner.log(record.name[:LONGEST_NAME], record.levelno, record.getMessage()[:LONGEST_LOG])
-        except Exception:  # noqa: BLE001 - as all handlers: what cannot be logged stops nobody
+        except Exception:  # noqa: BLE001 - like all handlers: a record that cannot be logged ends no call
             self.handleError(record)
 
 

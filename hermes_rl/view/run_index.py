@@ -259,7 +259,7 @@ class RunIndex:
         with self._hold_run(name) as run:
             record = run.read() if run.indexed == 0 or run.record is None else run.record
             if record.share_read == 1:
-                record.refresh(SLICE)  # a run that is still being read is completed by requests for its numbers
+                record.refresh(SLICE)  # requests for its numbers read the rest of a partly read run
             generation, total, start = _parse_cursor(cursor) or (record.generation, len(record.rollouts), 0)
             if generation != record.generation or total > len(record.rollouts):
                 total, start = len(record.rollouts), 0  # the run was graded again

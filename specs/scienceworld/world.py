@@ -81,7 +81,7 @@ def listed(split: str) -> Iterator[dict[str, Any]]:
 
 
 class Science:
-    """One task. What it says is the agent's user."""
+    """One task, whose simulator replies to the agent as its user."""
 
     imports = ("py4j.java_gateway", "scienceworld.constants")
     """What is loaded once, and not in each rollout's process."""

@@ -69,7 +69,7 @@ def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 class Arena:
-    """One game. What it says is the agent's user."""
+    """One game, which replies to the agent as its user."""
 
     imports = ("textarena",)
     """What is loaded once, and not in each rollout's process."""

@@ -217,8 +217,8 @@ class SimulatedUser:
             else:
                 silent += 1
             if silent == ATTEMPTS:
-                raise _EmptyReplyError("the simulated user says nothing")
-        raise _EmptyReplyError(f"the simulated user calls tools {MOST_ROUNDS} times in a row and says nothing")
+                raise _EmptyReplyError("the simulated user returned an empty reply")
+        raise _EmptyReplyError(f"the simulated user calls tools {MOST_ROUNDS} times in a row without a message")
 
     async def _ask(self) -> ChatReply:
         """Return the user's next reply or calls; agent messages are cut, with a mark, until all of them fit."""
@@ -333,7 +333,7 @@ class CodeUser:
         try:
             answer = user_answer(await self._ask(message), self._tools)
             if message is None and answer.stop_reason is not None:
-                raise ToolFailedError("", "is over before the agent has said anything")
+                raise ToolFailedError("", "is done before the agent has sent a message")
         except ToolFailedError as error:
             if message is None:
                 raise UserError(f"{self._spec_key}: {error.detail}") from error

@@ -237,11 +237,10 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
         else:
             if public and repository.private:
                 raise UserError(
-                    f"{dataset} is there and is private: leave --public out, or make it public in its settings on the "
-                    "hub"
+                    f"{dataset} exists and is private: remove --public, or make it public in its settings on the hub"
                 )
             if not public and not repository.private:
-                raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
+                raise UserError(f"{dataset} exists and is public: pass --public to let everyone see the run")
             present = frozenset(sibling.rfilename for sibling in repository.siblings or ())
         commit = _commit(api, dataset, files, present)
     except UserError:

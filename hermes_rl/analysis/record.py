@@ -161,7 +161,7 @@ class RunRecord:
         if not (self.path / "run.json").is_file():
             runs = ", ".join(map(str, [*find_runs(self.path)][:5]))
             if self.path != path:
-                raise UserError(f"{path} is a file and no run; a run is a folder{f': {runs}' if runs else ''}")
+                raise UserError(f"{path} is a file; a run is a directory{f': {runs}' if runs else ''}")
             below = f"; there are runs below it: {runs}" if runs else ""
             raise UserError(f"{path} is not a run directory: run.json not found{below}")
         self.rollouts: list[RolloutSummary] = []

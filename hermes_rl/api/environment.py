@@ -647,7 +647,7 @@ class Env(OfThisProcess, RenamedAttributes):
     def _role(self, policy: Policy | None) -> ModelClient:
         if policy is not None and not isinstance(policy, Policy):
             raise UserError(
-                f"a policy is made with hermes_rl.Policy.sampling, .chat or .server; {type(policy).__name__} is none"
+                f"expected a policy made with hermes_rl.Policy.sampling, .chat or .server, got {type(policy).__name__}"
             )
         return policy.role if policy is not None else self._compiled.policy
 

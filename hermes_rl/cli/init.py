@@ -77,7 +77,7 @@ def _create_directory(folder: Path, fill: Callable[[Path], None]) -> str:
     """Create a directory as a whole, and return it with its files."""
     partial = folder.with_name(f".{folder.name}.partial")
     if folder.exists():
-        raise UserError(f"{folder} is there already, and nothing was written: choose another name")
+        raise UserError(f"{folder} already exists; choose another name (nothing was written)")
     try:
         partial.mkdir()
         fill(partial)

@@ -50,8 +50,8 @@ def _user_error(error: Exception, source: Source, split: str) -> UserError:
     trouble = hub_trouble(error)
     if trouble is not None:
         return HubOutOfReachError(
-            f"dataset {source.path}: the hub is out of reach ({first_line(trouble)}); the name was taken for a "
-            "dataset on the hub, as there is no file or folder of that name beside the spec"
+            f"dataset {source.path}: the hub cannot be reached ({first_line(trouble)}); the name was taken for a "
+            "dataset on the hub, because no file or directory next to the spec has that name"
         )
     return UserError(f"dataset {source.path}, split {split}: {first_line(error)}")
 

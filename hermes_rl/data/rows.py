@@ -252,5 +252,5 @@ def _named_key(name: str, columns: Mapping[str, Any], index: int, key_counts: Co
         raise UserError(f"dataset.key: column `{name}` of row {index + 1} contains an unpaired surrogate: {key!r}")
     key_counts[key] += 1
     if key_counts[key] > 1:
-        raise UserError(f"dataset.key: `{key}` of row {index + 1} is there already; a key names one row")
+        raise UserError(f"dataset.key: `{key}` of row {index + 1} occurs twice; a key names one row")
     return key

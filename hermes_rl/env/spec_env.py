@@ -195,7 +195,7 @@ class SpecEnv(HermesAgentBaseEnv):
             RunError: in evaluate mode, too many rollouts failed for a reliable result.
         """
         if self._evaluation_rows is None:
-            logger.warning("no evaluation: the spec keeps no rows for it (dataset.eval)")
+            logger.warning("skipping evaluation: the spec has no evaluation rows (dataset.eval)")
             return
         step = self.curr_step
         with ExitStack() as stack:

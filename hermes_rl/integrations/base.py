@@ -122,7 +122,7 @@ class TrainerAdapter:
         """
         for name, values in neutral.items():
             if parameters.get(name, values[0]) not in values:
-                raise UserError(f"{name}={parameters[name]} of {self.trainer} is not applied to rollouts: leave it out")
+                raise UserError(f"{name}={parameters[name]} of {self.trainer} is not applied to rollouts: remove it")
         settings = {name: parameters[name] for name in ("temperature", "top_p") if name in parameters}
         for name, value in settings.items():
             try:

@@ -189,7 +189,7 @@ class HermesRollouts(BackgroundEnv):
         rows = self.rows(split)
         if unknown := [key for key, _, _ in numbered if key not in rows]:
             raise UserError(
-                f"the prompt {unknown[0]!r:.60} is no key of a row: give the trainer `train_dataset` and "
+                f"the prompt {unknown[0]!r:.60} is not the key of a row: give the trainer `train_dataset` and "
                 "`eval_dataset` of HermesRollouts"
             )
         positions = [
@@ -455,7 +455,7 @@ def _require_one_vllm(args: Any) -> None:
             "ready. Set it to 1, or use vllm_mode='server'"
         )
     if args.vllm_enable_sleep_mode:
-        raise UserError("vllm_enable_sleep_mode puts vLLM to sleep between calls: leave it out, or use a vLLM server")
+        raise UserError("vllm_enable_sleep_mode puts vLLM to sleep between calls: remove it, or use a vLLM server")
 
 
 def _require_own_model(trainer: Any) -> None:
@@ -467,7 +467,7 @@ def _require_own_model(trainer: Any) -> None:
             "when they are ready. Use vLLM (use_vllm=True), or a strategy that keeps the model whole"
         )
     if trainer.use_transformers_continuous_batching:
-        raise UserError("use_transformers_continuous_batching is not supported for rollouts: leave it out, or use vLLM")
+        raise UserError("use_transformers_continuous_batching is not supported for rollouts: remove it, or use vLLM")
     if trainer.top_p != 1.0:
         raise UserError(
             f"top_p={trainer.top_p}: the trainer's log-probabilities ignore it, so tokens would seem likelier "

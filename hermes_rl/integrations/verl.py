@@ -227,4 +227,4 @@ def _require_exact_settings(config: Any) -> None:
             "set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs: training needs those that were sampled"
         )
     if config.get("ignore_eos"):
-        raise UserError("actor_rollout_ref.rollout.ignore_eos samples tokens after the end of a turn: leave it out")
+        raise UserError("actor_rollout_ref.rollout.ignore_eos samples tokens after the end of a turn: remove it")

@@ -110,7 +110,7 @@ def _git_address(text: str, scheme: str, remainder: str, inside: str) -> Address
     if parts.password is not None or (parts.username and scheme != "ssh"):
         raise UserError(
             f"git+{scheme}://…@{escape_controls(host.rpartition('@')[2])}/…: an address with a password or token would "
-            "be in every record of a run; leave it out, and let git's credential helper know it"
+            "be in every record of a run; remove it, and store it in git's credential helper"
         )
     return _check_parts(text, Address(f"git+{url}", "git", url), revision, inside)
 

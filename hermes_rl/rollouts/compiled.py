@@ -533,7 +533,7 @@ class CompiledSpec:
         }
         for name, artifact in rendered.items():
             if artifact.path is None and artifact.command is None:
-                raise UserError(f"artifacts.{name}, row {row.key}: its template gives None")
+                raise UserError(f"artifacts.{name}, row {row.key}: its template returns None")
         return [ArtifactRequest(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
 
     def _unmounted_artifacts(self) -> frozenset[str]:

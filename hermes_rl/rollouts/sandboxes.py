@@ -151,7 +151,7 @@ def _load_artifact(run: Path, name: str, record: Mapping[str, Any]) -> TakenArti
         raise UserError(f"the artifact {artifact_path} cannot be read: {reason}") from error
     artifact = TakenArtifact(name, record["target"], files)
     if artifact.digest != record["sha256"]:
-        raise UserError(f"the artifact {artifact_path} is no longer what was taken of the rollout")
+        raise UserError(f"the artifact {artifact_path} was changed after the rollout")
     return artifact
 
 

@@ -68,7 +68,7 @@ class RunDirectory:
         content = directory.read_run_info()
         for name in ("run.json", "spec.yaml"):
             if "fingerprint" not in content and (path / name).exists() and not directory.has_rollouts:
-                raise UserError(f"{path / name} is there, and no run has written it: choose another --out")
+                raise UserError(f"{path / name} exists and was not written by a run; choose another --out")
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         directory.require_format()
         if content and content.get("fingerprint") != current and directory.has_rollouts:

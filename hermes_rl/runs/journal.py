@@ -206,7 +206,7 @@ def _lock_file(file: IO[bytes], path: Path) -> None:
     except FileNotFoundError:
         in_use = True
     if in_use:
-        raise UserError(f"another run is using {path}; wait for it, or choose another place")
+        raise UserError(f"another run is using {path}; wait for it, or choose another path")
 
 
 def is_torn(line: bytes) -> bool:

@@ -48,7 +48,7 @@ def unpack(archive: tarfile.TarFile) -> None:
         if size > LARGEST or count > MOST:
             raise UnsafeArchiveError(f"it has more than {LARGEST >> 30} GiB or {MOST:,} entries")
         if entry.size + min(SPARE, disk.f_blocks * disk.f_frsize // 20) > disk.f_bavail * disk.f_frsize:
-            raise UnsafeArchiveError("the disk has no room for it")
+            raise UnsafeArchiveError("the disk is full")
         if path == "." or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
             continue
         _make_parents(path)

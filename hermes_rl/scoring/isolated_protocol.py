@@ -547,7 +547,7 @@ class Peer:
 
     def require_class(self, kind: Any) -> Any:
         if not isinstance(kind, Meta):
-            raise GoneError("an object is of no class")
+            raise GoneError("an object has no class")
         return kind
 
     def decode_exception(self, object_id: int, kind: Any, details: list[Any]) -> Any:

@@ -312,7 +312,7 @@ def verdict_in(text: str) -> dict[str, Any]:
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a key stands twice in it")
+        raise ValueError("it has a duplicate key")
     return value
 
 

@@ -412,7 +412,7 @@ class SampledByFunction:
         if passed := set(sampling.stop_ids).intersection(chunk.ids[:-1]):
             raise Malformed(f"the answer continues after the token {min(passed)}, which ends a turn")
         if chunk.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {chunk.ids[-1]}:
-            raise Malformed(f"the answer says `stop`, and its last token {chunk.ids[-1]} ends no turn")
+            raise Malformed(f"the response has finish reason `stop`, but its last token {chunk.ids[-1]} ends no turn")
         if None not in (chunk.oldest, chunk.version) and chunk.oldest > chunk.version:  # type: ignore[operator]
             raise Malformed(f"its first token is of version {chunk.oldest}, and its last of version {chunk.version}")
 

@@ -202,7 +202,7 @@ class Policy:
                 raise UserError(f"a server of type {type} needs `{key}`")
         source = VersionSource(version)
         if callable(model) and tokenizer is None and not server_type(type).embedded:
-            raise UserError("a policy whose model's name changes needs a `tokenizer`: the name says nothing about it")
+            raise UserError("a policy whose model's name changes needs a `tokenizer`: the name does not determine it")
         config = ServerConfig(
             type,
             base_url=base_url,

@@ -126,7 +126,7 @@ class Pauses:
         started = time.monotonic()
         while await self.now():
             if time.monotonic() - started > LONGEST_PAUSE:
-                raise AttemptFailed(f"the server has said for {LONGEST_PAUSE / 60:.0f} minutes that it is paused")
+                raise AttemptFailed(f"the server has reported for {LONGEST_PAUSE / 60:.0f} minutes that it is paused")
             await asyncio.sleep(LOOK)
         return time.monotonic() - started
 

@@ -165,7 +165,7 @@ class Policies:
             )
         value = self._environ.get(request.api_key_env, "").strip()
         if not value or any(character in value for character in "\r\n\0"):
-            raise wrong("key_not_set", "policy.api_key_env", "the variable is not set where the service runs")
+            raise wrong("key_not_set", "policy.api_key_env", "the variable is not set in the service's environment")
         return value
 
 

@@ -44,7 +44,7 @@ class HeldSession:
         Raises `Refused` if the step is wrong, or another one is in progress.
         """
         if self.stepping:
-            raise Refused(409, "busy", "the step before is still being answered; wait for it")
+            raise Refused(409, "busy", "the previous step is still running; wait for its response")
         if (request.message is None) == (request.ids is None):
             raise wrong("step", "message", "a step has a `message` or `ids`")
         if self.answer.get("done"):
@@ -155,7 +155,7 @@ class Sessions:
         except asyncio.CancelledError:
             if session_id in self._sessions:
                 raise
-            raise Refused(404, "no_session", "the session was ended while it was stepped") from None
+            raise Refused(404, "no_session", "the session ended during the step") from None
 
     async def end(self, session_id: str) -> None:
         """End a session; raises `Refused` if it does not exist."""

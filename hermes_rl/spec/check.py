@@ -471,7 +471,7 @@ def _check_files(spec: Spec, findings: Findings) -> list[NodePath]:
         for index, file in enumerate(files if isinstance(files, tuple) else ()):
             if file.from_ is not None and not is_template(file.from_) and not Path(file.from_).exists():
                 missing.append((*path, index, "from"))
-                findings.problem(missing[-1], f"there is no file or folder {file.from_}")
+                findings.problem(missing[-1], f"there is no file or directory {file.from_}")
     image = spec.sandbox.image
     if spec.sandbox.backend == "bubblewrap" and image and not is_template(image) and not Path(image).exists():
         findings.problem(("sandbox", "image"), f"there is no folder or archive {image}")

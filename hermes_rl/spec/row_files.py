@@ -105,7 +105,7 @@ def source_of(source: str, folder: Path, location: str) -> Path:
         )
     if not is_usable or not os.access(path, os.R_OK):
         raise TemplateError(
-            f"there is no file or folder {source[:200]!r} in {folder} that can be read", location=location
+            f"there is no file or directory {source[:200]!r} in {folder} that can be read", location=location
         )
     return path
 

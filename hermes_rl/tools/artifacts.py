@@ -248,7 +248,7 @@ class RestoredArtifacts:
             except OSError as error:
                 if error.errno != errno.E2BIG:
                     raise
-                raise OSError(errno.ENOTEMPTY, f"a folder is there that holds {TOO_MUCH}", path) from error
+                raise OSError(errno.ENOTEMPTY, f"a directory exists there that contains {TOO_MUCH}", path) from error
             self.replaced.update({f"{blocking}/{file.path}": file for file in below})
         elif info is not None and info.kind == "file":
             self.replaced[blocking] = ArtifactFile("", await sandbox.read_file(blocking), info.mode)

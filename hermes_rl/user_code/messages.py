@@ -118,7 +118,7 @@ def require_score(value: Any, depth: int = DEEPEST) -> None:
             else:
                 _read_text(metrics, LONGEST_NAME)
         case _:
-            raise WireError("what a reward returned has another form")
+            raise WireError("the return value of a reward has an unexpected form")
 
 
 def _require_short(overrides: Any) -> None:

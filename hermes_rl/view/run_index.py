@@ -288,7 +288,7 @@ class RunIndex:
         parameters = dict(parameters)
         backwards, failed, cursor = (parameters.pop(key, "") for key in ("backwards", "failed", "cursor"))
         if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 15):
-            raise wrong("filter", "cursor", "it is none that an answer gave")
+            raise wrong("filter", "cursor", "expected a cursor from an earlier response")
         query = RolloutQuery.from_parameters(parameters)
         with self._hold_run(name) as run:
             record = self._index_with(run, rollout)
@@ -363,5 +363,5 @@ def _parse_cursor(text: str) -> tuple[int, int, int] | None:
         return None
     parts = text.split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 15 for part in parts):
-        raise wrong("filter", "cursor", "it is none that an answer gave")
+        raise wrong("filter", "cursor", "expected a cursor from an earlier response")
     return int(parts[0]), int(parts[1]), int(parts[2])

@@ -161,7 +161,7 @@ def test_pushed_dataset_is_private_unless_public_is_requested(
 
 
 @pytest.mark.parametrize(("before", "after", "said"), [
-    ("--public", "--private", "is there and is public"), ("--private", "--public", "is there and is private"),
+    ("--public", "--private", "exists and is public"), ("--private", "--public", "exists and is private"),
 ])  # fmt: skip
 def test_a_dataset_that_other_eyes_see_than_is_asked_for_is_left_alone(
     hub: WritableHub, run: Path, before: str, after: str, said: str, capsys: pytest.CaptureFixture[str]

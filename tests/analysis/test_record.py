@@ -108,7 +108,7 @@ def test_error_for_a_path_without_a_run_names_the_runs_found(tmp_path: Path) -> 
     (spec := tmp_path / "asking.yaml").write_text("")
     with pytest.raises(UserError) as caught:
         RunRecord(spec)
-    assert str(caught.value) == f"{spec} is a file and no run; a run is a folder: {run}"
+    assert str(caught.value) == f"{spec} is a file; a run is a directory: {run}"
     assert list(find_runs(tmp_path)) == [run]
     with pytest.raises(UserError, match="no rollout 'x'"):
         RunRecord(run).summary("x")

@@ -283,4 +283,4 @@ def test_files_without_an_environment_are_refused(
 def test_nothing_is_written_over_by_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafted(VERIFIERS, "verifiers", tmp_path)
     assert status(["init", "--from", "verifiers", "mine.py"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err

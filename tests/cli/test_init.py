@@ -59,7 +59,7 @@ def test_no_file_is_written_over(tmp_path: Path) -> None:
     (folder / "rewards.py").write_text("mine")
     again = hermes("init", "my-own", cwd=tmp_path)
     assert again.returncode == 2
-    assert "is there already, and nothing was written" in again.stderr
+    assert "already exists; choose another name (nothing was written)" in again.stderr
     assert (folder / "rewards.py").read_text() == "mine"
 
 

@@ -73,7 +73,7 @@ def test_columns_in_order_then_filter_then_key() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("  key: q\n", "`a` of row 4 is there already"),
+        ("  key: q\n", "`a` of row 4 occurs twice"),
         ("  key: qq\n", "no column `qq`"),
         ("  key: z\n  columns: {z: '{{ none }}'}\n", "is empty"),
         ("  filter: m > 1\n", "no column `m`"),
@@ -396,7 +396,7 @@ def test_limit_ends_an_endless_generator_where_all_rows_are_checked(
     assert check_spec(generator(tmp_path, "endless", "  limit: 300\n  eval: {fraction: 0.2}\n"), count="all")[0] == []
     text = "  limit: 300\n  eval: {fraction: 0.2}\n  columns: {q: '{{ q % 310 }}'}\n  key: q\n"
     (problem,) = check_spec(generator(tmp_path, "endless", text), count="all")[0]
-    assert "`0` of row 311 is there already" in problem.message, "the rows of both sides are checked"
+    assert "`0` of row 311 occurs twice" in problem.message, "the rows of both sides are checked"
     (problem,) = check_spec(generator(tmp_path, "endless"), count="all")[0]
     assert "endless has given 501 rows in 0 s and not ended" in problem.message
 
@@ -495,7 +495,7 @@ def test_a_wrapped_connection_error_counts(hub: FakeHub) -> None:
     with pytest.raises(UserError, match="could not load"):
         load(spec_of("  path: org/data\n"))
     error.__cause__ = type("ConnectTimeout", (Exception,), {})("slow")
-    with pytest.raises(UserError, match="out of reach"):
+    with pytest.raises(UserError, match="the hub cannot be reached"):
         load(spec_of("  path: org/data\n"))
 
 
@@ -505,7 +505,7 @@ def test_a_wrapped_connection_error_counts(hub: FakeHub) -> None:
 def test_a_hub_that_breaks_off_a_download_is_out_of_reach(kind: str, hub: FakeHub) -> None:
     base = type("NetworkError", (Exception,), {}) if kind == "ReadError" else Exception  # httpx derives it so
     hub.error = type(kind, (base,), {})("peer closed connection")
-    with pytest.raises(UserError, match="out of reach"):
+    with pytest.raises(UserError, match="the hub cannot be reached"):
         load(spec_of("  path: org/data\n"))
 
 
@@ -515,7 +515,7 @@ def test_a_status_that_may_pass_is_out_of_reach(status: int, passing: bool, hub:
     hub.error.response = type("Response", (), {"status_code": status})()  # type: ignore[attr-defined]
     with pytest.raises(UserError) as caught:
         load(spec_of("  path: org/data\n"))
-    assert ("out of reach" in str(caught.value)) is passing
+    assert ("cannot be reached" in str(caught.value)) is passing
 
 
 def test_streams_are_not_finite(hub: FakeHub) -> None:

@@ -211,7 +211,9 @@ def test_rewards_that_compare_get_the_whole_group(tmp_path: Path) -> None:
         columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
         for start in range(0, 16, 4):
             assert max(values["longest"] for values in columns["rewards"][start : start + 4]) == 1.0
-        with pytest.raises(UserError, match="the prompt 'other' is no key of a row: give the trainer `train_dataset`"):
+        with pytest.raises(
+            UserError, match="the prompt 'other' is not the key of a row: give the trainer `train_dataset`"
+        ):
             rollouts.rollout_func(["other"] * 4, trainer())
         with pytest.raises(UserError, match=r"rewards.longest compares .* split groups of 4 .* have 6 rollouts each"):
             rollouts.rollout_func(prompts_of(rollouts)[6:12], trainer(rank=1))

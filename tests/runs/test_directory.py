@@ -94,7 +94,7 @@ def test_complete_last_record_without_a_newline_is_retained(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["spec.yaml", "run.json"])
 def test_directory_with_an_unrelated_spec_or_run_file_is_refused(spec: Spec, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"name": "mine"}')
-    with pytest.raises(UserError, match=rf"{name}.*no run has written"):
+    with pytest.raises(UserError, match=rf"{name}.*was not written by a run"):
         RunDirectory.choose(spec, "process", tmp_path)
 
 

@@ -190,7 +190,7 @@ def test_artifacts_that_are_not_what_was_taken_are_refused(tmp_path: Path, how: 
     played_with_artifacts(tmp_path)
     (tmp_path / "rewards.py").write_text(LOOKS.format(factor=10))
     kept = tmp_path / "run" / rollouts(tmp_path)[0]["artifacts"]["work"]["path"] / "files.tar"
-    said = "is no longer what was taken"
+    said = "was changed after the rollout"
     if how == "changed":
         kept.write_bytes(kept.read_bytes().replace(b"ab", b"ba").replace(b"cde", b"edc"))
     elif how == "removed":

@@ -61,7 +61,7 @@ async def test_aborted_reply_continues_from_its_tokens_with_another_seed() -> No
         (Sampled([5] * 11, [-0.5] * 11, "length"), "11 tokens, and at most 10 were asked for"),
         (Sampled([5, 9, 6], [-0.5] * 3), "continues after the token 9, which ends a turn"),
         (Sampled([5, 100, 9], [-0.5] * 3), "the token 100, and the vocabulary ends with 99"),
-        (Sampled([5, 6], [-0.5] * 2), "says `stop`, and its last token 6 ends no turn"),
+        (Sampled([5, 6], [-0.5] * 2), "finish reason `stop`, but its last token 6 ends no turn"),
         (
             Sampled([5, 9], [-0.5] * 2, "stop", 2, oldest=3),
             "its first token is of version 3, and its last of version 2",

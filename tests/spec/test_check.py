@@ -145,7 +145,7 @@ def found(folder: Path, text: str) -> list[str]:
         ("toolsets: {distribution: {fil: 0.5}}\n", "s.yaml:4:27: there is no toolset `fil`; did you mean `file`?"),
         ("toolsets: {distribution: deev}\n", "s.yaml:4:26: there is no distribution `deev`; did you mean `dev`?"),
         ("user: {server: u, system: {file: u.j2}}\nservers: {u: {type: scripted}}\n", "s.yaml:4:34: there is no file"),
-        ("sandbox: {files: [{to: a, from: nothing}]}\n", "s.yaml:4:33: there is no file or folder"),
+        ("sandbox: {files: [{to: a, from: nothing}]}\n", "s.yaml:4:33: there is no file or directory"),
         ("sandbox: {image: rootfs}\n", "s.yaml:4:18: there is no folder or archive"),
         ("sandbox: {backend: docker, image: ./i}\n", "s.yaml:4:35: there is no folder ./i with a Dockerfile"),
         (
@@ -209,7 +209,7 @@ def test_local_data_is_read(tmp_path: Path) -> None:
     assert str(problems[0]).endswith("d.jsonl: no such file") and ":2:" in str(problems[0])
     (tmp_path / "d.jsonl").write_text('{"q": "a", "id": 1}\n{"q": "b", "id": 1}\n')
     problems, _ = check_spec(load_spec(path))
-    assert ":2:49: dataset.key: `1` of row 2 is there already" in str(problems[0])
+    assert ":2:49: dataset.key: `1` of row 2 occurs twice" in str(problems[0])
     (tmp_path / "d.jsonl").write_text('{"q": "a", "id": 1}\n{"q": oops}\n')
     problems, _ = check_spec(load_spec(path))
     assert "d.jsonl:2: is not JSON" in str(problems[0])
@@ -258,7 +258,7 @@ def test_example_specs_have_only_expected_problems(path: Path) -> None:
     spec = load_spec(path, environ={})
     names = ["terminal", "file", "code_execution", "web"]
     problems, _ = check_spec(spec, known_toolsets=names)
-    later = ("there is no reward", "there is no file or folder 'tests/bench'")
+    later = ("there is no reward", "there is no file or directory 'tests/bench'")
     assert all(any(text in problem.message for text in later) for problem in problems), problems
 
 

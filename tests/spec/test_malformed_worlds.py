@@ -148,7 +148,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "a file that is not there": (
         SAYS + "user: {turns: [{say: a, files: [{to: b, from: ▶nothing.txt}]}]}\n",
-        "there is no file or folder",
+        "there is no file or directory",
     ),
     "a command that is no list": (SAYS + "user: {turns: [{say: a, setup: ▶make}]}\n", "expected a list, got the text"),
     "a command that is a mapping": (SAYS + "user: {turns: [{say: a, setup: [▶{run: make}]}]}\n", "expected text"),

@@ -45,6 +45,8 @@ PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=([\"']?)")
 SCRIPT = re.compile(r"(?<![\w-])(python[\d.]*(?:\s+-[uBOqv]+)*\s+)(?=([^\s;&|()\"'$`-][^\s;&|()\"']*\.py)(?!\w))")
 """A Python that runs a file, and the file."""
 TIMED_OUT = 124
+MOST_FOLDERS = 50
+"""Maximum depth of a test file in pytest's report, which code under test may have written."""
 SUSPECT = ("not found", "No module named ", "No such file or directory")
 """What an image that lacks a program may let a command print."""
 DELETED = re.compile(r"^ delete (?:mode \d{6} )?(.*)$", re.MULTILINE)
@@ -124,7 +126,8 @@ def tests_pass(
     problem = problem or _lay(ctx, tests.files, reference_facts.planted)
     if problem is not None:
         return Score(0.0, reason=problem)
-    watch = _Watch(ctx, list(sources)) if tests.can_be_heard else None
+    watch = tests.watch(ctx) if tests.can_be_heard else None
+    before = _stamps(ctx, reference_facts.kept)
     answer, report = watch.run(command, timeout) if watch else (ctx.terminal(command, timeout=timeout), RunnerReport())
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
@@ -133,9 +136,12 @@ def tests_pass(
     score = _judged(tests, answer, report, reference_facts, skips)
     if score.value:
         now = reference_facts.planted.sources if reference_facts.planted else sources
-        rewritten = _rewritten(ctx, command, now)
+        after = _stamps(ctx, reference_facts.kept)
+        written = (path for path, stamp in before.items() if after.get(path) != stamp)
+        rewritten = _rewritten(ctx, command, now) or next(written, None)
         score = Score(0.0, reason=f"{rewritten} was changed while the tests ran") if rewritten else score
     unheard = watch is not None and not report.spoke
+    needs = needs if reference_facts.skips is None else []  # the image has what the reference needs
     if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, report):
         return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
     if unheard and watch and expected:
@@ -167,6 +173,9 @@ class _Tests:
         scripts = any(_is_one_of(self.sources, path) for _, path in SCRIPT.findall(self.command))
         return self.names is not None or (self.expected is None and scripts)
 
+    def watch(self, ctx: Any, more: str = "") -> _Watch:
+        return _Watch(ctx, list(self.sources), [name.partition("::")[0] for name in self.expected or ()], more)
+
     def planted(self) -> Planted | None:
         """Return the sources with canaries among the tests, or None if a failing test would change the selection of
         others."""
@@ -188,6 +197,8 @@ class _Known:
     planted: Planted | None = None
     counted: frozenset[str] = frozenset()
     """Canaries that it fails."""
+    kept: tuple[str, ...] = ()
+    """Files of the tests that are not written to while its tests run."""
     places: tuple[str, ...] = ()
     """Comparisons of its objects with plain values that must call the object's operator, with `apart`."""
     seconds: float = 0.0
@@ -211,10 +222,11 @@ def _by_reference(ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]]
             "the code that docs/sandbox.md lists as not supported"
         )
     skips = None if record["skips"] is None else set(record["skips"])
-    more = {"places": tuple(record.get("places") or ()), "seconds": record.get("seconds") or 0.0}
+    more = {key: tuple(record.get(key) or ()) for key in ("places", "kept")}
+    seconds = record.get("seconds") or 0.0
     if planted is None or not record["counted"]:
-        return _Known(skips, **more)
-    return _Known(skips, planted, frozenset(record["counted"]), **more)
+        return _Known(skips, seconds=seconds, **more)
+    return _Known(skips, planted, frozenset(record["counted"]), seconds=seconds, **more)
 
 
 def _played(
@@ -222,7 +234,7 @@ def _played(
 ) -> dict[str, Any] | None:
     """Return the tests that the reference skips and the canaries that it fails, or None if it does not pass the
     tests."""
-    operator_locations, seconds = list[str](), 0.0
+    operator_locations, kept, seconds = list[str](), list[str](), 0.0
     with ctx.pristine_sandbox() as clean:
         problem = _lay_reference(clean, reference)
         if tests.apart and problem is None:
@@ -231,7 +243,9 @@ def _played(
             seconds = answer.get("seconds", 0.0)
         else:
             problem = problem or _lay(clean, tests.files, planted)
-            answer, report = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
+            watch, before = tests.watch(clean), _stamps(clean, list(tests.sources))
+            answer, report = watch.run(tests.command, tests.timeout)
+            kept = [path for path, stamp in _stamps(clean, list(before)).items() if before[path] == stamp]
         clean.restore()
     if problem is not None or answer.get("timed_out") or not report.spoke:
         return None
@@ -246,7 +260,8 @@ def _played(
     if not _judged(tests, answer, report, reference_facts, set(skips)).value:
         return None
     counted = [name for name, outcome in copies.items() if outcome == {"failed"}]
-    return {"skips": skips, "counted": counted if planted else None, "places": operator_locations, "seconds": seconds}
+    found = {"skips": skips, "counted": counted if planted else None, "kept": kept}
+    return {**found, "places": operator_locations, "seconds": seconds}
 
 
 def _lay_reference(clean: Any, reference: str | list[dict[str, Any]]) -> str | None:
@@ -286,7 +301,7 @@ def _sung(ctx: Any, tests: _Tests) -> dict[str, float]:
     planted = tests.planted()
     if planted is None or _lay(ctx, tests.files, planted) is not None:
         return {}
-    _, report = _Watch(ctx, list(tests.sources)).run(tests.command, tests.timeout)
+    _, report = tests.watch(ctx).run(tests.command, tests.timeout)
     return _passed_copies(report, planted)
 
 
@@ -358,7 +373,7 @@ def _run_apart(
         location_list = None if operator_locations is None else list(operator_locations)
         install = f"install({wire!r}, {clean.resolve('.')!r}, {files!r}, {location_list!r}, {noted!r})"
         more = f"{_source(isolated_protocol, apart_tests)}\n\n{install}\n"
-        watch = _Watch(clean, list(tests.sources), more)
+        watch = tests.watch(clean, more)
         programs = {
             "local_command": ["python3", "-I", "-S", f"{folder}/relay.py"],
             "remote_command": [python, f"{folder}/server.py"],
@@ -416,6 +431,18 @@ def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
     return None
 
 
+def _stamps(ctx: Any, paths: Sequence[str]) -> dict[str, str]:
+    """Return the inode and the time of the last change of each file, which stay if nothing writes to it."""
+    if not paths:
+        return {}
+    listing = f"/tmp/list-{secrets.token_hex(16)}"
+    ctx.write_file(listing, "".join(f"{ctx.resolve(path)}\n" for path in paths if "\n" not in path))
+    answer = ctx.terminal(f'while IFS= read -r p; do stat -c "%i %z %n" -- "$p"; done <{listing}')
+    lines = [line for line in answer["output"].split("\n") if "/" in line and not answer.get("truncated")]
+    found = {f"/{line.partition('/')[2]}": line for line in lines}
+    return {path: found[full] for path in paths if (full := ctx.resolve(path)) in found}
+
+
 def _packages(ctx: Any, paths: Sequence[str]) -> set[str]:
     """Return the folders above tests that are packages in the image, or are made such by the tests' own files."""
     marks = {f"{folder}/{INIT}" for path in paths for folder in parent_folders(path) if folder not in ("", "/")}
@@ -440,6 +467,7 @@ def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> 
     laid: dict[str, bool] = ctx.restored_files()
     replaced_modules = {steering.shadows(path) for path, replaced in laid.items() if replaced}
     out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (replaced_modules | {None})]
+    out += [path for path, replaced in laid.items() if replaced and steering.runs_tests(path) and path not in out]
     try:
         ctx.withdraw(out)
         new = [path for path, replaced in laid.items() if not replaced and path not in out]
@@ -503,6 +531,7 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
         path for path in changed if steering.steers(path) or steering.shadows(path) not in (existing_modules | {None})
     }
     excluded |= {path for path in new if not steering.may_add(path)} | away
+    excluded |= {path for path in changed if path in existing_paths and steering.runs_tests(path)}
     excluded |= set(filter(steering.holds, DELETED.findall(summary["output"])))
     excluded |= set(_in_front(ctx, steering, [path for path in new if path not in excluded], command))
     out += sorted(excluded)
@@ -570,12 +599,13 @@ def _lay(ctx: Any, files: Sequence[dict[str, Any]], planted: Planted | None = No
 class _Watch:
     """A reporter in the sandbox, loaded by each Python that the command starts; it speaks to the host directly."""
 
-    def __init__(self, ctx: Any, files: list[str], more: str = "") -> None:
+    def __init__(self, ctx: Any, files: list[str], expected_files: list[str], more: str) -> None:
         self._ctx = ctx
         self._files = files
         self._folder = f"/tmp/{secrets.token_hex(16)}"
         self._report = f"/tmp/report-{secrets.token_hex(16)}.xml"
         paths = [ctx.resolve(path) for path in files if path.endswith(".py")]
+        self._relative = {posixpath.normpath(ctx.relative(path)) for path in (*files, *expected_files)}
         text = _alone_in_process(f"begin({self._folder!r}, {ctx.resolve('.')!r}, {paths!r}, {REPORT_FD})")
         if more:  # before the reporter, which tells what changes how modules are found
             ctx.write_file(f"{self._folder}/{APART}.py", more)
@@ -598,7 +628,17 @@ class _Watch:
             timeout=timeout,
             **apart,
         )
-        return answer, parse_report(answer["heard"])
+        report = parse_report(answer["heard"])
+        report.outcomes = [each for each in report.outcomes if not self._is_of_another_file(each[0])]
+        return answer, report
+
+    def _is_of_another_file(self, test: str) -> bool:
+        """Return True if the file of a test only ends like one of the files, as ``a/tests/test_x.py`` may do."""
+        path, top = test.partition("::")[0], self._ctx.resolve(".").rstrip("/") + "/"
+        inner = path.removeprefix(top)
+        return (
+            inner != path and inner not in self._relative and any(inner.endswith(f"/{each}") for each in self._relative)
+        )
 
     def pytest_report(self) -> dict[str, Any]:
         """Return pytest's own report, for a Python that did not load the reporter."""
@@ -652,7 +692,7 @@ def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -
     """Run the command in an untouched sandbox: whether the reporter speaks there, and which program is not there."""
     with ctx.pristine_sandbox() as clean:
         problem = _lay(clean, tests.files)
-        answer, report = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
+        answer, report = tests.watch(clean).run(tests.command, tests.timeout)
         lacks = None
         if suspect and problem is None and not report.outcomes:
             lacks = missing(tests.command, answer["exit_code"], answer["output"], needs)
@@ -767,6 +807,6 @@ def _outcome(case: ElementTree.Element) -> str:
 def _called(case: ElementTree.Element) -> list[str]:
     """Return the possible ids of a test of class ``a.test_b.Class``: the report does not mark the end of the file
     name."""
-    parts = case.get("classname", "").split(".")
+    parts = case.get("classname", "").split(".", MOST_FOLDERS)
     splits = [("/".join(parts[:n]) + ".py", parts[n:]) for n in range(1, len(parts) + 1)]
     return ["::".join([file, *classes, case.get("name", "")]) for file, classes in splits]

@@ -19,6 +19,12 @@ STEERING = (
     *("*.egg-info", "*.dist-info", "*.egg-link"),
 )
 """Files and directories that configure Python and pytest in any location."""
+OF_GIT = re.compile(
+    r"(^|.*/)(\.gitconfig|\.config/git/.*|\.git(/(modules/.*/)?(config(\.worktree)?|commondir|hooks/.*))?)", re.DOTALL
+)
+"""Files that let git run programs, as it does with filters of a configuration when it applies a patch."""
+RUNNERS = re.compile(r"(?<![\w-])(?:manage|runtests)\.py(?!\w)")
+"""Programs of a repository that run its tests."""
 MODULES = (
     *(*sys.stdlib_module_names, "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py", "nose2"),
     *("attr", "attrs", "six", "more_itertools", "atomicwrites", "wcwidth", "toml", "tomli", "exceptiongroup"),
@@ -76,6 +82,7 @@ class Steering:
     ) -> None:
         tests = [posixpath.normpath(path) for path in tests]
         self._trust, self._packages = trust, packages
+        self._runners = set(RUNNERS.findall(command))
         self._modules = {_module_path(path) for path in tests}
         """The tests themselves: a package of the same name takes precedence over a module."""
         self._folders = {""}
@@ -123,7 +130,11 @@ class Steering:
         folder, name = posixpath.split(path)
         if name == INIT and folder in self._around and FOLDER_OF_TESTS.fullmatch(posixpath.basename(folder)):
             return True
-        return any(_steering.match(part) for part in path.split("/"))
+        return OF_GIT.fullmatch(path) is not None or any(_steering.match(part) for part in path.split("/"))
+
+    def runs_tests(self, path: str) -> bool:
+        """Return True if this is the program that runs the tests, which stays if the image has it."""
+        return posixpath.basename(path) in self._runners and not self._trusted(path)
 
     def holds(self, path: str) -> bool:
         """Return True if, without this file, Python would search modules in its directory."""

@@ -88,7 +88,7 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     """Variables of the sandbox."""
     raw: bytes | None = None
-    """The patch itself, where git is not to write it."""
+    """The patch itself, beside `files`, where git is not to write it."""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}".replace(" ", "-")
@@ -114,7 +114,7 @@ async def judged(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> Rewa
     given = {path: ArtifactFile("", _bytes(text), 0o644) for path, text in case.files.items()}
     artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}
     if case.patch:
-        artifacts = {
+        artifacts = ({} if case.raw is None else artifacts) | {
             "patch": TakenArtifact(
                 "patch", "~/.artifacts/patch", (ArtifactFile("", case.raw or await diff(case), 0o644),)
             )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
+from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.reward_value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
@@ -153,6 +155,13 @@ async def test_a_report_that_cannot_be_read_scores_0(ctx: ToolContext, report: s
     assert (value.value, "cannot be read" in str(value.reason)) == (0, True)
 
 
+def test_possible_names_of_a_reported_test_are_few() -> None:
+    """Each is as long as the class name, so that a long one with a name for each dot would fill the memory."""
+    called = find_reward("tests_pass", None).function.__globals__["_called"]
+    case = ElementTree.Element("testcase", {"classname": "a." * 2000, "name": "test_small"})
+    assert len(called(case)) < 100
+
+
 async def test_pytest_options_of_the_sandbox_are_preserved() -> None:
     async with ToolRuntime(SandboxConfig(env={"PYTEST_ADDOPTS": "-x --co"})) as runtime:
         value = await suite(ToolContext(runtime.task_id), "test_small", command="sh -c 'echo $PYTEST_ADDOPTS; exit 3'")
@@ -263,6 +272,14 @@ async def test_what_the_reference_skips_may_be_skipped_and_nothing_else(ctx: Too
     reference = [{"to": "solution.py", "content": skips}]
     assert (await by_reference(ctx, skips, reference=reference)).value == 1
     assert (await by_reference(ctx, RIGHT, reference=reference)).value == 1
+
+
+@pytest.mark.slow
+async def test_broken_solution_scores_0_where_the_reference_passes(ctx_with_pytest: ToolContext) -> None:
+    command = "pytst; python3 -m pytest -q test_it.py"
+    assert (await by_reference(ctx_with_pytest, "import nothing_here", command=command)).value == 0
+    with pytest.raises(RewardFailure, match="the image lacks 'pytst'"):
+        await by_reference(ctx_with_pytest, "import nothing_here", command=command, reference=None)
 
 
 async def test_a_reference_may_be_turns_that_write_the_files(ctx: ToolContext) -> None:

@@ -17,6 +17,7 @@ import ast
 import functools
 import random
 import re
+import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ def add_canaries(sources: Mapping[str, str], tests: Iterable[str], seed: str) ->
         (file, test, change_options)
         for file in files.values()
         for test in file.tests(test_names)
-        if (change_options := file.ways(test))
+        if (change_options := file.ways(test, draw))
     ]
     draw.shuffle(ways)
     for file, test, (values, turned, helper) in (ways * MOST_OF_A_TEST)[:MOST]:
@@ -161,17 +162,14 @@ class _File:
                 if isinstance(each, Function) and prefix + each.name in test_names and self._is_apart(each):
                     yield _Test(prefix + each.name, each, prefix)
 
-    def ways(self, test: _Test) -> tuple[list[_Change], list[_Change], Function | None] | None:
+    def ways(self, test: _Test, draw: random.Random) -> tuple[list[_Change], list[_Change], Function | None] | None:
         """Return possible changes of values and assertions, or of a called helper's if the test itself has none."""
         if is_marked(test.function):
             return None
         called = sorted(_names_in(test.function) & self._helpers.keys())
         helpers = [self._helpers[name] for name in called if name not in _names_in(self._helpers[name])]
         for helper in (None, *filter(self._is_apart, helpers)):
-            values, turned = (
-                list(_value_changes(helper or test.function)),
-                list(_negated_assertions(helper or test.function)),
-            )
+            values, turned = list(_values_at(helper or test.function, draw)), list(_negated_assertions(helper or test.function))
             if values or turned:
                 return values, turned, helper
         return None
@@ -292,16 +290,16 @@ def _certain_assertions(function: Function) -> Iterator[ast.Assert | ast.Call]:
             yield from (item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call))
 
 
-def _value_changes(function: Function) -> Iterator[_Change]:
+def _values_at(function: Function, draw: random.Random) -> Iterator[_Change]:
     """Yield changes of expected values in equations: constants, and constants of tables used by name."""
     sides = [side for node in _certain_assertions(function) for side in _expected_sides(node)]
     for side in sides:
-        yield from map(_other_value, _constants(side))
+        yield from (_other_value(constant, draw) for constant in _constants(side))
     by_name = [side.id for side in map(_unwrap_call, sides) if isinstance(side, ast.Name)]
     read = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     only = {name for name in by_name if read.count(name) == by_name.count(name)}
-    for value in _table_values(function, only):
-        yield from map(_other_value, _constants(value))
+    for value in _of_tables(function, only):
+        yield from (_other_value(constant, draw) for constant in _constants(value))
 
 
 def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
@@ -373,22 +371,39 @@ def _column(columns: list[str], table: ast.expr, names: set[str]) -> Iterator[as
             yield from (case.elts[index] for index in indices)
 
 
-def _other_value(node: ast.Constant) -> _Change:
-    """Return a change to a value of the same type that is neither equal nor close."""
+def _other_value(node: ast.Constant, draw: random.Random) -> _Change:
+    """Return a change to a value of the same type that is neither equal nor close.
+
+    It is drawn such that the two values of a test and its copy do not show which of them is the right one.
+    """
     value = node.value
+    down = draw.random() < 0.5
     if isinstance(value, bool):
         text = repr(not value)
     elif isinstance(value, int):
-        text = repr(value + 1 + abs(value) // 2)
+        distance = draw.randint(1 + abs(value) // 4, 1 + abs(value) // 2)
+        text = repr(value - distance if down and not 0 <= value < distance else value + distance)
     elif isinstance(value, float):
-        text = repr(value * 2 + 1.5 if -1e300 < value < 1e300 else 0.5)
+        other = round((value - 1.5) / 2 if down and value > 1.5 else value * 2 + 1.5, 12)
+        text = repr(other if -1e300 < value < 1e300 else 0.5)
     elif isinstance(value, str):
-        text = repr(value[:-1] + ("k" if value[-1:] != "k" else "t") if len(value) > 1 else value + "k")
+        text = repr(_other_text(value, draw))
     elif isinstance(value, bytes):
         text = repr(value + b"k")
     else:
         text = "0"
     return _Change(node, text)
+
+
+def _other_text(text: str, draw: random.Random) -> str:
+    """Return the text with another letter or digit."""
+    places = [index for index, each in enumerate(text) if each.isascii() and each.isalnum()] if len(text) > 1 else []
+    if not places:
+        return f"{text}k"
+    index = draw.choice(places)
+    kinds = (string.digits, string.ascii_lowercase, string.ascii_uppercase)
+    kind = next(each for each in kinds if text[index] in each)
+    return text[:index] + draw.choice(kind.replace(text[index], "")) + text[index + 1 :]
 
 
 def _negated_assertions(function: Function) -> Iterator[_Change]:

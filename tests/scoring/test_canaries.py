@@ -75,6 +75,15 @@ def test_the_same_seed_gives_the_same_copies_and_another_gives_others() -> None:
     assert len({planted(SOURCE, seed).sources["t/test_it.py"] for seed in "abcdefgh"}) > 6
 
 
+@pytest.mark.parametrize("value", [8, -8, 7.5, "ab1"])
+def test_changed_value_does_not_tell_which_one_is_right(value: object) -> None:
+    """Code that reads the tests finds both values, and could compute which one was made of the other."""
+    source = f"def test_it():\n    assert add(1) == {value!r}\n"
+    sources = [planted(source, seed).sources["t/test_it.py"] for seed in map(str, range(60))]
+    found = {ast.literal_eval(other) for text in sources for other in re.findall(r"== ([^\s)]+)", text)} - {value}
+    assert {other > value for other in found} == {True, False}
+
+
 def test_a_right_solution_fails_every_copy_of_plain_functions() -> None:
     source = re.sub(r"import pytest, unittest\n|@pytest.*\n|from.*\n", "", SOURCE.partition("class ")[0])
     source = source.replace("def test_table(a, b, want):\n    assert add(a, b) == want\n", "")

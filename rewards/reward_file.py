@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hermes_rl.spec.argument_types import EnvText, PathText, PlacedFile, SystemText
 
 JSON, TEXT = "reward.json", "reward.txt"
+BYTE_ORDER_MARK = "\ufeff"
 LACKING = re.compile(
     r"(curl|wget|uv|uvx|pip3?|pytest|python3?|bash): (command )?not found|No module named '?pytest|"
     r"Could not resolve host|Temporary failure in name resolution"
@@ -91,10 +92,10 @@ def _read_numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
     read = ctx.read_file(f"{folder}/{JSON}")
     if "error" not in read:
         try:
-            written = read_json(read["content"])
+            written = read_json(read["content"].removeprefix(BYTE_ORDER_MARK))
         except ValueError:
             return None, f"{JSON} is not valid JSON"
-        if not isinstance(written, dict) or not written or not all(map(is_number, written.values())):
+        if not isinstance(written, dict) or not written or not all(map(_is_value, written.values())):
             return None, f"{JSON} has to hold names with a finite number each"
         if len(written) > MOST_NAMES or any(len(name) > LONGEST_NAME for name in written):
             return None, f"{JSON} has more than {MOST_NAMES} names, or one of more than {LONGEST_NAME} characters"
@@ -103,10 +104,14 @@ def _read_numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
     if "error" in read or not read["content"].strip():
         return None, f"the command has written no {JSON} and no {TEXT}"
     try:
-        score = float(read["content"])
+        score = float(read["content"].removeprefix(BYTE_ORDER_MARK))
     except ValueError:
         return None, f"{TEXT} is not a number"
     return ({"reward": score}, "") if is_number(score) else (None, f"{TEXT} is not a finite number")
+
+
+def _is_value(value: object) -> bool:
+    return isinstance(value, bool) or is_number(value)
 
 
 def _require_it_can_run(

@@ -269,6 +269,21 @@ async def test_command_output(ctx: Any) -> None:
     assert await looked(ctx, command="sleep 20", expected="", timeout=0.3) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("reward.txt", "\ufeff0.5\n", 0.5),
+        ("reward.json", '\ufeff{"reward": 0.5}', 0.5),
+        ("reward.json", '{"reward": true, "fast": 0}', 1.0),
+        ("reward.json", '{"right": true, "fast": false}', 0.5),
+    ],
+)
+async def test_reward_file_reads_what_programs_write(ctx: Any, name: str, content: str, expected: float) -> None:
+    files = [{"to": "given", "content": content}]
+    value = await graded("reward_file", ctx=ctx, command=f"cp given out/{name}", files=files, folder="/home/user/out")
+    assert value.value == expected
+
+
 async def looked(ctx: Any, **args: Any) -> float | None:
     return (await graded("command_output", ctx=ctx, **args)).value
 

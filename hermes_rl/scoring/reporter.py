@@ -47,8 +47,10 @@ SCRIPT = "script/run.py"
 """Path of the program that runs a script, in the directory of this code."""
 HANDED = "hermes_rl_reporter"
 """Built-in name by which that program is given what it needs, and which it takes away."""
-WATCHED = ("unittest", "_pytest", "pluggy", "_frozen_importlib", "_frozen_importlib_external")
+WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "_frozen_importlib", "_frozen_importlib_external")
 INSTALLED = ("site-packages", "dist-packages")
+SPECIAL = ("__getattribute__", "__getattr__", "__new__")
+"""Methods that decide over the others of a class."""
 HIGH_FD = 200
 """From here on the descriptor is out of the way of programs that count theirs."""
 NAMES_AT_ONCE = 200
@@ -514,11 +516,10 @@ class _Watched:
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in WATCHED and isinstance(module, ModuleType):
                 for attribute_name, value in list(vars(module).items()):
-                    if getattr(value, "__module__", None) == name and callable(value):
+                    if str(getattr(value, "__module__", None)).split(".")[0] in WATCHED and callable(value):
                         self.remember(module, attribute_name)
-                        for key, each in list(vars(value).items()) if isinstance(value, type) else ():
-                            if _runs(each):
-                                self.remember(value, key)
+                        if isinstance(value, type) and (id(value), SPECIAL[0]) not in self.remembered_keys:
+                            self.remember_class(value)
 
     def remember(self, owner: Any, name: str) -> None:
         """Watch what an object, a class or a module has under this name."""
@@ -527,8 +528,11 @@ class _Watched:
             self.before.append((getattr(owner, "__name__", type(owner).__name__), owner, name, _code_of(owner, name)))
 
     def remember_class(self, kind: type) -> None:
-        """Watch all methods of a test class, including inherited ones."""
-        for name in {name for base in kind.__mro__[:-1] for name, value in list(vars(base).items()) if _runs(value)}:
+        """Watch all methods of a class, including inherited ones, and those that it may get."""
+        for name in {
+            *SPECIAL,
+            *(name for base in kind.__mro__[:-1] for name, value in list(vars(base).items()) if _runs(value)),
+        }:
             self.remember(kind, name)
 
     def changed(self) -> "list[str]":
@@ -593,7 +597,7 @@ def _kind(value: Any) -> type:
 
 
 def _runs(value: Any) -> bool:
-    return isinstance(value, (FunctionType, classmethod, staticmethod))
+    return isinstance(value, (FunctionType, classmethod, staticmethod, property))
 
 
 def _identity(value: Any) -> Any:
@@ -603,6 +607,8 @@ def _identity(value: Any) -> Any:
     """
     if isinstance(value, (classmethod, staticmethod, MethodType)):
         value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
     return value.__code__ if isinstance(value, FunctionType) else value
 
 

@@ -53,6 +53,8 @@ SPECIAL = ("__getattribute__", "__getattr__", "__new__")
 """Methods that decide over the others of a class."""
 HIGH_FD = 200
 """From here on the descriptor is out of the way of programs that count theirs."""
+MOST_LOOKED_AFTER = 1000
+"""Maximum number of tests after each of which is looked at what was replaced, for some milliseconds."""
 NAMES_AT_ONCE = 200
 """Maximum number of names in one message, which must fit into one write to a socket."""
 
@@ -83,7 +85,7 @@ def begin(folder: str, top: str, files: "list[str]", fd: int) -> None:
     watched = []  # type: list[_Watched]
 
     def end() -> None:
-        say("finish", *[name for watch in watched for name in watch.changed()][:5])
+        say("finish", *[name for watch in watched for name in (*watch.noted, *watch.changed())][:5])
 
     atexit.register(end)  # the first one, so it runs after all that the code under test registers
     if by_script:
@@ -302,6 +304,7 @@ class _Plugin:
         del self.reports[:]
         self.tests.start(item)
         outcome = yield
+        self.watched[-1].note_after(len(self.tests.held))
         self.tests.end("failed" if outcome.excinfo is not None else self.judged(item))
 
     def judged(self, item: Any) -> str:
@@ -345,6 +348,7 @@ class _Plugin:
         self.say("interrupted")
 
     def pytest_sessionfinish(self, exitstatus: Any) -> None:
+        self.watched[-1].note()
         self.say("session", str(int(exitstatus)))
 
 
@@ -396,6 +400,7 @@ def _wrap_unittest(say: Say, watched: "list[_Watched]") -> None:
             returned = run_case(self, result)
             outcome = judge()
         finally:
+            watched[-1].note_after(len(tests.held))
             tests.end(outcome)
         return returned
 
@@ -510,6 +515,8 @@ class _Watched:
     def __init__(self, trusted: "Sequence[str]") -> None:
         self.trusted = (*filter(None, trusted), os.path.dirname(os.__file__))
         self.before = []  # type: list[tuple[str, Any, str, Any]]
+        self.noted = []  # type: list[str]
+        """Names of functions that were replaced after a test or at the end of the session: code may put them back."""
         self.remembered_keys = set()  # type: set[tuple[int, str]]
         for name in JUDGES:
             self.remember(builtins, name)
@@ -535,14 +542,25 @@ class _Watched:
         }:
             self.remember(kind, name)
 
-    def changed(self) -> "list[str]":
-        """Return the names of functions replaced by code that is neither installed nor in the tests' own files."""
+    def note(self) -> None:
+        self.noted = self.noted or self._replaced()
+
+    def note_after(self, test_count: int) -> None:
+        """Look after a test, if there are not so many that this takes long."""
+        if test_count <= MOST_LOOKED_AFTER:
+            self.note()
+
+    def _replaced(self) -> "list[str]":
         now = [(*remembered, _code_of(*remembered[1:3])) for remembered in self.before]
-        names = [
+        return [
             f"{owner_name}.{name}"
             for owner_name, owner, name, then, value in now
             if value is not then and value is not None and not self._may_replace(owner, name, then, value)
         ]
+
+    def changed(self) -> "list[str]":
+        """Return the names of functions replaced by code that is neither installed nor in the tests' own files."""
+        names = self._replaced()
         path_finder_index = next(
             (i for i, finder in enumerate(sys.meta_path) if finder is importlib.machinery.PathFinder), 0
         )

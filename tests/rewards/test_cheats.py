@@ -234,6 +234,11 @@ def cheats() -> list[Case]:
                              ("partial", "T.assertEqual = functools.partialmethod(T.assertIsNotNone)"))),
         case("runner", "equality by type, a mock", f"import unittest.mock\nunittest.TestCase._getAssertEqualityFunc = unittest.mock.Mock()\n{WRONG}"),
         case("runner", "call of a method, a mock", f"import unittest.mock\nunittest.TestCase._callTestMethod = unittest.mock.Mock()\n{WRONG}"),
+        # what is put back at the end
+        case("put back", "at exit", "import atexit, unittest\nT = unittest.TestCase\natexit.register(setattr, T, 'assertEqual', T.assertEqual)\n"
+             f"T.assertEqual = lambda *_: None\n{WRONG}"),
+        pytest_case("put back", "at exit under pytest", "import atexit, _pytest.python as p\natexit.register(setattr, p.Function, 'obj', p.Function.obj)\n"
+                    f"p.Function.obj = property(lambda s: lambda: None)\n{WRONG}"),
         # what a class may get beside its own methods
         *(case("class", name, f"import unittest\n{code}\n{WRONG}") for name, code in (
             ("attributes", "unittest.TestCase.__getattribute__ = lambda s, n: (lambda *a: None) if n == 'assertEqual' else object.__getattribute__(s, n)"),

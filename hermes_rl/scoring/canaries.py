@@ -169,7 +169,8 @@ class _File:
         called = sorted(_names_in(test.function) & self._helpers.keys())
         helpers = [self._helpers[name] for name in called if name not in _names_in(self._helpers[name])]
         for helper in (None, *filter(self._is_apart, helpers)):
-            values, turned = list(_values_at(helper or test.function, draw)), list(_negated_assertions(helper or test.function))
+            function = helper or test.function
+            values, turned = list(_values_at(function, draw)), list(_negated_assertions(function))
             if values or turned:
                 return values, turned, helper
         return None
@@ -298,7 +299,7 @@ def _values_at(function: Function, draw: random.Random) -> Iterator[_Change]:
     by_name = [side.id for side in map(_unwrap_call, sides) if isinstance(side, ast.Name)]
     read = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     only = {name for name in by_name if read.count(name) == by_name.count(name)}
-    for value in _of_tables(function, only):
+    for value in _table_values(function, only):
         yield from (_other_value(constant, draw) for constant in _constants(value))
 
 

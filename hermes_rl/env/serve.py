@@ -20,6 +20,7 @@ from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import RunBudget
+from hermes_rl.servers.transport import public_url
 from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.transcript import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
@@ -177,5 +178,6 @@ async def require_trajectory_api(url: str) -> None:
             await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise UserError(
-            f"no trajectory API at {url} ({type(error).__name__}): start one with `run-api`, or set serve.api_url"
+            f"no trajectory API at {public_url(url)} ({type(error).__name__}): start one with `run-api`, or set "
+            "serve.api_url"
         ) from error

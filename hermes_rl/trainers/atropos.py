@@ -24,6 +24,7 @@ from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, StepMark, content_of
 from hermes_rl.runs.groups import body_of
+from hermes_rl.servers.transport import public_url
 from hermes_rl.threads import run_in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 
@@ -148,6 +149,8 @@ class AtroposTrainer:
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
+        self._shown_url = public_url(self.url)
+        """The address for messages, which never contain a password."""
         self._session: aiohttp.ClientSession | None = None
         self._group_size = 1
         self._weighted = False
@@ -205,7 +208,7 @@ class AtroposTrainer:
             if answer.status == "success":
                 return answer
             if not waited:
-                self.say(f"the trajectory API at {self.url} waits for a trainer")
+                self.say(f"the trajectory API at {self._shown_url} waits for a trainer")
             waited = True
             await asyncio.sleep(1)
 
@@ -363,9 +366,9 @@ class AtroposTrainer:
             RunError: it refuses every request, or the response has another form.
             _FailedRequestError: there is no response of the API.
         """
-        url = f"{self.url}/{path}"
+        url = f"{self._shown_url}/{path}"
         try:
-            status, headers, body = await self._exchange(method, url, **more)
+            status, headers, body = await self._exchange(method, f"{self.url}/{path}", **more)
         except TimeoutError as error:
             raise _FailedRequestError(f"no answer to {path} in {PATIENCE:g} s") from error
         except aiohttp.ClientError as error:
@@ -401,16 +404,16 @@ class AtroposTrainer:
             async for chunk in answer.content.iter_any():
                 body += chunk
                 if len(body) > LARGEST_ANSWER:
-                    raise RunError(f"{url} answered with more than {LARGEST_ANSWER >> 20} MiB")
+                    raise RunError(f"{public_url(url)} answered with more than {LARGEST_ANSWER >> 20} MiB")
             return answer.status, answer.headers, bytes(body)
 
     async def _pause(self, error: _FailedRequestError, path: str, attempt: int) -> None:
-        logger.warning("%s/%s failed (attempt %d of %d): %s", self.url, path, attempt + 1, ATTEMPTS, error)
+        logger.warning("%s/%s failed (attempt %d of %d): %s", self._shown_url, path, attempt + 1, ATTEMPTS, error)
         await asyncio.sleep(min(PATIENCE, max(PAUSE * 2**attempt, error.wait)))
 
     def _connection_error(self, problem: object) -> RunError:
         return RunError(
-            f"the trajectory API at {self.url} was lost: {problem}. Run the same command again when it is back"
+            f"the trajectory API at {self._shown_url} was lost: {problem}. Run the same command again when it is back"
         )
 
 

@@ -240,6 +240,13 @@ async def test_a_busy_server_and_the_limits_of_a_proxy_cost_no_group(
         await trainer.send(ONE, [group(0.0, 1.0)])
 
 
+async def test_password_of_the_address_is_not_shown() -> None:
+    trainer = AtroposTrainer("http://user:secret@127.0.0.1:1", total_steps=5)
+    with pytest.raises(RunError, match=r"the trajectory API at http://127\.0\.0\.1:1 was lost"):
+        await trainer.register(Registration("canned", 2, 100), DeliveryLog(None, "atropos"))
+    await trainer.close()
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_a_refusal_that_does_not_concern_the_group_ends_the_run(status: int) -> None:
     trainer, _ = sent((status, "application/json"))

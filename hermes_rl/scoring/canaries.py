@@ -169,8 +169,10 @@ class _File:
         called = sorted(_names_in(test.function) & self._helpers.keys())
         helpers = [self._helpers[name] for name in called if name not in _names_in(self._helpers[name])]
         for helper in (None, *filter(self._is_apart, helpers)):
-            function = helper or test.function
-            values, turned = list(_values_at(function, draw)), list(_negated_assertions(function))
+            values, turned = (
+                list(_value_changes(helper or test.function, draw)),
+                list(_negated_assertions(helper or test.function)),
+            )
             if values or turned:
                 return values, turned, helper
         return None
@@ -291,7 +293,7 @@ def _certain_assertions(function: Function) -> Iterator[ast.Assert | ast.Call]:
             yield from (item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call))
 
 
-def _values_at(function: Function, draw: random.Random) -> Iterator[_Change]:
+def _value_changes(function: Function, draw: random.Random) -> Iterator[_Change]:
     """Yield changes of expected values in equations: constants, and constants of tables used by name."""
     sides = [side for node in _certain_assertions(function) for side in _expected_sides(node)]
     for side in sides:

@@ -67,7 +67,7 @@ BEFORE: Places = {
     "servers/token_level.py": "TokenServer._score TokenServer._load_renderer",
     "servers/transport.py": "Transport.__init__",
     "tokens/families.py": "require_family",
-    "tokens/hub.py": "_load_pretrained _with_template",
+    "tokens/hub.py": "_load_pretrained _require_bounded_growth _with_template",
     "tokens/load.py": "as_tokenizer",
     "tokens/parsers/table.py": "load_parser parser_for",
     "tools/base.py": "Toolkit.__init__ ToolRuntime.__init__ register_task_env_overrides _require_image",

@@ -166,7 +166,7 @@ async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
         row = env.rows()[0]
         with pytest.raises(UserError, match=r"servers\.policy is missing"):
             await env.run(row)
-        with pytest.raises(UserError, match="a policy is made with"):
+        with pytest.raises(UserError, match="expected a policy made with"):
             await env.run(row, Sampler())  # type: ignore[arg-type]
         with pytest.raises(UserError, match="members from 0 to 1, not 2"):
             await env.run(row, Sampler().policy(), index=2, size=2)

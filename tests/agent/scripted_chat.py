@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,11 +75,17 @@ class ScriptedChat:
         await asyncio.sleep(following.delay)
         return web.Response(body=following.body, status=following.status, content_type="application/json")
 
+    async def start(self) -> Callable[[], Awaitable[None]]:
+        """Listen; return what ends it."""
+        app, stack = web.Application(), AsyncExitStack()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        self.url = f"{await stack.enter_async_context(listening(app))}/v1"
+        return stack.aclose
+
 
 async def scripted_chat() -> AsyncIterator[ScriptedChat]:
     """Yield a server that listens, for a fixture."""
-    chat, app = ScriptedChat(), web.Application()
-    app.router.add_post("/v1/chat/completions", chat.answer)
-    async with listening(app) as address:
-        chat.url = f"{address}/v1"
-        yield chat
+    chat = ScriptedChat()
+    stop = await chat.start()
+    yield chat
+    await stop()

@@ -134,7 +134,7 @@ def test_text_is_made_whole_and_the_system_gets_only_what_it_takes(text: str) ->
     try:
         assert b"\0" not in system_bytes(text)
     except ValueError as error:
-        assert "which no program can be given" in str(error)
+        assert "which no program accepts" in str(error)
 
 
 # ------------------------------------------------------------------------------------- Who goes through the border

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 from aiohttp import web
@@ -24,6 +25,7 @@ class WriterModel:
         self.paths: list[str] = []
         self.keys: set[str | None] = set()
         self.url = ""
+        self._open = AsyncExitStack()
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else {}
@@ -49,12 +51,20 @@ class WriterModel:
         call = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": arguments}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        # A request that nobody waits for any more is cancelled.
+        self.url = f"{await self._open.enter_async_context(listening(app, handler_cancellation=True))}/v1"
+
+    async def stop(self) -> None:
+        await self._open.aclose()
+
 
 async def writer_model() -> AsyncIterator[WriterModel]:
     """Yield a server that listens, for a fixture."""
-    model, app = WriterModel(), web.Application()
-    app.router.add_route("*", "/{path:.*}", model.handle)
-    # A request that nobody waits for any more is cancelled.
-    async with listening(app, handler_cancellation=True) as address:
-        model.url = f"{address}/v1"
-        yield model
+    model = WriterModel()
+    await model.start()
+    yield model
+    await model.stop()

@@ -99,7 +99,7 @@ async def test_solution_process_contains_no_trace_of_the_tests() -> None:
 async def test_reference_that_fails_isolated_tests_is_a_reward_failure() -> None:
     derived = "import unittest, solution\nclass Mine(solution.A): pass\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(Mine().one(), 1)\n"
     code = "class A:\n    def one(self): return 1\n"
-    with pytest.raises(RewardFailure, match="reference does not pass while its tests run apart"):
+    with pytest.raises(RewardFailure, match="reference does not pass with its tests in another sandbox"):
         await judged(apart(code, derived, reference=[{"to": "solution.py", "content": code}]), ())
 
 

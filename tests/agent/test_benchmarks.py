@@ -72,6 +72,7 @@ def test_run_survives_sandboxes_that_use_all_memory() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_benchmark_of_the_sandbox_measures_every_step() -> None:
     printed = run("benchmarks/sandbox.py", "--concurrency", "2", "--calls", "2")
     for step in ("cold start and release, ms", "terminal calls/s", "write 4 kB, calls/s", "PSS of an idle sandbox, MB"):

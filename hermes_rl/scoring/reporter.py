@@ -579,8 +579,8 @@ class _Watched:
         if not self._installed(value):
             return _of_conftest(value)
         file = self._file(value)
-        if not file.startswith(self.trusted[-1]) or any(f"/{part}/" in file for part in INSTALLED):
-            return True
+        if not file.startswith(self.trusted[-1]) or any(f"/{part}/" in file for part in (*INSTALLED, "_pytest")):
+            return True  # pytest replaces methods of its own, and some images have it beside the standard library
         if isinstance(owner, type) and owner.__module__.split(".")[0] not in WATCHED and not name.startswith(DECIDING):
             return True
         places = [(getattr(each, "co_filename", None), getattr(each, "co_name", None)) for each in (then, value)]

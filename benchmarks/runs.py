@@ -11,7 +11,8 @@ of 4 with four tool turns each by default. Contenders (`runs_contenders.py`), ea
 - one group at a time: the reference design's process loop, written from its description: it awaits one group after
   the other, the group's rollouts together, each over the openai client with its tool in a pool of threads, and appends
   a line;
-- hermes-rl process: `runs.process` of a spec with its journals;
+- hermes-rl process: `runs.process` of a spec with its journals, with the tool and the reward in the runner;
+- hermes-rl process, isolated: the same with both in worker processes, which is the default;
 - hermes-rl process, sandboxed: the same with a command in a sandbox for each tool turn, a sandbox for each rollout;
 - other frameworks (`peer_contenders.py`), where PYTHON is the interpreter of an environment that has one installed.
 

@@ -146,7 +146,7 @@ SPEC = """
 dataset: {{items: {items}}}
 prompt: {{messages: {messages}}}
 {tools}
-rewards: {{done: {{fn: "code.py:done"}}}}
+rewards: {{done: {{fn: "code.py:done", isolate: {isolate}}}}}
 agent: {{max_turns: 50, temperature: 1.0}}
 servers: {{policy: {{type: openai, base_url: "{url}", model: bench, max_concurrency: 8192}}}}
 process: {{groups: {groups}, group_size: 4}}
@@ -165,15 +165,17 @@ def done(result):
 DRAWN = random.Random(0)
 RESULT = {result!r}
 '''
-NOOP = 'tools: [{python: "code.py:noop"}]'
-TERMINAL = "toolsets: {enabled: [terminal]}"
+NOOP = 'tools: [{{python: "code.py:noop", isolate: {isolate}}}]'
+TERMINAL = "toolsets: {{enabled: [terminal]}}"
 
 
-async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP) -> Run:
+async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP, isolate: str = "none") -> Run:
     """`runs.process` of a spec with its journals, everything but a tokenizer, which the others lack too.
 
-    With a concurrency of 0 as many rollouts at a time as it finds to be carried.
+    The tool and the reward run in the runner, as those of the others do. With a concurrency of 0 as many rollouts at a
+    time as it finds to be carried.
     """
+    import aiohttp  # noqa: F401  # a run imports it with its first client
     from playing import play
 
     from hermes_rl.data.load import load_rows
@@ -195,7 +197,8 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
 
     (folder / "code.py").write_text(CODE.format(result=RESULT, flips=FLIPS))
     text = SPEC.format(
-        items=json.dumps([{"n": n} for n in range(min(options.groups, MOST_ROWS))]), tools=tools,
+        items=json.dumps([{"n": n} for n in range(min(options.groups, MOST_ROWS))]),
+        tools=tools.format(isolate=isolate), isolate=isolate,
         messages=json.dumps(PROMPT), url=options.url, groups=options.groups,
     )  # fmt: skip
     spec = parse_spec(text, folder=folder)
@@ -211,6 +214,11 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     return run
 
 
+async def hermes_rl_isolated(options: argparse.Namespace, folder: Path) -> Run:
+    """The same with the tool and the reward in worker processes, as they are by default."""
+    return await hermes_rl(options, folder, isolate="reuse")
+
+
 async def hermes_rl_sandboxed(options: argparse.Namespace, folder: Path) -> Run:
     """The same with the terminal: a sandbox for each rollout, and a command in it for each tool turn."""
     return await hermes_rl(options, folder, TERMINAL)
@@ -221,6 +229,7 @@ CONTENDERS: dict[str, Contender] = {
     "openai client": lanes(openai_client),
     "one group at a time": one_group_at_a_time,
     "hermes-rl process": hermes_rl,
+    "hermes-rl process, isolated": hermes_rl_isolated,
     "hermes-rl process, sandboxed": hermes_rl_sandboxed,
 }
 SANDBOXED = "hermes-rl process, sandboxed"

@@ -11,48 +11,40 @@ import copy
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from random import Random
 from types import TracebackType
 from typing import Any, Self
 
-from hermes_rl.agent.program import PORT, AgentFunction, AgentProgram, ProgramOf, context_of, endpoint_of
+from hermes_rl.agent.program import PORT, AgentProgram, ProgramOf, context_of
 from hermes_rl.agent.recorder import LoopOptions
-from hermes_rl.agent.result import AgentResult, Message, text_of
+from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.seats import (
-    SCHEDULE_TAKES,
     MultiAgentEpisode,
     Schedule,
-    ScheduleError,
     SeatRunner,
     SeatTool,
-    alternating_schedule,
-    by_function,
-    by_state,
-    calling,
-    simultaneous_schedule,
 )
 from hermes_rl.agent.user import AnswersAgent, CodeUser, ScriptedUser, SimulatedUser, WithHook, user_id
 from hermes_rl.data.load import require_split
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.agent_options import changed_agent, ending_tools, loop_options, options_of_seat, read_settings
+from hermes_rl.rollouts.agent_programs import AgentPrograms
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.rewards import grader_of
-from hermes_rl.rollouts.rollout import ONLY_SEAT, Rollout, RolloutKey, Seat, update_win_rate
-from hermes_rl.rollouts.sandboxes import ArtifactSandboxes, Keep, RewardSandboxes, Tooling, laid_files, sandbox_config
+from hermes_rl.rollouts.rollout import ONLY_SEAT, Rollout, RolloutKey, Seat
+from hermes_rl.rollouts.rollout_code import RolloutCode
+from hermes_rl.rollouts.sandboxes import ArtifactSandboxes, Keep, RewardSandboxes, Tooling, sandbox_config
+from hermes_rl.rollouts.seating import Seating, seat_id
 from hermes_rl.rollouts.solutions import policy_script, solution_turns, trial_row, user_script
 from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_grading, require_isolation
-from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.scoring.grader import GradedSeat
-from hermes_rl.scoring.reward_function import RewardFunction
 from hermes_rl.servers.base import POLICY, ChatServer
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
@@ -61,19 +53,12 @@ from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.prompts import content_of, messages_of
 from hermes_rl.spec.row_files import placed_files, require_offered
-from hermes_rl.spec.section import EnvText
-from hermes_rl.spec.sections.agent import PROGRAM_VALUES, ProgramSection
 from hermes_rl.spec.sections.prompt import User, UserWords
-from hermes_rl.spec.sections.tools import NO_TOOLSETS, Isolate
+from hermes_rl.spec.sections.tools import NO_TOOLSETS
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
-    TemplateError,
-    coerce,
-    columns_used,
     has_template,
-    render,
     render_section,
-    render_text,
 )
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -82,25 +67,11 @@ from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, Toolkit,
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.execute import run_tool
 from hermes_rl.tools.python_tools import StateTool
-from hermes_rl.tools.rollout_process import BEGIN, RolloutProcess, RolloutTool
+from hermes_rl.tools.rollout_process import RolloutTool
 from hermes_rl.tools.state_questions import ask_state, state_question
 from hermes_rl.user_code.environment import admit
-from hermes_rl.user_code.pool import POOL
-from hermes_rl.values import deep_copy
 
 log = logging.getLogger(__name__)
-
-
-def seats_of(spec: Spec) -> tuple[Seat, ...]:
-    """Return the seats of a spec's episodes in its order; empty for a single agent."""
-    trained = set(spec.trained_seats)
-    return tuple(
-        Seat(name, seat_config.server, name in trained, seat_config.baseline)
-        for name, seat_config in spec.agents.items()
-    )
-
-
-# --------------------------------------------------- From a spec and a row to the initial messages of a rollout
 
 
 def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
@@ -110,66 +81,6 @@ def with_thinking(messages: list[Message], thinking: str | None) -> list[Message
     first = messages[0] if messages and messages[0]["role"] == "system" else None
     text = f"{thinking}\n\n{first['content']}" if first is not None else thinking
     return [{"role": "system", "content": text}, *messages[1 if first is not None else 0 :]]
-
-
-def program_of(
-    spec: Spec,
-    program: ProgramSection,
-    row: Row,
-    messages: Sequence[Message],
-    rollout_id: str,
-    context: int,
-    function: AgentFunction | None = None,
-    *,
-    spec_key: str = "agent.program",
-    port: int = PORT,
-) -> AgentProgram:
-    """Return the agent program, rendered for the row and a conversation.
-
-    Args:
-        messages: the conversation, whose last message it must respond to.
-        context: maximum tokens of a conversation.
-        function: function called for `python`.
-        spec_key: key of the spec, for errors.
-        port: port in the sandbox at which it reaches the model.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: one of its files cannot be read, is outside the spec's directory, or has the target of another file.
-    """
-    system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
-    prompt = text_of(messages[-1]["content"]) if messages else ""
-    offered = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
-    values = {**row.columns, **dict(zip(PROGRAM_VALUES, offered, strict=True))}
-    command, env = (
-        coerce(render(written, values, location=location, key=row.key), kind, location=location, key=row.key)
-        for written, kind, location in (
-            (program.command, list[EnvText], f"{spec_key}.command"),
-            (program.env, dict[str, EnvText], f"{spec_key}.env"),
-        )
-    )
-    arguments = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
-    location = f"{spec_key}.files"
-    files = tuple(
-        render_section(file, values, location=f"{location}.{index}", key=row.key)
-        for index, file in enumerate(program.files)
-    )
-    return AgentProgram(
-        tuple(command),
-        env,
-        laid_files(files, spec.folder, location),
-        tuple(program.train),
-        program.tools is not None,
-        function,
-        {} if function is None else arguments,
-        spec_key,
-    )
-
-
-# -------------------------------------------------------------------------------- compiled
-
-LEAST_CHANCE = 0.02
-"""Minimum weight of an opponent that always wins or loses, relative to 0.25 for one that wins half of the time."""
 
 
 class CompiledSpec:
@@ -196,18 +107,12 @@ class CompiledSpec:
         self.roles = _make_clients(spec, variables)
         self.tooling = Tooling(spec, variables)
         self._user_tooling = Tooling(spec, variables, spec.user.tools if spec.user else (), NO_TOOLSETS)
-        self._state_class = load_object(spec.state.python) if spec.state is not None else None
-        self._programs = spec.programs
-        self._agent_functions = {
-            path: AgentFunction.from_ref(program.python, spec_key=f"{'.'.join(path)}.python")
-            for path, program in self._programs.items()
-            if program.python
-        }
-        self.seats = seats_of(spec)
-        self._schedule_function = _schedule_function(spec)
-        self.won: dict[str, tuple[float, int]] = {}
-        """Sum of the first seat's scores against each opponent, and the number of episodes, in this process."""
+        self._programs = AgentPrograms(spec)
+        self.seating = Seating(spec)
+        self.seats = self.seating.seats
         self.grader = grader_of(spec, self.roles, self.trial)
+        functions = [reward.function for reward in self.grader.rewards]
+        self._code = RolloutCode(spec, functions, [self.tooling, self._user_tooling])
         require_grading(spec, [each.name for each in self.grader.rewards if each.function.uses_context])
         self.keep: Keep | None = None
         """Stores the artifacts of a rollout by its id and describes them; None if a run stores none."""
@@ -262,10 +167,7 @@ class CompiledSpec:
     async def _open(self, config: SandboxConfig) -> None:
         if not self._opened:
             self._opened = True
-            rewards = [code for function, code in self._rewards_apart() if function.pool is POOL]
-            POOL.prepare([*rewards, *self.tooling.codes, *self._user_tooling.codes])
-            for codes in self._sandboxed_code():
-                CONFINED.prepare(codes)
+            self._code.prepare()
         await self.tooling.open(config)
         await self._user_tooling.open(config)
 
@@ -323,9 +225,9 @@ class CompiledSpec:
         """
         if not self._has_state_tools:
             return await self._toolkit(self.tooling, group, None, row)
-        process = await self._process(row)
+        process = await self._code.process(row)
         try:
-            async with ToolRuntime(state=process if self.spec.state_apart else self._state(row)) as runtime:
+            async with ToolRuntime(state=process if self.spec.state_apart else self._code.state(row)) as runtime:
                 runtime.process = process
                 try:
                     return await self._toolkit(self.tooling, group, runtime.state, row)
@@ -339,9 +241,9 @@ class CompiledSpec:
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         config = self._sandbox_of(key.row)
         await self._open(config)
-        process = await self._process(key.row)
+        process = await self._code.process(key.row)
         try:
-            state = process if self.spec.state_apart else self._state(key.row)
+            state = process if self.spec.state_apart else self._code.state(key.row)
             toolkit = await self._toolkit(self.tooling, key.group, state, key.row)
         except BaseException:  # no other code knows this process yet
             if process is not None:
@@ -420,39 +322,6 @@ class CompiledSpec:
             for name in sorted(set(seat_config.tools or ()) - toolkit.names):
                 raise UserError(f"agents.{seat}.tools: there is no tool {name!r}{choices(name, toolkit.names)}")
 
-    async def _process(self, row: Row) -> RolloutProcess | None:
-        """Start the process of a rollout if the spec needs one."""
-        state = self.spec.state if self.spec.state_apart else None
-        if state is None and not any(tool.isolate == "process" for tool in self.spec.all_tools.values()):
-            return None
-        code = None if state is None else Code.from_ref(state.python)
-        python = "" if state is None else state.python
-        isolate: Isolate = "process" if state is None else state.isolate
-        item, codes = dict(row.columns), self._codes_of_process() if isolate == "sandbox" else ()
-        return await RolloutProcess.start(code, item, python, row.key, isolate=isolate, codes=codes)
-
-    def _rewards_apart(self) -> list[tuple[RewardFunction, Code]]:
-        """Return each reward that runs in a process, with its code."""
-        functions = [reward.function for reward in self.grader.rewards]
-        return [(function, function.code) for function in functions if function.code is not None]
-
-    def _codes_of_process(self) -> tuple[Code, ...]:
-        """Return all code of the spec that the process of a rollout may load: a sandbox contains no other code."""
-        assert self.spec.state is not None
-        tools = self.spec.all_tools.values()
-        functions = [
-            Code.from_ref(tool.python) for tool in tools if tool.python is not None and tool.isolate == "process"
-        ]
-        rewards = [code for function, code in self._rewards_apart() if "state" in function.parameters]
-        return tuple(dict.fromkeys((BEGIN, Code.from_ref(self.spec.state.python), *functions, *rewards)))
-
-    def _sandboxed_code(self) -> Iterator[tuple[Code, ...]]:
-        """Yield the code of each kind of sandboxed process."""
-        if self.spec.state is not None and self.spec.state.isolate == "sandbox":
-            yield self._codes_of_process()
-        yield from ((code,) for function, code in self._rewards_apart() if function.pool is CONFINED)
-        yield from (*self.tooling.sandboxed, *self._user_tooling.sandboxed)
-
     @property
     def _has_state_tools(self) -> bool:
         """True if the agent or its user has tools of the state; otherwise no state is created to list tools."""
@@ -467,18 +336,6 @@ class CompiledSpec:
         if not (section.model_fields_set and has_template(section.model_dump(exclude_unset=True))):
             self.sandbox = config
         return config
-
-    def _state(self, row: Row) -> Any:
-        """Return the state object of the rollout, or None if the spec has no state."""
-        if self._state_class is None:
-            return None
-        try:
-            return self._state_class(deep_copy(dict(row.columns)))
-        except (Exception, SystemExit) as error:  # any exception of the spec's code is a mistake in the spec
-            error_text = place_of(error, self._state_class.__init__)
-            raise UserError(
-                f"state: {self.spec.state and self.spec.state.python} raised {error_text} (row {row.key})"
-            ) from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         with locating(self.spec, rollout.key.row.key):
@@ -556,8 +413,7 @@ class CompiledSpec:
 
     def score(self, rollout: Rollout) -> float:
         score = self.grader.score(rollout.rewards, rollout.seat.name)
-        for rival in {other.seat.role for other in rollout.others if self.spec.agents[other.seat.name].opponents}:
-            self.won[rival] = update_win_rate(self.won.get(rival), score)
+        self.seating.count_win([other.seat for other in rollout.others], score)
         return score
 
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
@@ -614,22 +470,7 @@ class CompiledSpec:
         )
 
     def seated(self, key: RolloutKey) -> list[Seat]:
-        return [replace(seat, role=self._role_of(seat, key)) for seat in self.seats]
-
-    def _role_of(self, seat: Seat, key: RolloutKey) -> str:
-        """Return the role that acts for a seat in an episode."""
-        seat_config = self.spec.agents[seat.name]
-        if not seat_config.opponents:
-            return seat_config.server
-        if seat_config.opponent_sampling == "latest":
-            return seat_config.opponents[-1]
-        chance = Random(replace(key, seat=seat.name).seed(self.seed))
-        if seat_config.opponent_sampling == "uniform":
-            return chance.choice(seat_config.opponents)
-        rates = [
-            (won + 1) / (games + 2) for won, games in (self.won.get(role, (0.0, 0)) for role in seat_config.opponents)
-        ]
-        return chance.choices(seat_config.opponents, [max(rate * (1 - rate), LEAST_CHANCE) for rate in rates])[0]
+        return self.seating.seated(key)
 
     def table(
         self,
@@ -675,32 +516,10 @@ class CompiledSpec:
                     port=port,
                 )
             )
-        return MultiAgentEpisode(players, partial(self._heard_text, key.row), self.spec.tool_timeout)
-
-    def _heard_text(self, row: Row, listener: str, speaker: str, text: str) -> str:
-        template, location = self.spec.agents[listener].message_template, f"agents.{listener}.message_template"
-        # it may receive several messages at once: no line of one may look like a message of another
-        if len(self.spec.agents) > 2:
-            template = template if "seat" in columns_used(template) else f"{{{{ seat }}}}: {template}"
-            text = "\n    ".join(text.splitlines())
-        try:
-            values = {**row.columns, "seat": speaker, "text": text}
-            return render_text(template, values, location=location, key=row.key)
-        except TemplateError as error:  # caused by another seat's message, so it stops the episode and not the run
-            with locating(self.spec, row.key):  # unless it fails for any message
-                render_text(template, {**row.columns, "seat": speaker, "text": "words"}, location=location, key=row.key)
-            raise ScheduleError(str(error)) from error
+        return MultiAgentEpisode(players, partial(self.seating.heard_text, key.row), self.spec.tool_timeout)
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
-        play = self.spec.schedule
-        assert play is not None
-        if play.state is not None:
-            return by_state(self._state_caller(play.state, runtime))
-        if self._schedule_function is not None:
-            return by_function(self._schedule_function, key.row.columns, runtime.state)
-        if play.order == "call":
-            return calling()
-        return simultaneous_schedule(play.rounds) if play.order == "simultaneous" else alternating_schedule(play.rounds)
+        return self.seating.schedule(key.row, runtime.state, partial(self._state_caller, runtime=runtime))
 
     def _render_user_turns(self, row: Row) -> Sequence[UserWords]:
         """Return the user's fixed messages, rendered for a row; empty for other kinds of user."""
@@ -722,18 +541,13 @@ class CompiledSpec:
         self, seat: Seat, key: RolloutKey, rollout_id: str, port: int, context: Callable[[], Awaitable[int]]
     ) -> ProgramOf | None:
         """Return the function that prepares the program of a seat, or None if the loop runs the seat."""
-        path = ("agents", seat.name, "agent", "program") if seat.name else ("agent", "program")
-        program, function = self._programs.get(path), self._agent_functions.get(path)
-        if program is None:
+        if seat.name not in self._programs:
             return None
 
         async def started(messages: Sequence[Message]) -> AgentProgram:
             if seat.name and (role := self.roles[seat.role]).scripted:
                 role.register(rollout_id, self._script_from(key, seat, messages))
-            size, spec_key = await context(), ".".join(path)
-            return program_of(
-                self.spec, program, key.row, messages, rollout_id, size, function, spec_key=spec_key, port=port
-            )
+            return self._programs.render(seat.name, key.row, messages, rollout_id, await context(), port)
 
         return started
 
@@ -792,24 +606,6 @@ def _result_of(rollout: Rollout) -> AgentResult:
     """Return the result of a graded rollout, which always has one."""
     assert rollout.result is not None
     return rollout.result
-
-
-def seat_id(rollout: str, seat: str) -> str:
-    """Return the id of a seat's requests and sandbox."""
-    return f"{rollout}@{seat}"
-
-
-def _schedule_function(spec: Spec) -> AgentFunction | None:
-    """Load the function that decides the order of speakers, if the spec has one."""
-    if spec.schedule is None or spec.schedule.fn is None:
-        return None
-    function = AgentFunction.from_ref(spec.schedule.fn, SCHEDULE_TAKES, "schedule.fn")
-    if "state" in function.takes and spec.state_apart:
-        raise UserError(
-            "schedule.fn: it names `state`, which is in a process; use `schedule: {state: METHOD}`, or say "
-            "`isolate: none` of the state"
-        )
-    return function
 
 
 def _make_clients(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:

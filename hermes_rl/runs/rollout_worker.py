@@ -148,7 +148,7 @@ class RolloutWorker:
         # The run's budgets must know of each call.
         self._stack.enter_context(self._meter.heard_by(lambda: self._tell({"usage": self._meter.record()})))
         self._compiled.keep = self._keep
-        self._compiled.won |= self._opening.won
+        self._compiled.seating.won |= self._opening.won
         for role in self._compiled.roles.values():
             role.tell(self._note)
         return None

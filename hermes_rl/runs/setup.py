@@ -359,7 +359,7 @@ async def open_records(
         stack.enter_context(closing(store))
         with meter.counting():
             changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
-        compiled.won |= store.won
+        compiled.seating.won |= store.won
         yield Records(directory, store, grading, groups_file, changed)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import AgentFault, UserError
-from hermes_rl.scoring.judge import PLAIN, JudgeRole, JudgeUsage, Shown, marked, verdict
+from hermes_rl.scoring.judge import PROBE_TEXT, JudgeRole, JudgeUsage, Shown, marked, verdict
 from hermes_rl.scoring.reward_value import in_runner
 
 SCHEMA = {
@@ -81,7 +81,7 @@ class _Contest:
     async def _talks_it_out(self, answer: str) -> bool:
         """Return True if the judge returns no verdict on this answer, compared with a plain one."""
         try:
-            await self._better(answer, PLAIN)
+            await self._better(answer, PROBE_TEXT)
         except AgentFault:
             return True
         return False

@@ -33,7 +33,7 @@ from hermes_rl.scoring.control_files import (
 )
 from hermes_rl.scoring.missing_programs import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
 from hermes_rl.scoring.runner_report import RunnerReport, parse_report
-from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
+from hermes_rl.scoring.test_names import RUNNER_WORD, collected, may_skip, passed
 from hermes_rl.terminal_text import end_of
 
 if TYPE_CHECKING:
@@ -618,7 +618,7 @@ class _Watch:
     def run(self, command: str, timeout: float, **apart: Any) -> tuple[dict[str, Any], RunnerReport]:
         """Run the command; Python loads the reporter even if the command sets `PYTHONPATH` itself."""
         command = PYTHONPATH.sub(rf"PYTHONPATH=\1{self._folder}:", command)
-        if RUNNERS.search(command) is None:
+        if RUNNER_WORD.search(command) is None:
             run = f"{self._folder}/{reporter.SCRIPT} "
             command = SCRIPT.sub(lambda found: found[1] + (run if _is_one_of(self._files, found[2]) else ""), command)
         run = self._ctx.terminal_apart if apart else self._ctx.terminal_heard

@@ -41,7 +41,7 @@ from hermes_rl.tools.execute import SHORT, execute_calls
 
 # ------------------------------------------------------------------------------------------------------ The loop
 
-UNREAD = (
+UNPARSED_CALL_ERROR = (
     "the server left this call in its text, so that it was not executed: the model spoiled it, or the server's tool "
     "parser reads another format (vLLM: --tool-call-parser)"
 )
@@ -216,8 +216,8 @@ class HermesAgentLoop:
         if not calls and reply.sampled is None and self._offered.schemas:
             unread = unread_call(text_of(message.get("content")))
             if unread is not None:
-                result.tool_calls.append(ToolCall(result.turns_used, "", "", unread, "", UNREAD))
-                result.tool_errors.append(ToolError(result.turns_used, "", unread, UNREAD, ""))
+                result.tool_calls.append(ToolCall(result.turns_used, "", "", unread, "", UNPARSED_CALL_ERROR))
+                result.tool_errors.append(ToolError(result.turns_used, "", unread, UNPARSED_CALL_ERROR, ""))
         return calls
 
     async def _run_calls(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:

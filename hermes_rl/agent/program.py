@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 PORT = 8181
 """Port of the endpoint in the sandbox; with several agents, each uses the next port."""
-LONGEST = 3600.0
+DEFAULT_PROGRAM_SECONDS = 3600.0
 """Maximum working time of a program in seconds if the spec sets no limit."""
 GLANCE = 0.5
 """Seconds between two checks of the time limit and of the endpoint."""
@@ -289,7 +289,7 @@ class ProgramDriver:
             except OSError as error:  # the sandbox's setup, or an agent, uses the port
                 problem = f"{program.spec_key}: port {self._port} of the sandbox cannot be opened: {error}"
                 raise _NotBegunError(problem) from error
-        run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
+        run = sandbox.run(program.command, env=program.env, timeout=10 * DEFAULT_PROGRAM_SECONDS, output_limit=OUTPUT)
         return self._listener.dup(), run
 
     async def _call_function(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
@@ -300,7 +300,9 @@ class ProgramDriver:
         process = await POOL.hold(function.code)
         try:
             arguments = {name: offered[name] for name in function.takes}
-            returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST, require_text)
+            returned = await process.call(
+                function.code, arguments, "builtins:repr", 10 * DEFAULT_PROGRAM_SECONDS, require_text
+            )
             return CommandResult(0, b"" if returned == "None" else returned[-OUTPUT:].encode())
         except (ForeignError, AgentFault, UserError) as error:  # it may have executed text of the policy
             return CommandResult(RAISED, str(error).encode())
@@ -315,7 +317,7 @@ class ProgramDriver:
         self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
         """Run the program; return its result, or None if it was killed, and True if it kept its time limit."""
-        bound, started_at = self.options.working_time or LONGEST, clock()
+        bound, started_at = self.options.working_time or DEFAULT_PROGRAM_SECONDS, clock()
         timings = recorder.result.timings
         before = timings.tools
         running = asyncio.create_task(run)
@@ -339,7 +341,7 @@ class ProgramDriver:
         """Return the stop reason of a program that exceeded its time; raise if it never called the policy."""
         if endpoint.requests or recorder.by_agents:
             return StopReason.TIMEOUT
-        seconds = f"{self.options.working_time or LONGEST:g} s"
+        seconds = f"{self.options.working_time or DEFAULT_PROGRAM_SECONDS:g} s"
         raise SandboxFailure(f"{program.spec_key}: the program had not asked the model after {seconds}")
 
     def _ending(

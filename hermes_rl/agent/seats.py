@@ -34,7 +34,7 @@ from hermes_rl.user_code.pool import POOL
 from hermes_rl.user_code.proxies import SeatStandIn, lives_in_runner
 from hermes_rl.values import read_bounded
 
-LONGEST = 36_000.0
+SCHEDULE_SECONDS_LIMIT = 36_000.0
 """Maximum duration of a schedule in seconds, including the seats' turns; `MultiAgentEpisode.patience` limits the
 schedule's own time.
 """
@@ -437,7 +437,7 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
         process = await POOL.hold(function.code, Code.from_ref(converter))
         try:
             arguments = {name: offered[name] for name in function.takes}
-            text = await process.call(function.code, arguments, converter, LONGEST, require_text)
+            text = await process.call(function.code, arguments, converter, SCHEDULE_SECONDS_LIMIT, require_text)
             return read_bounded(text)
         except ForeignError as error:
             raise ScheduleError(f"raised {error}") from error

@@ -23,7 +23,7 @@ SIZES = (
     (10**8, "10M<n<100M"),
 )  # fmt: skip
 """The hub's size categories, each with the number of rows from which it is too small."""
-FILES = {
+PUBLISHED_FILES = {
     "spec.yaml": "the spec as it ran",
     "run.json": "versions, fingerprints, and how the model was asked",
     "metrics.json": "the numbers of the evaluation",
@@ -62,7 +62,7 @@ def dataset_card(
     lines += [
         f"- `{table}`: {rows} rows, each a rollout, or one of its token sequences if they are known: messages, "
         "tools, score, a column for each reward, stop reason, tokens with masks and log-probabilities",
-        *(f"- `{name}`: {description}" for name, description in FILES.items() if name in files),
+        *(f"- `{name}`: {description}" for name, description in PUBLISHED_FILES.items() if name in files),
     ]
     return "\n".join(lines) + "\n"
 

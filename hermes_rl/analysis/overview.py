@@ -19,7 +19,7 @@ from hermes_rl.runs.label import RunLabel
 from hermes_rl.runs.provenance import seconds_of
 from hermes_rl.values import is_number
 
-SAID = (
+SHOWN_KEYS = (
     "fingerprint", "hermes_rl", "python", "started", "demo", "seed", "policy", "tokenizer", "dataset", "images",
     "failed", "quarantined", "retried", "failure_rates",
 )  # fmt: skip
@@ -69,7 +69,7 @@ def overview(record: RunRecord, name: str, others: Iterable[tuple[str, Path]] = 
     read_first = to_read_first(counting, scoring)
     labels = record.previews([rollout.row_key for rollout in read_first], PREVIEW)
     more = {
-        "said": {key: run_info[key] for key in SAID if key in run_info},
+        "said": {key: run_info[key] for key in SHOWN_KEYS if key in run_info},
         "spec_text": spec,
         "success": scoring.success,
         "weights": weights_of(run_info),

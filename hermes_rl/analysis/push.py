@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl import __version__
-from hermes_rl.analysis.card import FILES, dataset_card
+from hermes_rl.analysis.card import PUBLISHED_FILES, dataset_card
 from hermes_rl.analysis.export import RunGroups
 from hermes_rl.analysis.overview import running
 from hermes_rl.analysis.record import RunRecord
@@ -34,7 +34,7 @@ from hermes_rl.runs.run_log import redacted, secrets_of
 from hermes_rl.terminal_text import escape_controls
 
 TABLE, CARD = "data/rollouts.parquet", "README.md"
-OURS = (CARD, TABLE, *FILES)
+OURS = (CARD, TABLE, *PUBLISHED_FILES)
 """Files that a push replaces in a dataset; files that this run does not have are removed."""
 TOKEN = "HF_TOKEN"
 ADDRESS = re.compile(r"hf://(?:datasets/)?([^/@]+)/([^/@]+?)/?")

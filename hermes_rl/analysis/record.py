@@ -24,7 +24,7 @@ from hermes_rl.others_files import open_file, read_text
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.directory import read_description
 from hermes_rl.runs.journal import LONGEST_LINE, is_torn
-from hermes_rl.runs.record_check import WHOLE, current_record, problem_of
+from hermes_rl.runs.record_check import COMPLETE_KEYS, current_record, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.servers.base import POLICY
 from hermes_rl.servers.usage import Usage
@@ -38,14 +38,24 @@ MARKS = (
 """Markers in a record of `runs.store.rollout_record`: the start and the end of the conversation, and the start of the
 tokens; other programs put blanks in between.
 """
-EXCLUDED = 5
+MAX_UNREADABLE_NAMED = 5
 """Maximum number of unreadable rollouts listed by name."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States after which a rollout is not run or scored any more."""
 GIVEN_UP = frozenset(state for state in RolloutState if state.abandoned)
-DEEPEST = 4
+MAX_SEARCH_DEPTH = 4
 """Directory levels below the given one that are searched for runs."""
-EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
+ANSWER_COLUMNS = {
+    "answer",
+    "expected",
+    "target",
+    "solution",
+    "reference",
+    "label",
+    "gold",
+    "ground_truth",
+    "goal_state",
+}
 """Columns of a row that usually hold the expected answer."""
 ToolUse = tuple[str, int, int]
 """A tool's name, how often a rollout called it, and how many of these calls failed."""
@@ -315,7 +325,7 @@ class RunRecord:
             except ValueError as error:
                 location = f"{self.path / ROLLOUTS}: the line of rollout {rollout!r}"
                 raise UserError(f"{location} cannot be read: {error}") from None
-        problem = NESTED.replace("have", "has", 1) if too_deep(line) else problem_of(line, WHOLE)
+        problem = NESTED.replace("have", "has", 1) if too_deep(line) else problem_of(line, COMPLETE_KEYS)
         if problem is not None:
             raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} cannot be read: it {problem}")
         return line
@@ -338,11 +348,13 @@ class RunRecord:
     @property
     def excluded(self) -> str:
         """Sentence about the unreadable rollouts, with names and number; empty if all can be read."""
-        descriptions = [f"{name} ({reason})" for name, reason in list(self.unreadable.items())[:EXCLUDED]]
+        descriptions = [f"{name} ({reason})" for name, reason in list(self.unreadable.items())[:MAX_UNREADABLE_NAMED]]
         more = len(self.unreadable) - len(descriptions)
         descriptions += [f"{more} more"] if more else []
         parts = [f"{pluralize(len(self.unreadable), 'rollout')}: {', '.join(descriptions)}"] if descriptions else []
-        numbers = ", ".join(map(str, self._torn_lines[:EXCLUDED])) + (", …" if self.torn > EXCLUDED else "")
+        numbers = ", ".join(map(str, self._torn_lines[:MAX_UNREADABLE_NAMED])) + (
+            ", …" if self.torn > MAX_UNREADABLE_NAMED else ""
+        )
         parts += [f"{pluralize(self.torn, 'line')}: number {numbers}"] if self.torn else []
         return f"skipped unreadable records of {self.path / ROLLOUTS}: {'; '.join(parts)}" if parts else ""
 
@@ -606,7 +618,7 @@ def _short_columns(line: bytes) -> dict[str, str]:
                 for name, value in row.items()
                 if isinstance(value, str | int | bool)
                 and len(str(value)) <= SHORT_VALUE
-                and name.lower() not in EXPECTED
+                and name.lower() not in ANSWER_COLUMNS
             }
             return {intern(name): intern(value) for name, value in islice(short.items(), MOST_COLUMNS)}
         end = start
@@ -652,6 +664,6 @@ def find_runs(folder: Path) -> Iterator[Path]:
         if "run.json" in files:
             with suppress(OSError):  # it is gone
                 runs.append(((directory / "run.json").stat().st_mtime, directory))
-        if "run.json" in files or len(directory.relative_to(folder).parts) == DEEPEST:
+        if "run.json" in files or len(directory.relative_to(folder).parts) == MAX_SEARCH_DEPTH:
             folders.clear()
     yield from (path for _, path in sorted(runs, reverse=True))

@@ -31,7 +31,7 @@ from hermes_rl.runs.journal import write_atomically
 logger = logging.getLogger(__name__)
 
 NAME = "report.html"
-MOST = 250_000
+MAX_ROLLOUTS = 250_000
 """Maximum number of rollouts in a report; an index takes about 1 kB for each."""
 SAMPLED = 60
 """Rollouts with full content in a report."""
@@ -58,7 +58,7 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
 
 def _load_record(path: Path) -> RunRecord:
     record = RunRecord(path)
-    record.refresh(MOST)
+    record.refresh(MAX_ROLLOUTS)
     return record
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_rl.agent.result import reasoning_of
 from hermes_rl.analysis.findings import Scoring, reason_of
-from hermes_rl.analysis.record import EXPECTED, RolloutSummary, RunRecord, beginning, prompt_of, text_of
+from hermes_rl.analysis.record import ANSWER_COLUMNS, RolloutSummary, RunRecord, beginning, prompt_of, text_of
 from hermes_rl.errors import UserError
 from hermes_rl.stop_reasons import stop_reason_named
 from hermes_rl.terminal_text import escape_controls
@@ -25,11 +25,11 @@ from hermes_rl.tokens.transcript import unpacked
 
 NUMBER = 24
 """Maximum bytes of a number, except for few."""
-DEEPEST = 40
+MAX_VALUE_DEPTH = 40
 """Levels of a recorded value that are shown as such; deeper levels are shown as text."""
 LOOKED_AT = 20_000
 """Maximum number of files and directories of an artifact that are read."""
-FILES = 200
+MAX_FILES_LISTED = 200
 """Files of an artifact that are listed."""
 BEFORE = 100
 """Tokens of the prompt that are shown before the first sampled one."""
@@ -65,7 +65,7 @@ class Screen:
             return self.text(value)
         if isinstance(value, float) and not math.isfinite(value):
             return str(value)
-        if depth >= DEEPEST and isinstance(value, (dict, list)):
+        if depth >= MAX_VALUE_DEPTH and isinstance(value, (dict, list)):
             return self.text(json.dumps(value, ensure_ascii=False, default=str))
         if isinstance(value, (dict, Mapping)):
             return {self.text(str(key)): self.value(item, depth + 1) for key, item in value.items()}
@@ -82,7 +82,7 @@ class Screen:
             yield self.value(entry, depth)
 
 
-COLUMNS = (
+SUMMARY_FIELDS = (
     "id", "row_key", "group", "epoch", "index", "attempt", "state", "score", "stop_reason", "turns", "prompt_tokens",
     "completion_tokens", "calls", "call_errors", "tools", "seat", "cost",
 )  # fmt: skip
@@ -92,7 +92,7 @@ COLUMNS = (
 def shown_summary(rollout: RolloutSummary, scoring: Scoring) -> dict[str, Any]:
     """Return a rollout as a row of a table."""
     return {
-        **{name: getattr(rollout, name) for name in COLUMNS},
+        **{name: getattr(rollout, name) for name in SUMMARY_FIELDS},
         "rewards": dict(rollout.rewards),
         "passed": scoring.passes(rollout),
         "reason": reason_of(rollout, scoring),
@@ -156,7 +156,7 @@ def _rollout_entry(record: RunRecord, rollout: str) -> dict[str, Any]:
         "messages": conversation(line),
         "program": program(line),
         "row": row,
-        "expected": [name for name in row or {} if name.lower() in EXPECTED],
+        "expected": [name for name in row or {} if name.lower() in ANSWER_COLUMNS],
         "artifacts": [
             _artifact_entry(record.path, name, artifact) for name, artifact in (line.get("artifacts") or {}).items()
         ],
@@ -285,7 +285,7 @@ def _artifact_entry(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[s
         return {"name": name, **artifact, "files": []}
     artifact_path = run / str(artifact["path"])
     paths = (path for path in islice(_files(run, artifact_path), LOOKED_AT) if artifact_file(run, path) is not None)
-    files = sorted(str(path.relative_to(run)) for path in islice(paths, FILES))
+    files = sorted(str(path.relative_to(run)) for path in islice(paths, MAX_FILES_LISTED))
     return {"name": name, **artifact, "files_count": artifact.get("files"), "files": files}
 
 

@@ -18,7 +18,7 @@ from hermes_rl.spec.nodes import SourceText, to_builtins
 from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.renamed import renamed
 
-EXPECTED = frozenset({"servers", "seed", "solution", "distill"})
+EXPECTED_DIFFERENCES = frozenset({"servers", "seed", "solution", "distill"})
 """Parts of the rollout definition that may differ without a warning: the policy and the random seed."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {"agent": ("agent", "evaluate.agent"), "play": ("schedule",)}
 """Section of the spec that holds a part, unless it has the name of the part."""
@@ -146,7 +146,7 @@ def _other_parts(
 ) -> Iterator[str]:
     before, after = a.get("parts") or {}, b.get("parts") or {}
     for part in dict.fromkeys([*before, *after]):
-        if part in EXPECTED or before.get(part) == after.get(part):
+        if part in EXPECTED_DIFFERENCES or before.get(part) == after.get(part):
             continue
         differing = [
             value

@@ -23,15 +23,15 @@ from hermes_rl.stop_reasons import stop_reason_named
 
 BARS = 20
 """Bars of a distribution."""
-MOST = 100
+MAX_LISTED = 100
 """Maximum number of rewards, tools or causes in a list."""
 PARTS = 12
 """Parts of a run of one epoch, in the order in which rollouts ended."""
 DOTS, BINS = 1_500, 96
 """Maximum rollouts that are drawn one by one, and steps of the picture of rollouts in flight."""
-COLUMNS = 4
+MAX_BREAKDOWN_COLUMNS = 4
 """Columns of the rows by which the mean score is broken down."""
-PHASES = ("queue", "generation", "tools", "sandbox", "rewards")
+DRAWN_PHASES = ("queue", "generation", "tools", "sandbox", "rewards")
 """Phases of a rollout that are drawn, in their order."""
 SLOWEST = 0.95
 """Quantile of the time from which rollouts count as slow."""
@@ -146,7 +146,7 @@ def _reward_statistics(rollouts: Rollouts) -> list[dict[str, Any]]:
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, value in rollout.rewards.items():
-            if value is not None and math.isfinite(value) and (name in values or len(values) < MOST):
+            if value is not None and math.isfinite(value) and (name in values or len(values) < MAX_LISTED):
                 values.setdefault(name, []).append(value)
     return [{"name": name, **(distribution(reward_values) or {})} for name, reward_values in values.items()]
 
@@ -158,7 +158,7 @@ def _score_composition(graded: Rollouts, scoring: Scoring) -> dict[str, Any] | N
     if scoring.weights is None or not graded:
         return None
     parts: list[dict[str, Any]] = []
-    for name, weight in list(scoring.weights.items())[:MOST]:
+    for name, weight in list(scoring.weights.items())[:MAX_LISTED]:
         values = [value for each in graded if (value := each.rewards.get(name)) is not None]
         if values and weight != 0:
             parts.append({"name": name, "weight": weight, "mean": mean(values)})
@@ -181,7 +181,7 @@ def _means_by_column(graded: Rollouts, categories: Categories) -> list[dict[str,
     """Return the mean score by value of each column that groups the rows, the lowest first."""
     rows, columns = by_row(graded), list[dict[str, Any]]()
     groups = groups_of_rows(rows, categories)
-    for column in sorted(groups, key=lambda column: len(groups[column]))[:COLUMNS]:
+    for column in sorted(groups, key=lambda column: len(groups[column]))[:MAX_BREAKDOWN_COLUMNS]:
         values: list[dict[str, Any]] = []
         for value, keys in groups[column].items():
             scores = [score for key in keys for score in scores_of(rows[key])]
@@ -236,7 +236,7 @@ def _stop_reasons(rollouts: Rollouts) -> list[dict[str, Any]]:
     for rollout in rollouts:
         stopped[rollout.stop_reason].append(rollout)
     reasons = []
-    for reason in sorted(stopped, key=lambda reason: -len(stopped[reason]))[:MOST]:
+    for reason in sorted(stopped, key=lambda reason: -len(stopped[reason]))[:MAX_LISTED]:
         scores = scores_of(stopped[reason])
         score = mean(scores) if scores else None
         reasons.append({"name": reason, "count": len(stopped[reason]), "mean": score, **_stop_meaning(reason)})
@@ -250,7 +250,7 @@ def _failure_causes(lines: Rollouts) -> list[dict[str, Any]]:
     counts = Counter(rollout.stop_reason for rollout in failed)
     return [
         {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_stop_meaning(name)}
-        for name, count in counts.most_common(MOST)
+        for name, count in counts.most_common(MAX_LISTED)
     ]
 
 
@@ -261,7 +261,7 @@ def _tool_statistics(rollouts: Rollouts) -> list[dict[str, Any]]:
             calls[name] += called * count
             errors[name] += failed * count
             users[name] += count
-    tool_names = sorted(users, key=lambda name: (-calls[name], name))[:MOST]
+    tool_names = sorted(users, key=lambda name: (-calls[name], name))[:MAX_LISTED]
     return [
         {"name": name, "calls": calls[name], "errors": errors[name], "rollouts": users[name]} for name in tool_names
     ]
@@ -284,7 +284,9 @@ def _phase_times(rollouts: Rollouts) -> list[dict[str, Any]]:
             "name": name,
             "count": len(each),
             "total": math.fsum(rollout.total_seconds for rollout in each) / parts,
-            "phases": [math.fsum(rollout.seconds.get(phase, 0.0) for rollout in each) / parts for phase in PHASES],
+            "phases": [
+                math.fsum(rollout.seconds.get(phase, 0.0) for rollout in each) / parts for phase in DRAWN_PHASES
+            ],
         }
         for name, each, parts in kinds
     ]
@@ -324,11 +326,13 @@ def _in_flight(lines: Rollouts) -> dict[str, Any] | None:
     first = min(line.started_at or 0.0 for line in timed)
     last = max((line.started_at or 0.0) + line.total_seconds for line in timed)
     width = (last - first) / BINS
-    bins = [[0.0] * len(PHASES) for _ in range(BINS)]
+    bins = [[0.0] * len(DRAWN_PHASES) for _ in range(BINS)]
     for line in timed:
         start = (line.started_at or 0.0) - first
-        phases = [line.seconds.get(phase, 0.0) for phase in PHASES]
-        shares = [seconds / sum(phases) for seconds in phases] if sum(phases) else [1.0, *[0.0] * (len(PHASES) - 1)]
+        phases = [line.seconds.get(phase, 0.0) for phase in DRAWN_PHASES]
+        shares = (
+            [seconds / sum(phases) for seconds in phases] if sum(phases) else [1.0, *[0.0] * (len(DRAWN_PHASES) - 1)]
+        )
         for step in range(int(start / width), min(int((start + line.total_seconds) / width) + 1, BINS)):
             overlap = min(start + line.total_seconds, (step + 1) * width) - max(start, step * width)
             for phase, share in enumerate(shares):
@@ -338,5 +342,5 @@ def _in_flight(lines: Rollouts) -> dict[str, Any] | None:
         "seconds": last - first,
         "most": max(map(sum, bins)),
         "bins": [[round(value, 3) for value in each] for each in bins],
-        "failed": failed[:MOST],
+        "failed": failed[:MAX_LISTED],
     }

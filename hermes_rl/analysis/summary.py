@@ -21,7 +21,7 @@ from hermes_rl.rollouts.rollout import RolloutState, never_asked
 from hermes_rl.runs.statistics import mean
 from hermes_rl.stop_reasons import StopReason, stop_reason_named
 
-LISTED = 5
+MAX_ROWS_NAMED = 5
 """Maximum number of rows that are named as worst, and as slowest."""
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
 """Phases of a rollout's time, in their order."""
@@ -207,8 +207,8 @@ def summarise(record: RunRecord) -> RunSummary:
         counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
         seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
         seats=_seat_means(record, counting),
-        worst=tuple(bad[:LISTED]),
-        slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:LISTED]),
+        worst=tuple(bad[:MAX_ROWS_NAMED]),
+        slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:MAX_ROWS_NAMED]),
         unreadable=record.torn,
         unasked=sum(rollout.index >= size for rollout in record.rollouts),
     )

@@ -15,7 +15,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.screen import BAD, DIM, HEAD, indented, safe, show
 from hermes_rl.terminal_text import pluralize
 
-SHOWN = 8
+MAX_REASONS = 8
 """Maximum number of reasons listed per rollout."""
 
 
@@ -42,12 +42,12 @@ def _parts(record: RunRecord, suspects: Sequence[Suspect], looked_at: int, limit
         rollout = suspect.rollout
         score = "no score" if rollout.score is None else f"score {rollout.score:g}"
         yield safe(f"#{record.line_number(rollout.id)}  {score}  {rollout.id}", HEAD)
-        for reason in suspect.reasons[:SHOWN]:
+        for reason in suspect.reasons[:MAX_REASONS]:
             turn = "kept at the end" if reason.turn is None else f"turn {reason.turn}"
             location = "" if reason.file is None else f"  ({turn}, {reason.file}:{reason.line})"
             yield indented(safe(f"{reason.what}{location}", BAD if reason.weight == CERTAIN else ""))
-        if len(suspect.reasons) > SHOWN:
-            yield indented(safe(f"… and {len(suspect.reasons) - SHOWN} more (--json lists all)", DIM))
+        if len(suspect.reasons) > MAX_REASONS:
+            yield indented(safe(f"… and {len(suspect.reasons) - MAX_REASONS} more (--json lists all)", DIM))
     if 0 < limit < len(suspects):
         yield safe(f"… and {len(suspects) - limit} more (--limit 0 lists all)", DIM)
     if suspects:

@@ -8,7 +8,7 @@ from hermes_rl.analysis.dry_run import DryRun, MeasuredRole
 from hermes_rl.cli.screen import dollars_by_role
 from hermes_rl.terminal_text import pluralize
 
-SHOWN = 400
+PROMPT_CHARACTERS = 400
 """Maximum number of characters shown of a prompt."""
 
 
@@ -34,7 +34,8 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
         size = f"{len(prompt.ids)} tokens" if prompt.ids else f"{len(text)} characters"
         prompt_text = " ".join(str(prompt.request.messages[-1].get("content")).split())
-        yield f"prompt of row {prompt.row.key}: {size}: {prompt_text[:SHOWN]}{'…' if len(prompt_text) > SHOWN else ''}"
+        shown = prompt_text[:PROMPT_CHARACTERS] + ("…" if len(prompt_text) > PROMPT_CHARACTERS else "")
+        yield f"prompt of row {prompt.row.key}: {size}: {shown}"
     yield from _too_long(plan)
     yield from _cost_lines(plan)
 

@@ -31,7 +31,7 @@ from hermes_rl.terminal_text import escape_controls
 
 EVERY = 0.5
 """Seconds between two drawings."""
-KEPT = 2000
+HISTOGRAM_VALUES = 2000
 """Number of latest values of each reward that its histogram shows."""
 RATE = 60.0
 """Seconds over which the rate is measured."""
@@ -64,7 +64,7 @@ class LivePanel(Progress):
         """Runs that are drawn and steered."""
         self._open = ExitStack()
         """Resources that are released when the last watched run ends."""
-        self.values: dict[str, deque[float]] = {"score": deque(maxlen=KEPT)}
+        self.values: dict[str, deque[float]] = {"score": deque(maxlen=HISTOGRAM_VALUES)}
         """Latest values by name of the reward, the score first."""
         self.done = 0
         self.text = ""
@@ -122,7 +122,7 @@ class LivePanel(Progress):
         for rollout in group.rollouts:
             for name, value in rollout.rewards.items():
                 if value.value is not None:
-                    self.values.setdefault(name, deque(maxlen=KEPT)).append(value.value)
+                    self.values.setdefault(name, deque(maxlen=HISTOGRAM_VALUES)).append(value.value)
         self.done = done
         self._count_end("", group.scores)
 

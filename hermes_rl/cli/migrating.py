@@ -11,7 +11,7 @@ from hermes_rl.errors import SpecError, UserError
 from hermes_rl.others_files import read_regular
 from hermes_rl.spec.load import specs_in
 from hermes_rl.spec.nodes import MappingNode, Mark, SourceText
-from hermes_rl.spec.reader import LARGEST, read_text
+from hermes_rl.spec.reader import MAX_SPEC_BYTES, read_text
 from hermes_rl.spec.renamed import OldName, renamed, renamed_in_set
 
 _LINES = re.compile("(\r\n|[\r\n\x85\u2028\u2029])")
@@ -24,7 +24,7 @@ def migrate(specs: Iterable[str], *, check: bool) -> int:
     paths = [path for name in map(Path, specs) for path in (specs_in(name) if name.is_dir() else [name])]
     for path in paths:
         try:
-            data = read_regular(path, LARGEST)
+            data = read_regular(path, MAX_SPEC_BYTES)
             text, changes = migrated(data.decode("utf-8"), SourceText(str(path), path.resolve().parent))
             if changes and not check:
                 path.write_bytes(text.encode("utf-8"))

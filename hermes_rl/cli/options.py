@@ -85,7 +85,8 @@ _CHOICES = (
     _Choice("a local Atropos training server", "vllm", "http://localhost:9001/v1"),
 )
 
-HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with OPENAI_MODEL is not set. Add one of:
+NO_POLICY = """\
+no policy: the spec names no servers.policy, and OPENAI_BASE_URL with OPENAI_MODEL is not set. Add one of:
   OpenRouter:        --openai.base_url https://openrouter.ai/api/v1 --openai.model_name MODEL \
 --set servers.policy.api_key_env=OPENROUTER_API_KEY
   self-hosted vLLM:  --openai.server_type vllm --openai.base_url http://localhost:8000/v1 --openai.model_name MODEL
@@ -110,7 +111,7 @@ def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     if (policy_override := policy_of(environ)) is not None:
         return load(policy_override)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UserError(HELP)
+        raise UserError(NO_POLICY)
     return load(_ask_for_server(environ))
 
 

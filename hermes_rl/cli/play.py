@@ -49,10 +49,10 @@ from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.values import read_json
 
-HELP = """You are the model. A line is your reply, which ends the rollout unless a simulated user continues.
+PLAY_HELP = """You are the model. A line is your reply, which ends the rollout unless a simulated user continues.
   /NAME {"argument": …}   call a tool; several of these lines, then an empty one, call several at once
   /tools                  see the tools        Ctrl-D  end"""
-LONGEST = 4_000
+MESSAGE_CHARACTERS = 4_000
 """Maximum number of characters shown of a message."""
 NOBODY = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "you"}'
 """Placeholder for the policy if the spec names none and a person replies."""
@@ -159,7 +159,7 @@ class Person:
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         if not self._has_shown_help:
-            echo(HELP, err=True)
+            echo(PLAY_HELP, err=True)
         self._has_shown_help = True
         message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
         finish = "tool_calls" if message.get("tool_calls") else "stop"
@@ -260,7 +260,11 @@ def _message_parts(message: Message, turn: int, called: Mapping[str, str]) -> It
 
 def _shorten(text: object) -> str:
     full_text = str(text)
-    return full_text if len(full_text) <= LONGEST else f"{start_of(full_text, LONGEST)} ({len(full_text)} characters)"
+    return (
+        full_text
+        if len(full_text) <= MESSAGE_CHARACTERS
+        else f"{start_of(full_text, MESSAGE_CHARACTERS)} ({len(full_text)} characters)"
+    )
 
 
 def _result_parts(rollout: Rollout) -> Iterator[RenderableType]:

@@ -22,7 +22,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.spec.load import repository_of, spec_of
 from hermes_rl.terminal_text import escape_controls, pluralize
 
-SHOWN = 60
+MAX_FILES_NAMED = 60
 """Maximum number of files listed by name."""
 _READ = (".py", ".yaml", ".yml", ".sh")
 """Suffixes of files that decide which code runs; they are listed first."""
@@ -86,7 +86,7 @@ def agree_to_grade(path: Path, *, trust: bool) -> None:
 
 def code_of(spec: str) -> list[str]:
     """Return the references to code in the text of a spec, such as `rewards.py:f` or `package.module:f`."""
-    return list(dict.fromkeys(re.findall(r"[\w./~-]+(?:\.py)?:[A-Za-z_]\w*", spec)))[:SHOWN]
+    return list(dict.fromkeys(re.findall(r"[\w./~-]+(?:\.py)?:[A-Za-z_]\w*", spec)))[:MAX_FILES_NAMED]
 
 
 def _content_lines(fetch: Fetched, spec: Path) -> Iterator[str]:
@@ -94,14 +94,14 @@ def _content_lines(fetch: Fetched, spec: Path) -> Iterator[str]:
     yield f"{fetch.address}"
     yield f"  content: sha256 {fetch.digest}"
     files = sorted(files_of(fetch.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))
-    for path in files[:SHOWN]:
+    for path in files[:MAX_FILES_NAMED]:
         description = f"a link to {path.readlink()}" if path.is_symlink() else ""
         if not description:
             content = path.read_bytes()
             lines = content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
             description = f"{len(content):,} bytes" if b"\0" in content[:8000] else pluralize(lines, "line")
         yield f"  {path.relative_to(fetch.folder).as_posix()}: {description}"
-    if rest := files[SHOWN:]:
+    if rest := files[MAX_FILES_NAMED:]:
         code = sum(path.suffix in _READ for path in rest)
         yield f"  and {pluralize(len(rest), 'more file')}, {code} of them code or YAML"
     yield f"  its directory: {fetch.folder}"

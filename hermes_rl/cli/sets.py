@@ -43,7 +43,7 @@ from hermes_rl.spec.validate import in_order
 from hermes_rl.terminal_text import pluralize
 from hermes_rl.threads import reduce_gc_pauses
 
-SHOWN = 30
+MAX_VALUES_LISTED = 30
 """Maximum number of values of a column that its table lists; set.json has all."""
 
 # ------------------------------------------------------------------------------------- Running the combinations
@@ -308,7 +308,7 @@ def _format_gap(gap: Estimate | None) -> Text:
 
 
 def _breakdown_parts(column: str, parts: Sequence[Breakdown], result: SetTable) -> Iterator[RenderableType]:
-    visible_parts = parts[:SHOWN]
+    visible_parts = parts[:MAX_VALUES_LISTED]
     lead = (
         [_Column("spec", (short(part.spec) for part in visible_parts), align_left=True)]
         if len(result.specs) > 1
@@ -323,5 +323,5 @@ def _breakdown_parts(column: str, parts: Sequence[Breakdown], result: SetTable) 
         lead,
         [_Column(player.label, player_scores) for player, player_scores in zip(result.players, scores, strict=True)],
     )
-    if len(parts) > SHOWN:
-        yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)
+    if len(parts) > MAX_VALUES_LISTED:
+        yield safe(f"… and {len(parts) - MAX_VALUES_LISTED} more, in set.json", DIM)

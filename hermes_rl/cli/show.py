@@ -55,7 +55,7 @@ from hermes_rl.spec.suggest import choices
 from hermes_rl.stop_reasons import StopReason, stop_reason_named
 from hermes_rl.terminal_text import end_of, pluralize, start_of
 
-LONGEST = 2_000
+TEXT_CHARACTERS = 2_000
 """Maximum number of characters shown of a text without --full."""
 ANSWERS = 4
 """Maximum number of replies shown of one conversation of a program without --full."""
@@ -472,7 +472,7 @@ class _Rollout:
         return indented(safe(self._short(text), style))
 
     def _short(self, text: str) -> str:
-        return text if self.request.full else _cut_middle(text, LONGEST)
+        return text if self.request.full else _cut_middle(text, TEXT_CHARACTERS)
 
 
 def _cut_middle(text: str, max_length: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_rl.terminal_text import escape_controls
 
-KEPT = frozenset({"run", "regrade", "serve-http", "serve-openenv", "view", "push", "init"})
+RESULTS_ELSEWHERE = frozenset({"run", "regrade", "serve-http", "serve-openenv", "view", "push", "init"})
 """Commands whose results are not their output, so that they do not fail if the output cannot be printed."""
 
 
@@ -80,4 +80,4 @@ def final_status(status: int, command: str, output: Output) -> int:
     if output.write_error is None:
         return status
     sys.stderr.write(f"stdout cannot be written to ({output.write_error.strerror}); what was printed there is lost\n")
-    return status if command in KEPT else status or 1
+    return status if command in RESULTS_ELSEWHERE else status or 1

@@ -27,7 +27,7 @@ Waiting = tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]]
 """A call, and the future that receives its reply."""
 Generate = Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]]
 """A function that samples replies for a batch of calls, in their order."""
-GATHERING = 0.005
+BATCH_GAP_SECONDS = 0.005
 """Seconds without another model call after which the waiting calls become one batch."""
 
 
@@ -117,7 +117,7 @@ class ModelCalls:
                 batch, ended = [first], False
                 while not ended:
                     try:
-                        next_call = self._waiting.get(timeout=GATHERING)
+                        next_call = self._waiting.get(timeout=BATCH_GAP_SECONDS)
                     except queue.Empty:
                         break
                     ended = next_call is None

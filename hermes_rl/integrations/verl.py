@@ -18,7 +18,7 @@ from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.base import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
 from hermes_rl.spec.new_names import with_renamed_parameters
 
-GATHERING = 60.0
+GROUP_START_SECONDS = 60.0
 """Seconds within which verl must start all members of a compared group; verl normally starts them together."""
 
 
@@ -206,14 +206,14 @@ class _Worker(TrainerAdapter):
     ) -> hermes_rl.Group:
         arrived_members: set[int] = set()
         try:
-            async with asyncio.timeout(GATHERING):
+            async with asyncio.timeout(GROUP_START_SECONDS):
                 while len(arrived_members) < position.size:
                     arrived_members.add(await arrived.get())
         except TimeoutError:
             raise RunError(
                 f"{', '.join(self.env.comparing)} compares the members of a group, and verl has started "
-                f"{len(arrived_members)} of "
-                f"{position.size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
+                f"{len(arrived_members)} of {position.size} within {GROUP_START_SECONDS:.0f} s: rollout.n "
+                "(val_kwargs.n) has to be the size of every group"
             ) from None
         return await self.run_group(position, split, sampling)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hermes_rl.rollouts.sandboxes import named_toolsets
-from hermes_rl.sandbox.remote import VARIABLES as OF_BACKENDS
+from hermes_rl.sandbox.remote import BACKEND_VARIABLES as OF_BACKENDS
 from hermes_rl.spec.model import Spec
 from hermes_rl.tools.hermes_toolsets import VARIABLES as OF_TOOLSETS
 

@@ -83,7 +83,7 @@ other way to check this.
 """
 KNOCK_SECONDS = 60.0
 """Timeout of that program in seconds; most of the time is spent importing Ray."""
-MOST = 256
+MAX_WORKERS = 256
 """Maximum number of workers if the run does not set a number."""
 NODE = "ray.io/node-id"
 """The label that Ray gives to each node."""
@@ -377,7 +377,7 @@ class RayConnection:
     def share(self, cluster: Cluster) -> int:
         """Return how many workers of an environment there is room for, in addition to the workers of the others."""
         room = sum(map(self.needs.room, self.nodes))
-        requested_counts = [sharing.max_workers for sharing in self.sharing] + [MOST] * len(self._awaited)
+        requested_counts = [sharing.max_workers for sharing in self.sharing] + [MAX_WORKERS] * len(self._awaited)
         share = share_evenly(room, requested_counts)[self.sharing.index(cluster)]
         return min(share, sum(map(self.needs.room, cluster.nodes)))
 
@@ -423,7 +423,7 @@ class Cluster:
         """Nodes on which no worker of this environment can run rollouts."""
         self._follows, self._note = worker_count is None, note
         calls = [server.max_concurrency for servers in opening.spec.servers.values() for server in servers]
-        self.max_workers = min([MOST, *calls]) if worker_count is None else worker_count
+        self.max_workers = min([MAX_WORKERS, *calls]) if worker_count is None else worker_count
         packed = pack(opening, connection.folders)
         self.setup_chunks = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
         needs = connection.needs

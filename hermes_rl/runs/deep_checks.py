@@ -34,7 +34,7 @@ GUESSED_SHARE = 1 / 3
 NO_END = "no end within "
 """Start of the reason that shipped rewards give for a command that ran out of time."""
 SLOW_SECONDS = 10.0
-SHOWN = 400
+OUTPUT_CHARACTERS = 400
 """Characters, from the end, of an output that is shown."""
 BEGINNING = 50
 """Characters of a prompt that identify a row in messages."""
@@ -285,7 +285,11 @@ def _explain_failure(row: str, rollout: Rollout) -> str:
     for role, label in (("tool", "the last output of a tool"), ("assistant", "the last answer")):
         last = next((message for message in reversed(messages) if message.get("role") == role), None)
         text = text_of(last.get("content")).strip() if last is not None else ""
-        parts += [f"{label}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
+        parts += (
+            [f"{label}: {text if len(text) <= OUTPUT_CHARACTERS else '…' + text[-OUTPUT_CHARACTERS:]!r}"]
+            if text
+            else []
+        )
     return "; ".join(parts)
 
 

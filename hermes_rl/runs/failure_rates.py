@@ -22,7 +22,7 @@ OFTEN = 0.5
 """Failure rate of a row from which the user is warned."""
 WORKER_DIED = "worker_died"
 """Cause of rollouts that failed because their worker died, for any reason."""
-SHOWN = 20
+MAX_ROWS_RECORDED = 20
 """Rows in `run.json`: the rows with most failures."""
 
 
@@ -129,7 +129,9 @@ class FailureRates:
 
     def record(self) -> dict[str, Any]:
         """Return the `failure_rates` entry of run.json."""
-        worst_rows = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[:SHOWN]
+        worst_rows = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[
+            :MAX_ROWS_RECORDED
+        ]
         return {
             **self.all.record(),
             "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},

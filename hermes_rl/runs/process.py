@@ -23,7 +23,7 @@ from hermes_rl.terminal_text import most_frequent
 
 MANY = 10
 """Minimum number of uniform groups before the user is notified."""
-HOPELESS = 100
+MIN_USELESS_GROUPS = 100
 """Minimum number of dropped or excluded groups after which a run that has written nothing ends."""
 
 
@@ -198,7 +198,7 @@ class Processing:
         """End a run that writes nothing, however long it runs."""
         summary, ended = self.summary, self.run.budget.excluded.total()
         excluded = summary.uniform + summary.unmade + ended
-        if summary.written == 0 and excluded > max(10 * self.target, HOPELESS):
+        if summary.written == 0 and excluded > max(10 * self.target, MIN_USELESS_GROUPS):
             raise RunError(
                 f"{excluded} groups were excluded ({summary.uniform} uniform, {ended} by `on_stop`, {summary.unmade} "
                 "by the environment's code) and none was written: the task may be too easy or too hard for this "

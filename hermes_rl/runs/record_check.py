@@ -16,7 +16,19 @@ from hermes_rl.values import LARGEST_COUNT, is_number, too_deep
 Check = Callable[[Any], bool]
 
 
-WHOLE = ("id", "row_key", "group", "index", "state", "rewards", "score", "messages", "usage", "timings", "tool_calls")
+COMPLETE_KEYS = (
+    "id",
+    "row_key",
+    "group",
+    "index",
+    "state",
+    "rewards",
+    "score",
+    "messages",
+    "usage",
+    "timings",
+    "tool_calls",
+)
 """Keys that every complete record has."""
 
 

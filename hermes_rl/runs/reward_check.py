@@ -31,7 +31,7 @@ from hermes_rl.values import write_json
 ROWS = 3
 LOOKED_AT = 50
 """Rows that get blind answers, and rows that are searched for another row's solution."""
-WHOLE = 50
+ROWS_IN_MEMORY = 50
 """Rows whose conversations stay in memory until the end; of other rows only scores and values stay."""
 
 
@@ -107,7 +107,9 @@ async def check_rewards(
                 seconds = BLIND_SECONDS if rows is None else None
                 blind: list[Group] = []
                 if answers:
-                    blind = [_shrink(group, WHOLE) async for group in play(probe, sample, split, answers, seconds)]
+                    blind = [
+                        _shrink(group, ROWS_IN_MEMORY) async for group in play(probe, sample, split, answers, seconds)
+                    ]
                 if blind:
                     report.blind = judge_blind(findings, probe, answers, blind)
                 if not any(each.check == "constant_score" for each in findings.entries):
@@ -128,7 +130,7 @@ def _rows_to_run(spec: Spec, split: Split, count: RowCount | None) -> list[Row]:
 
 def _shrink(group: Group, index: int) -> Group:
     """Drop the conversations of a group that no check reads: all rows of a dataset would fill the memory."""
-    for rollout in group.rollouts if index >= WHOLE else ():
+    for rollout in group.rollouts if index >= ROWS_IN_MEMORY else ():
         for seat in rollout.seats:
             seat.result, seat.sequences = None, None
     return group
@@ -141,7 +143,7 @@ def _keep_rollouts(groups: Sequence[Group], played: Path, keep: Path) -> Path:
     if (played / "artifacts").is_dir():
         shutil.copytree(played / "artifacts", keep / "artifacts")
     with (keep / "rollouts.jsonl").open("wb") as file:
-        for group in groups[:WHOLE]:
+        for group in groups[:ROWS_IN_MEMORY]:
             for kind, rollout in zip(KINDS, group.rollouts, strict=True):
                 file.write(write_json({"kind": kind, **rollout_record(rollout)}, default=str) + b"\n")
     return keep

@@ -249,7 +249,7 @@ REFUSALS, SAME_REFUSALS = 16, 3
 """Groups refused before any rollout was graded, for any reason and for the same reason, from which the run ends: the
 spec is wrong, not a row.
 """
-HOPELESS = 100_000
+MAX_QUARANTINED_IN_A_ROW = 100_000
 """Consecutive quarantined rows after which the search for another ends: a source may repeat the same rows forever."""
 
 Skip = Callable[[Row, str, int], bool]
@@ -560,7 +560,7 @@ class Run:
                     await asyncio.sleep(0)
                 if row.key in self.quarantine:
                     set_aside += 1
-                    if set_aside > HOPELESS:
+                    if set_aside > MAX_QUARANTINED_IN_A_ROW:
                         return
                     continue
                 empty, set_aside = False, 0

@@ -31,7 +31,7 @@ from hermes_rl.values import write_json
 
 GRACE = 20.0
 """Maximum seconds for a worker to release its sandboxes when its run is gone."""
-MOST = 1 << 30
+MESSAGE_BYTES = 1 << 30
 """Maximum bytes of one message; a rollout takes kilobytes to megabytes."""
 BUFFER = 1 << 20
 """Bytes that a reader holds before the other side must wait."""
@@ -44,8 +44,8 @@ class FrameTooLargeError(ValueError):
 
 def framed(message: bytes) -> bytes:
     """Return the bytes to send; raises `FrameTooLargeError`."""
-    if len(message) > MOST:
-        raise FrameTooLargeError(f"a message of {len(message)} bytes is longer than {MOST}")
+    if len(message) > MESSAGE_BYTES:
+        raise FrameTooLargeError(f"a message of {len(message)} bytes is longer than {MESSAGE_BYTES}")
     return _LENGTH.pack(len(message)) + message
 
 
@@ -53,7 +53,7 @@ async def received(reader: asyncio.StreamReader) -> bytes | None:
     """Return the next message, or None if the other side has ended."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return await reader.readexactly(length) if length <= MOST else None
+        return await reader.readexactly(length) if length <= MESSAGE_BYTES else None
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 

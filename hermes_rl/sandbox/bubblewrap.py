@@ -42,7 +42,7 @@ from hermes_rl.sandbox.cgroup import (
 )
 from hermes_rl.sandbox.channel import ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
-from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, VARIABLES, HelperSandbox, LocalIsolation
+from hermes_rl.sandbox.helper_sandbox import COMMAND_VARIABLES, COMMANDS, NO_CORE, HelperSandbox, LocalIsolation
 from hermes_rl.sandbox.helper_system import process_state
 from hermes_rl.sandbox.image_mounts import ImageMounts, recent_kernel
 from hermes_rl.sandbox.images import OUTER_UID, cache_folder, open_to_all, overlay_refused, ready_image
@@ -665,7 +665,7 @@ class Bubblewrap(LocalIsolation):
         return bounds | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
     def environment(self) -> dict[str, str]:
-        return {**VARIABLES, "PATH": self.root.path, "HOME": HOME}
+        return {**COMMAND_VARIABLES, "PATH": self.root.path, "HOME": HOME}
 
     async def start(self, sandbox: HelperSandbox) -> None:
         await asyncio.to_thread(self.root.prepare)

@@ -49,7 +49,7 @@ from hermes_rl.sandbox.base import (
 )
 from hermes_rl.sandbox.channel import ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.docker_engine import (
-    ANSWER_SECONDS,
+    VERSION_SECONDS,
     Engine,
     EngineAway,
     EngineError,
@@ -292,14 +292,14 @@ def build_context(folder: Path) -> bytes:
     try:
         with tarfile.open(fileobj=data, mode="w") as archive:
             (folder / "Dockerfile").stat()
-            lines = folder / IGNORED
+            lines = folder / IGNORE_FILE
             if lines.is_file() and lines.stat().st_size > LARGEST_IGNORED:
                 raise SandboxFailure(f"{lines} is larger than {LARGEST_IGNORED} bytes: exclude whole directories")
             ignored = DockerIgnore(lines.read_text("utf-8", "replace") if lines.is_file() else "")
 
             def is_excluded(path: Path) -> bool:
                 name = str(path.relative_to(folder))
-                return name not in ("Dockerfile", IGNORED) and ignored.leaves_out(name)
+                return name not in ("Dockerfile", IGNORE_FILE) and ignored.leaves_out(name)
 
             for path, mode in list_below(folder, folder, is_excluded).items():
                 name = str(path.relative_to(folder))
@@ -346,13 +346,13 @@ def shared_folder(folder: Path, target: str) -> dict[str, Any]:
 
 RENDEZVOUS_FOLDER = "/.hermes-rl-rendezvous"
 """Path of the directory in the container."""
-NAME = "socket"
+SOCKET_NAME = "socket"
 PREFIX = "hermes-rl-rendezvous-"
 
 CONNECT = f"""
 import _socket, os, sys
 control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-control.connect("{RENDEZVOUS_FOLDER}/{NAME}")
+control.connect("{RENDEZVOUS_FOLDER}/{SOCKET_NAME}")
 rest = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)[1]
 sys.argv[1:] = [str(control.detach()), str(int.from_bytes(rest[0][2][:4], sys.byteorder))]
 """
@@ -380,12 +380,12 @@ class Rendezvous:
     def _listen(self) -> None:
         entered = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         try:  # by descriptor: a path of a socket has 107 bytes at most
-            self._listener.bind(f"/proc/self/fd/{entered}/{NAME}")
+            self._listener.bind(f"/proc/self/fd/{entered}/{SOCKET_NAME}")
         finally:
             os.close(entered)
         self._listener.listen(1)
         self.folder.chmod(0o755)
-        (self.folder / NAME).chmod(0o666)  # for any user id of the container on this machine
+        (self.folder / SOCKET_NAME).chmod(0o666)  # for any user id of the container on this machine
 
     async def accept(self, code: int) -> tuple[socket.socket, int]:
         """Wait for the helper and send it its code, a descriptor; return its socket and its process id on this
@@ -486,12 +486,12 @@ RESOLVES = "nameserver 127.0.0.11\noptions ndots:0\n"
 """The engine's own resolver, as containers in such a network see it."""
 BUILT = "hermes-rl-built"
 """Name of images that were built from a directory; the tag is a digest of its content."""
-IGNORED = ".dockerignore"
+IGNORE_FILE = ".dockerignore"
 LARGEST_IGNORED = 1 << 16
 """Maximum bytes of that file."""
 MADE = 946684800
 """Modification time of all files in a build context: the first day of 2000."""
-AT_ONCE = 8
+STARTS_AT_ONCE = 8
 """Containers of one event loop that are started together; with more requests an engine gets slower, not faster."""
 PULLS_AT_ONCE = 4
 """Images of one registry that are pulled together, and images that are built together."""
@@ -499,7 +499,7 @@ IMAGE_SECONDS = 3600.0
 """Maximum seconds for pulling an image, with all tries, or building one."""
 DIAGNOSIS_SECONDS = 10.0
 """Maximum seconds for the engine to report how a container has ended."""
-END_SECONDS = 10.0
+CONTAINER_END_SECONDS = 10.0
 """Maximum seconds to wait for the end of a container."""
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each retry of a removal; an engine may still be busy with the container's end."""
@@ -535,7 +535,7 @@ class _StartupState:
     """Shared data of the sandboxes of one event loop while they start."""
 
     def __init__(self) -> None:
-        self.slots = asyncio.Semaphore(AT_ONCE)
+        self.slots = asyncio.Semaphore(STARTS_AT_ONCE)
         self.first = asyncio.Lock()
         self.images: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Held while an image is pulled or built, by its name."""
@@ -700,7 +700,7 @@ class Docker(Isolation):
         """Start, and report if the engine does not respond meanwhile: a frozen engine breaks no connection."""
         trying = asyncio.create_task(self._try_to_start(sandbox, code, runtime))
         try:
-            while not (await asyncio.wait([trying], timeout=ANSWER_SECONDS))[0]:
+            while not (await asyncio.wait([trying], timeout=VERSION_SECONDS))[0]:
                 if await self.engine.answers():
                     self._starts.say_back(self.engine.name)
                 elif not trying.done():
@@ -922,7 +922,7 @@ class Docker(Isolation):
     async def _wait_for_end(self) -> None:
         """Wait for the end of the container, for a limited time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(CONTAINER_END_SECONDS):
                 await self.engine.wait(self.container.name)
 
     async def _events(self) -> dict[str, float]:

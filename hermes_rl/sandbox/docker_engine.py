@@ -23,7 +23,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 REQUEST_SECONDS = 120.0
-ANSWER_SECONDS = 10.0
+VERSION_SECONDS = 10.0
 """Maximum seconds for an engine to report its version, until it counts as away."""
 PULL_SECONDS = 300.0
 """Seconds without progress after which a pull has failed."""
@@ -106,7 +106,7 @@ class Engine:
     async def answers(self) -> bool:
         """Return True if the engine responds now."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(VERSION_SECONDS):
                 await self.version()
         except (SandboxFailure, TimeoutError):
             return False

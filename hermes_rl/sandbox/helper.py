@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 FIRST_FD = 10
 """Descriptors below this number are available for a process under that number."""
 KILL_SECONDS = 5.0
-IGNORED = (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE)
-RESET = (*IGNORED, _signal.SIGCHLD, _signal.SIGXFSZ)
+IGNORED_SIGNALS = (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE)
+RESET = (*IGNORED_SIGNALS, _signal.SIGCHLD, _signal.SIGXFSZ)
 
 
 def find_program(name: bytes, path: bytes) -> bytes:
@@ -74,7 +74,7 @@ class Helper:
         wake, self.waker = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         _signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
-        for signal in IGNORED:
+        for signal in IGNORED_SIGNALS:
             _signal.signal(signal, _signal.SIG_IGN)
         poll = select.poll()
         poll.register(self.socket.fileno(), select.POLLIN)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 KERNEL = (b"/proc", b"/sys")
-REFUSED = "Files of the kernel are not for this tool; look at /proc and /sys with a command"
+KERNEL_FILE_ERROR = "Files of the kernel are not for this tool; look at /proc and /sys with a command"
 
 
 def _refuse_kernel(path: bytes) -> None:
@@ -31,7 +31,7 @@ def _refuse_kernel(path: bytes) -> None:
     # "pipe:[12]".
     has_path = path.startswith(b"/") and not path.startswith(b"/memfd:")
     if not has_path or any(path == top or path.startswith(top + b"/") for top in KERNEL):
-        raise OSError(errno.EACCES, REFUSED)
+        raise OSError(errno.EACCES, KERNEL_FILE_ERROR)
 
 
 def _open_checked(path: bytes, flags: int, mode: int = 0o644) -> int:

@@ -54,7 +54,7 @@ from hermes_rl.sandbox.wire import FRAME_LIMIT
 from hermes_rl.threads import done_in_thread, run_exclusively
 from hermes_rl.values import system_bytes
 
-INLINE = FRAME_LIMIT // 2
+INLINE_FILE_BYTES = FRAME_LIMIT // 2
 """Maximum bytes of a file that are sent in the request itself."""
 LISTED_AT_ONCE = 1000
 """Entries of a directory from which they are parsed in a thread."""
@@ -68,7 +68,7 @@ SHELLS = (BASH, "/bin/sh")
 """Shells that run commands, the better one first."""
 COMMANDS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Default search path of commands."""
-VARIABLES = {"USER": "user", "LOGNAME": "user", "LANG": "C.UTF-8", "TERM": "dumb"}
+COMMAND_VARIABLES = {"USER": "user", "LOGNAME": "user", "LANG": "C.UTF-8", "TERM": "dumb"}
 """Environment variables of every command on this machine's system."""
 
 
@@ -409,7 +409,7 @@ class HelperSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         bits = b"" if mode is None else str(mode).encode()
-        if len(data) <= INLINE:
+        if len(data) <= INLINE_FILE_BYTES:
             await self._ask("write", path, bits, payload=data)
             return
         fd = await in_memory(data)

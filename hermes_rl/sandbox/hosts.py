@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from hermes_rl.errors import UserError
 
-NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.?")
+HOST_NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.?")
 WITH_PORT = re.compile(r"(?P<name>[^:]+|\[[^\]]+\]):(?P<port>[0-9]{1,5})")
 PORTS: tuple[int, ...] = (80, 443)
 """Ports of a listed host that may be reached if its entry names none."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 ISATAP = (0x00005EFE, 0x02005EFE)
 """The third quarter of an IPv6 address whose last quarter is an IPv4 address."""
-REFUSED = tuple(
+SPECIAL_NETWORKS = tuple(
     ipaddress.ip_network(network)
     for network in (
         *("::/96", "::ffff:0:0:0/96"),  # old forms of IPv4 in IPv6: compatible, and translated
@@ -63,7 +63,7 @@ def _parse_entry(text: str) -> tuple[str, tuple[int, ...]]:
     host, ports = text.lower().rstrip("."), PORTS
     if (match := WITH_PORT.fullmatch(host)) is not None and _parse_address(host) is None:
         host, ports = match["name"].strip("[]").rstrip("."), (int(match["port"]),)
-    if not (NAME.fullmatch(host) or _parse_address(host)) or not all(0 < port < 1 << 16 for port in ports):
+    if not (HOST_NAME.fullmatch(host) or _parse_address(host)) or not all(0 < port < 1 << 16 for port in ports):
         raise UserError(f"sandbox.network: invalid host {text!r}; expected pypi.org, *.example.com or pypi.org:8080")
     return host, ports
 
@@ -78,7 +78,7 @@ def is_public(address: str) -> bool:
     """Return True for a public address: not private, loopback, link-local or otherwise special."""
     literal = _parse_address(address.partition("%")[0])
     return literal is not None and all(
-        meant.is_global and not meant.is_multicast and not any(meant in network for network in REFUSED)
+        meant.is_global and not meant.is_multicast and not any(meant in network for network in SPECIAL_NETWORKS)
         for meant in _meant_addresses(literal)
     )
 

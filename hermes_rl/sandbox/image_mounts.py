@@ -31,7 +31,7 @@ OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, AT_EMPTY_PATH, AT_FDCWD = 1, 4, 0x1000, -100
 MOUNT_ATTR_IDMAP = 0x00100000
 LEAST = (5, 19)
-PATIENCE = 10.0
+NAMESPACE_SECONDS = 10.0
 """Seconds in which a process must have entered its namespace."""
 
 
@@ -78,11 +78,11 @@ class ImageMounts:
 def _namespace_of(uid: int) -> int:
     """Return a descriptor, which stays open, of a user namespace that shows `uid` instead of the images' user."""
     child = subprocess.Popen(
-        [UNSHARE, "--user", "--", "sleep", str(2 * PATIENCE)],
+        [UNSHARE, "--user", "--", "sleep", str(2 * NAMESPACE_SECONDS)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
     )  # fmt: skip
     try:
-        own_namespace, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + PATIENCE
+        own_namespace, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + NAMESPACE_SECONDS
         while Path(f"/proc/{child.pid}/ns/user").readlink() == own_namespace:
             if child.poll() is not None or time.monotonic() > deadline:
                 raise OSError(f"{UNSHARE} makes no user namespace")

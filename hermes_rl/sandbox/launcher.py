@@ -218,7 +218,7 @@ def own_python() -> str:
 
 GRACE_SECONDS = 5.0
 """Seconds for a sandbox to end by itself, once its control socket is closed."""
-KILL_SECONDS = 10.0
+KILL_AGAIN_SECONDS = 10.0
 """Further seconds, in which everything in it is killed again and again."""
 KILL_PAUSE = 0.05
 POLL_SECONDS = 0.001
@@ -281,7 +281,7 @@ class _Ending:
         if code is not None and not self._list_processes():
             self.reaped.set_result(code)
             return True
-        if now > self.deadline + KILL_SECONDS:
+        if now > self.deadline + KILL_AGAIN_SECONDS:
             self._give_up(code)
             return True
         if (code is not None or now > self.deadline) and now > self.next_kill:

@@ -19,7 +19,7 @@ REPORT_FD = 8
 SIZE_LIMIT, COUNT_LIMIT = 16 << 20, 200_000
 """Maximum bytes and messages of one command; after the limit no more messages are received."""
 MESSAGE_LIMIT = 1 << 17
-AT_ONCE = 200
+MESSAGES_AT_ONCE = 200
 """Messages that are received before other tasks of the event loop have their turn."""
 _SENDER = struct.Struct("3i")
 
@@ -62,7 +62,7 @@ class ReportListener:
 
     def _take(self) -> bool:
         """Receive some messages; return False if there are no more for now, or ever."""
-        for _ in range(AT_ONCE):
+        for _ in range(MESSAGES_AT_ONCE):
             if self._host_end.fileno() < 0:
                 return False
             try:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import MARK, RLIMITS, SandboxConfig
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, VARIABLES, HelperSandbox, LocalIsolation
+from hermes_rl.sandbox.helper_sandbox import COMMAND_VARIABLES, NO_CORE, HelperSandbox, LocalIsolation
 from hermes_rl.sandbox.launcher import (
     Descriptors,
     LocalProcess,
@@ -61,7 +61,7 @@ class NoIsolation(LocalIsolation):
 
     def environment(self) -> dict[str, str]:
         path = os.environ.get("PATH", os.defpath)
-        return {**VARIABLES, "PATH": path, "HOME": self.home, "TMPDIR": f"{self._folder}/tmp", MARK: self.id}
+        return {**COMMAND_VARIABLES, "PATH": path, "HOME": self.home, "TMPDIR": f"{self._folder}/tmp", MARK: self.id}
 
     async def start(self, sandbox: HelperSandbox) -> None:
         _warn_once()

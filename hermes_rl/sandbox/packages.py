@@ -93,7 +93,7 @@ PACKAGES = "/python"
 could rename a parent directory.
 """
 NPM = "/npm"
-PATIENCE = 1800.0
+INSTALL_SECONDS = 1800.0
 """Timeout of pip or npm in seconds."""
 WHEELS = (
     "Only wheels are installed; pip takes its index from its own configuration (pip config set global.index-url URL, "
@@ -301,7 +301,7 @@ def _run_command(
 ) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"{key} cannot be made: {error}") from error

@@ -47,7 +47,7 @@ from hermes_rl.sandbox.base import (
     SandboxConfig,
     sandbox_gone,
 )
-from hermes_rl.sandbox.helper_files import REFUSED
+from hermes_rl.sandbox.helper_files import KERNEL_FILE_ERROR
 from hermes_rl.threads import end_tasks
 
 # -------------------------------------------------------------------------------- scripts
@@ -199,7 +199,7 @@ def answer(output: str, marker: str) -> list[str]:
         error_number = int(fields[0][1:])
         if not 0 < error_number < MOST_ERROR:
             raise ValueError(f"error number {error_number}")
-        reason = REFUSED if fields[1:] == ["kernel"] else os.strerror(error_number)
+        reason = KERNEL_FILE_ERROR if fields[1:] == ["kernel"] else os.strerror(error_number)
         raise OSError(error_number, "Not a regular file" if error_number == 22 else reason)
     return fields
 
@@ -276,7 +276,7 @@ UNKNOWN_HOST = "Host key verification failed"
 LINE_LIMIT = 1 << 31
 START_SECONDS = 900.0
 """Maximum seconds until the machine exists: a service may have to get a large image first."""
-END_SECONDS = 20.0
+RELEASE_SECONDS = 20.0
 """Maximum seconds for releasing a machine."""
 SPARE_SECONDS = 30.0
 """Additional seconds for a command, for its transfer in both directions."""
@@ -374,7 +374,7 @@ class Link:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(RELEASE_SECONDS):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -408,7 +408,7 @@ class Link:
 
 NAMES = ("ssh", "modal", "daytona", "singularity")
 MEBI = 1 << 20
-PIECE = 12 << 20
+CHUNK_BYTES = 12 << 20
 """Bytes of a file that are sent together, if the backend accepts as many."""
 ABLE: Mapping[str, tuple[str, ...]] = {
     "ssh": (),
@@ -417,7 +417,7 @@ ABLE: Mapping[str, tuple[str, ...]] = {
     "singularity": ("memory", "cpu"),
 }
 """Backend → the limits that it supports."""
-VARIABLES: Mapping[str, tuple[str, ...]] = {
+BACKEND_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "ssh": ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER", "TERMINAL_SSH_PORT", "TERMINAL_SSH_KEY"),
     "modal": ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT"),
     "daytona": ("DAYTONA_API_KEY", "DAYTONA_API_URL", "DAYTONA_TARGET"),
@@ -432,7 +432,7 @@ class Machine:
     arguments: Mapping[str, Any]
     shared: bool = False
     """True if other rollouts use the same account, so that each has a directory as its home, and none can be blamed."""
-    chunk_size: int = PIECE
+    chunk_size: int = CHUNK_BYTES
     """Bytes of a file that one command can take."""
 
 
@@ -481,7 +481,7 @@ def machine(config: SandboxConfig) -> Machine:
         "persistent_filesystem": False,
         **({"modal_sandbox_kwargs": sizes} if backend == "modal" else sizes),
     }
-    return Machine(arguments, chunk_size=PIECE if backend == "singularity" else 48_000)
+    return Machine(arguments, chunk_size=CHUNK_BYTES if backend == "singularity" else 48_000)
 
 
 def _ssh_machine(config: SandboxConfig) -> Machine:
@@ -508,7 +508,7 @@ def _ssh_machine(config: SandboxConfig) -> Machine:
 # -------------------------------------------------------------------------------- sandbox
 
 JOB = "HERMES_RL_JOB"
-INLINE = 20_000
+INLINE_COMMAND_BYTES = 20_000
 """Maximum bytes of a command that are passed as an argument; a longer one is passed as a file."""
 FILE_SECONDS = 600.0
 LISTING = 64 << 20
@@ -670,7 +670,7 @@ class RemoteSandbox(Sandbox):
         limit: int,
     ) -> dict[str, str | list[str]]:
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        if isinstance(command, str) and len(command) > INLINE:
+        if isinstance(command, str) and len(command) > INLINE_COMMAND_BYTES:
             argv = ["bash", f"{self._box}/{job}.s"]
             await self.write_file(argv[1], os.fsencode(command))
         base_variables = {"HOME": self.home, "TERM": "dumb", MARK: self.id, JOB: f"{self.id}-{job}"}

@@ -34,7 +34,7 @@ CLASSES = {
     "singularity": ("tools.environments.singularity", "SingularityEnvironment"),
 }
 CLEANUP_SECONDS = 15
-AT_ONCE = 8
+COMMANDS_AT_ONCE = 8
 """Concurrent commands of one machine."""
 MEMORY = 4 << 30
 """Memory limit of this process in bytes: services' libraries collect the output of a command, however large it is."""
@@ -114,7 +114,7 @@ def serve(machine: Any, out: IO[str]) -> None:
     Commands still running then are not awaited: the cleanup command ends them.
     """
     answering = threading.Lock()
-    pool = ThreadPoolExecutor(AT_ONCE)
+    pool = ThreadPoolExecutor(COMMANDS_AT_ONCE)
     for line in sys.stdin:
         pool.submit(_answer_request, machine, json.loads(line), out, answering)
     pool.shutdown(wait=False, cancel_futures=True)

@@ -52,17 +52,17 @@ STEERS = re.compile(
 START_SECONDS = 10.0
 KILL_SECONDS = 5.0
 NOT_STARTED = CommandResult(126, b"cannot start the command: Resource temporarily unavailable\n")
-MESSAGE_LIMIT = 1 << 16
+SHELL_MESSAGE_LIMIT = 1 << 16
 """Maximum bytes of a shell's other messages; a process that writes more is not the started shell."""
 FILE_SIZE = 4 << 20
 """Bytes for the state, the script and the report of a command."""
-PIECE = 1 << 14
+READ_BYTES = 1 << 14
 """Bytes of that file that are read in one call."""
 CANNOT_FORK = b"fork: retry"
 """Bash retries for 15 s; its message meanwhile shows that the command has not started."""
 VARIABLE = re.compile(rb'declare -x \w+="(?:[^"\\]|\\.)*"')
 """A line of `export -p` that is a complete variable; no line of a longer value looks like it: quotes are escaped."""
-DESCRIPTORS = 4
+DESCRIPTORS_PER_SHELL = 4
 """Descriptors of this process that one shell uses."""
 _SUBSHELL = "; ".join(
     (
@@ -90,7 +90,7 @@ _live: set[ShellServer] = set()
 
 def room_for_one_more() -> bool:
     """Return True while waiting shells use less than a quarter of the descriptors of this process."""
-    return DESCRIPTORS * (len(_live) + 1) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    return DESCRIPTORS_PER_SHELL * (len(_live) + 1) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
 class ShellServer:
@@ -138,7 +138,9 @@ class ShellServer:
         self._close_theirs()
         self.idle = await self._completion == 0 and self._open  # it may have been declared lost in the same moment
         if self.idle:
-            self._initial_lines = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, MESSAGE_LIMIT).split(b"\n")))
+            self._initial_lines = frozenset(
+                filter(VARIABLE.fullmatch, self._file_from(0, SHELL_MESSAGE_LIMIT).split(b"\n"))
+            )
         return self.idle
 
     # ------------------------------------------------------------------ a command
@@ -187,9 +189,9 @@ class ShellServer:
     def _file_from(self, offset: int, limit: int) -> bytes:
         data, max_size = b"", min(limit, FILE_SIZE - offset)
         while len(data) < max_size:  # in chunks: a report is short, and the rest of the file is zeros
-            chunk, terminator, _ = os.pread(self._file, min(PIECE, max_size - len(data)), offset + len(data)).partition(
-                b"\0"
-            )
+            chunk, terminator, _ = os.pread(
+                self._file, min(READ_BYTES, max_size - len(data)), offset + len(data)
+            ).partition(b"\0")
             data += chunk
             if terminator or not chunk:
                 break
@@ -263,7 +265,7 @@ class ShellServer:
         _, separator, end = self._messages.rpartition(b"\0")
         if separator and end.endswith(b"\n") and end[:-1].isdigit():
             self.end(int(end))
-        elif CANNOT_FORK in self._messages or len(self._messages) > MESSAGE_LIMIT:
+        elif CANNOT_FORK in self._messages or len(self._messages) > SHELL_MESSAGE_LIMIT:
             self.end(None)
         if not data:
             self._loop.remove_reader(self._control)  # the helper reports how it has ended

@@ -27,7 +27,7 @@ from hermes_rl.user_code.environment import listed_variables
 from hermes_rl.user_code.pool import OwnProcess, ProcessPool
 from hermes_rl.user_code.worker import Warm, Worker
 
-VARIABLES = {
+CODE_VARIABLES = {
     **{"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
@@ -163,7 +163,7 @@ def _is_below_any(entry: str, directories: Sequence[str]) -> bool:
 def _mount_options(directories: Sequence[str], tmp_directory: str) -> Iterator[str]:
     yield from ("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
     yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
-    for name, value in VARIABLES.items():
+    for name, value in CODE_VARIABLES.items():
         yield from ("--setenv", name, value)
     yield from ("--setenv", "TMPDIR", tmp_directory)
     for name in PATHS.intersection(os.environ):

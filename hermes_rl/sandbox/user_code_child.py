@@ -26,8 +26,8 @@ DISK = 64 << 20
 FILES = 4096
 """Maximum number of files of one fork."""
 PROCESSOR_SECONDS = 300
-DESCRIPTORS = 256
-NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x40000000
+MAX_DESCRIPTORS = 256
+OWN_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x40000000
 """CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS, CLONE_NEWIPC and CLONE_NEWNET: forks cannot meet at a port or an abstract
 socket either.
 """
@@ -37,7 +37,7 @@ NOSUID, NODEV = 2, 4
 PR_CAPBSET_DROP = 24
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION = 0x20080522
-CONFINED = b"confined"
+CONFINED_MESSAGE = b"confined"
 """Message of a fork to its template when user code may run in it."""
 
 
@@ -66,7 +66,7 @@ def fork(directory: str, connection: int, output: int) -> int:
             raise OSError(answer or "the process between ended")
         os.write(go, b"g")  # from now on this process is its parent
         confined = os.read(status_fd, 4096)
-        if confined != CONFINED:
+        if confined != CONFINED_MESSAGE:
             os.waitpid(int(answer), 0)
             raise OSError(confined.decode() or "it ended while it was confined")
         return int(answer)
@@ -79,7 +79,7 @@ def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: i
     """Create new namespaces, whose first process is the fork; runs in a process between the template and the fork."""
     try:
         uid, gid = os.getuid(), os.getgid()
-        libc_call("unshare", NEW_NAMESPACES)
+        libc_call("unshare", OWN_NAMESPACES)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - once per fork
                 file.write(text)
@@ -101,7 +101,7 @@ def _keep_only(*descriptors: int) -> range:
     copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 + len(descriptors)) for each in descriptors]
     for target_fd, copy in enumerate(copies, 3):
         os.dup2(copy, target_fd, inheritable=False)
-    os.closerange(3 + len(descriptors), DESCRIPTORS * 16)
+    os.closerange(3 + len(descriptors), MAX_DESCRIPTORS * 16)
     return range(3, 3 + len(descriptors))
 
 
@@ -112,7 +112,7 @@ def _confine_process(directory: str, tell: int) -> None:
     except BaseException as error:
         os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
         raise
-    os.write(tell, CONFINED)
+    os.write(tell, CONFINED_MESSAGE)
     os.close(tell)
 
 
@@ -130,7 +130,7 @@ def _drop_access(directory: str) -> None:
     for limit, maximum in (
         (resource.RLIMIT_CPU, PROCESSOR_SECONDS),
         (resource.RLIMIT_FSIZE, DISK),
-        (resource.RLIMIT_NOFILE, DESCRIPTORS),
+        (resource.RLIMIT_NOFILE, MAX_DESCRIPTORS),
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(limit)

@@ -23,9 +23,9 @@ OF_GIT = re.compile(
     r"(^|.*/)(\.gitconfig|\.config/git/.*|\.git(/(modules/.*/)?(config(\.worktree)?|commondir|hooks/.*))?)", re.DOTALL
 )
 """Files that let git run programs, as it does with filters of a configuration when it applies a patch."""
-RUNNERS = re.compile(r"(?<![\w-])(?:manage|runtests)\.py(?!\w)")
+RUNNER_PROGRAMS = re.compile(r"(?<![\w-])(?:manage|runtests)\.py(?!\w)")
 """Programs of a repository that run its tests."""
-MODULES = (
+IMPORTED_MODULES = (
     *(*sys.stdlib_module_names, "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py", "nose2"),
     *("attr", "attrs", "six", "more_itertools", "atomicwrites", "wcwidth", "toml", "tomli", "exceptiongroup"),
     *("importlib_metadata", "zipp", "typing_extensions", "pathlib2", "funcsigs", "colorama", "setuptools"),
@@ -67,7 +67,7 @@ MOST_NAMES = 3
 """Maximum number of further new names in one header that are checked; git uses the last one, and writes one."""
 
 _steering = re.compile("|".join(map(translate, STEERING)))
-_modules = re.compile("|".join(map(translate, MODULES)))
+_modules = re.compile("|".join(map(translate, IMPORTED_MODULES)))
 
 
 class Steering:
@@ -82,7 +82,7 @@ class Steering:
     ) -> None:
         tests = [posixpath.normpath(path) for path in tests]
         self._trust, self._packages = trust, packages
-        self._runners = set(RUNNERS.findall(command))
+        self._runners = set(RUNNER_PROGRAMS.findall(command))
         self._modules = {_module_path(path) for path in tests}
         """The tests themselves: a package of the same name takes precedence over a module."""
         self._folders = {""}

@@ -47,7 +47,7 @@ EXACT: dict[str, type] = {
     **dict.fromkeys(("__str__", "__repr__", "__format__"), str),
 }
 """What these may give, and nothing that derives from it."""
-PLAIN = (bool, int, float, str, bytes, tuple)
+PLAIN_TYPES = (bool, int, float, str, bytes, tuple)
 """Types whose derivations carry their value, by which alone they are compared."""
 CONTAINERS = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
 NAMED = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
@@ -415,7 +415,7 @@ class Peer:
         if isinstance(value, BaseException):
             details = [str(value), [self.encode(each) for each in value.args], self.encode(value.__cause__)]
             return ["exception", object_id, self.encode(kind), details]
-        builtin_base: Any = next((base for base in PLAIN if isinstance(value, base)), None)
+        builtin_base: Any = next((base for base in PLAIN_TYPES if isinstance(value, base)), None)
         carried = (
             None
             if builtin_base is None
@@ -530,7 +530,7 @@ class Peer:
         return self.classes[object_id] if object_id in self.classes else self.theirs.get(object_id)
 
     def stand_in(self, object_id: int, kind: Any, value: Any = None) -> Any:
-        builtin_base: Any = next((base for base in PLAIN if issubclass(kind, base)), None)
+        builtin_base: Any = next((base for base in PLAIN_TYPES if issubclass(kind, base)), None)
         instance = object.__new__(kind) if builtin_base is None else builtin_base.__new__(kind, value)
         vars(instance)["_number"] = object_id
         try:
@@ -578,10 +578,10 @@ class Peer:
         above = [self.decode(base) for base in bases]
         inherited = [base for base in above if isinstance(base, Meta)]
         for base in above:
-            harmless = base in PLAIN or (isinstance(base, type) and issubclass(base, BaseException))
+            harmless = base in PLAIN_TYPES or (isinstance(base, type) and issubclass(base, BaseException))
             if harmless and not issubclass(base, UNHARMED) and not isinstance(base, Meta):
                 inherited.append(base)
-        has_builtin_base = any(issubclass(base, PLAIN) for base in inherited)
+        has_builtin_base = any(issubclass(base, PLAIN_TYPES) for base in inherited)
         body: dict[str, Any] = {str(name): forwarded(str(name)) for name in methods if not str(name).startswith("_")}
         body.update({"__module__": str(names[1]), "__qualname__": str(names[2]), "_number": object_id, "_peer": self})
         if any(issubclass(base, BaseException) for base in inherited):

@@ -123,7 +123,7 @@ Question = str | Callable[[Shown], str]
 """Question to a judge; a function if it contains texts of the agent, which it inserts after conversion."""
 LEAST = 1000
 """Minimum characters of an agent's text that must fit into a judge's context together with the question."""
-PLAIN = "I do not know."
+PROBE_TEXT = "I do not know."
 """Replaces the agent's text, to test if a judge without a verdict would give one on another text."""
 
 
@@ -210,7 +210,7 @@ class _JudgeSession:
         if (
             not isinstance(question, str)
             and not problem.is_infrastructure
-            and await self.answers(question(lambda text: PLAIN))
+            and await self.answers(question(lambda text: PROBE_TEXT))
         ):
             if problem.by_server:  # it may have been down temporarily
                 try:

@@ -14,7 +14,9 @@ NOT_EXECUTED, NOT_FOUND = 126, 127
 """Exit statuses of a shell for files that cannot be executed or do not exist."""
 ENDINGS = (": command not found", ": not found")
 REFUSED = (": Permission denied", ": cannot execute", ": Exec format error", ": bad interpreter")
-MODULES = frozenset({"pytest", "unittest", "nose2", "tox", "nox", "coverage", "xdist", "pytest_cov", "hypothesis"})
+RUNNER_MODULES = frozenset(
+    {"pytest", "unittest", "nose2", "tox", "nox", "coverage", "xdist", "pytest_cov", "hypothesis"}
+)
 """Test runners: for other modules it is unknown if the image or the agent should provide them."""
 QUOTES = "'\"\u2018\u2019`"
 ASKING = ("env: ", "/usr/bin/env: ", "make: ", "gmake: ")
@@ -35,7 +37,9 @@ def missing(command: str, status: int, output: str, needs: Sequence[str] | None)
         name
         for kind, name in _missing_names(status, output)
         if (
-            name in needs if needs is not None else {"module": name in MODULES, "program": "/" not in name}.get(kind, 1)
+            name in needs
+            if needs is not None
+            else {"module": name in RUNNER_MODULES, "program": "/" not in name}.get(kind, 1)
         )
     ]
     return next((name for name in lacking if _stand_ins(command, name) <= set(lacking)), None)

@@ -29,11 +29,11 @@ import sys
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Sequence  # noqa: UP035  # Python 3.6
 
-RUNNERS = ("pytest", "py.test", "unittest", "nose2", "manage.py", "runtests.py")
+RUNNER_NAMES = ("pytest", "py.test", "unittest", "nose2", "manage.py", "runtests.py")
 WORDS = slice(1, 12)
 """Words of a command line that may name the program, after options of Python."""
 LISTS = ("failures", "errors", "unexpectedSuccesses", "skipped", "expectedFailures")
-FAILED = set(LISTS[:3])
+FAILED_LISTS = set(LISTS[:3])
 SKIPPED, SKIPPED_ITSELF = "skipped", "skipped by what it calls"
 """Outcome of a test that is marked to be skipped or to fail, and of one that something skipped while it ran."""
 MARKS = {"skip", "skipif", "xfail"}
@@ -68,7 +68,7 @@ def begin(folder: str, top: str, files: "list[str]", fd: int) -> None:
     """
     _next_customization(folder)
     command_words = _command_line()[WORDS]
-    if not any(os.path.basename(word) in RUNNERS or os.path.abspath(word) in files for word in command_words):
+    if not any(os.path.basename(word) in RUNNER_NAMES or os.path.abspath(word) in files for word in command_words):
         if _is_ours(fd):
             _pass_on(fd)
         return
@@ -420,7 +420,7 @@ def _judge(test: Any, result: Any, watched: "list[_Watched]", calls: "list[Any]"
         replaced = watched[-1].overrides(result, type(result))
         if replaced:
             return "with " + replaced[0]
-        if not lists or grown & FAILED:
+        if not lists or grown & FAILED_LISTS:
             return "failed"
         if grown:
             return SKIPPED if marked else SKIPPED_ITSELF

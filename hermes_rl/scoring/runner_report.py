@@ -16,7 +16,7 @@ INTERRUPTED = "the session of tests was interrupted"
 UNFINISHED = "a process that runs tests did not come to its end"
 DISORDER = "tests were reported in an order in which none runs"
 LEFT = "the code under test has ended the script that tests it"
-FAILED = "the script has failed, whatever its exit status is"
+SCRIPT_FAILED = "the script has failed, whatever its exit status is"
 TOO_MUCH = "more was reported than tests have to say"
 
 
@@ -104,7 +104,7 @@ def parse_report(messages: Iterable[tuple[int, str]] | None) -> RunnerReport:
     if not all(process.finished for process in ended_processes):
         report.problem = report.problem or UNFINISHED
     if next((process.status for process in reversed(ended_processes) if process.runner == "script"), "0") != "0":
-        report.problem = report.problem or FAILED
+        report.problem = report.problem or SCRIPT_FAILED
     for process in ended_processes:
         tampered = f"with {', '.join(process.changed)}" if process.changed else None
         report.outcomes += [

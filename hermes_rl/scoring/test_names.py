@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-RUNNERS = re.compile(r"(?<![\w./-])(pytest|py\.test|unittest)(?![\w/-])")
+RUNNER_WORD = re.compile(r"(?<![\w./-])(pytest|py\.test|unittest)(?![\w/-])")
 SELECTS = re.compile(r"(^|\s)(-k|-m(?!\s*(pytest|unittest))|--deselect|--ignore|--pattern|-p\s*\S*test)(?=[\s=]|$)|::")
 """Arguments that make a command run only some of the tests."""
 PROGRAM = re.compile(r"python[\d.]*\s+-m\s+(?!pytest|unittest)")
@@ -26,7 +26,7 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
 
     None if the command calls no Python test runner by name; empty if it selects tests by itself.
     """
-    runner = RUNNERS.search(command)
+    runner = RUNNER_WORD.search(command)
     if runner is None:
         return None
     command_words = _split_command(command)

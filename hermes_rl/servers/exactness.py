@@ -22,7 +22,7 @@ PROBES = 16
 NOISE = 0.02
 """Maximum difference of two log-probabilities of one token that counts as numerical noise."""
 _COLD = 0.5
-_AT_ONCE = 64
+_CALLS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ async def _sample_probes(server: TokenServer, sampling: Sampling) -> list[Sample
 
 async def sampled(server: TokenServer, requests: Iterable[Sampling]) -> list[Sampled]:
     """Return the answers to bare requests, in their order; several are in flight, as many as the server takes."""
-    room = asyncio.Semaphore(min(_AT_ONCE, server.config.max_concurrency))
+    room = asyncio.Semaphore(min(_CALLS_AT_ONCE, server.config.max_concurrency))
 
     async def one(request: Sampling) -> Sampled:
         async with room:

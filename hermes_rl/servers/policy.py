@@ -26,7 +26,7 @@ PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)
 """Retries of a function in this process, which does not recover like a server, so the pauses are short."""
 AT_ENDPOINT = RetryPolicy(attempts=3, timeouts=1, outage=0.0)
 """Retries of an endpoint, which lives as long as its rollout, so outages are not awaited."""
-_AT_ONCE = 1_000_000
+_UNLIMITED_CALLS = 1_000_000
 """Maximum concurrent calls of a function: only the function itself knows its best concurrency."""
 
 Version = int | Callable[[], int | None] | None
@@ -151,7 +151,7 @@ class Policy:
             return renderer_for(tokenizer, settings)
 
         name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
-        config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=source)
+        config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_UNLIMITED_CALLS, version=source)
         server = TokenServer(config, SampledByFunction(sample, context, source), make, response)
         return cls(_remove_bound(ModelClient(POLICY, [server], PATIENCE)), source)
 
@@ -162,7 +162,7 @@ class Policy:
 
         Its rollouts have tokens only if there is a `tokenizer`, and these are never proven to be token-exact."""
         source = VersionSource(None)
-        server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
+        server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_UNLIMITED_CALLS), chat)
         return cls(_remove_bound(ModelClient(POLICY, [server], PATIENCE)), source, tokenizer)
 
     @classmethod

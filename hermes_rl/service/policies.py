@@ -16,7 +16,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import PolicyRequest, PolicyUpdate
 from hermes_rl.service.refusals import wrong
 
-MOST = 64
+MAX_POLICIES = 64
 """Maximum policies of a service; each has open connections and maybe a tokenizer."""
 
 
@@ -105,7 +105,7 @@ class Policies:
         return policy
 
     def _make_room(self, playing: Collection[Policy]) -> None:
-        if len(self._policies) < MOST:
+        if len(self._policies) < MAX_POLICIES:
             return
         for identity, (policy, _) in self._policies.items():
             if identity is not None and policy not in playing:
@@ -115,8 +115,8 @@ class Policies:
         raise wrong(
             "too_many_policies",
             "policy",
-            f"{MOST} policies are in use already; a policy whose name changes with its weights needs `tokenizer`, "
-            "and is one policy then",
+            f"{MAX_POLICIES} policies are in use already; a policy whose name changes with its weights needs "
+            "`tokenizer`, and is one policy then",
         )
 
     def _get_spec_policy(self) -> Policy:

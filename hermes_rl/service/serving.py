@@ -33,7 +33,7 @@ from hermes_rl.service.policies import Policies
 from hermes_rl.service.sessions import IDLE, Sessions
 from hermes_rl.service.state import Service
 
-MOST = 16_384
+MAX_REQUESTS = 16_384
 DRAIN = 30.0
 CUT = 10.0
 """Seconds in which interrupted work is released and its last lines are read."""
@@ -62,7 +62,7 @@ class ServiceOptions:
     listen: str = "127.0.0.1:8600"
     token_env: str | None = None
     keys: tuple[str, ...] = ()
-    max_requests: int = MOST
+    max_requests: int = MAX_REQUESTS
     idle: float = IDLE
     drain: float = DRAIN
     ray: str | None = None

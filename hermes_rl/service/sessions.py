@@ -15,7 +15,7 @@ from hermes_rl.service.state import Place, Service
 
 IDLE = 900.0
 """Seconds without a step after which a session ends."""
-MOST = 4096
+MAX_SESSIONS = 4096
 """Maximum sessions, including sessions that have ended and were not deleted."""
 
 
@@ -116,8 +116,8 @@ class Sessions:
         """Start a session, and return its first turn; raises `Refused` if there is no room, or something is wrong."""
         service = self._service
         (row,) = service.require_rows([request.row], request.split, "row")
-        if len(self._sessions) >= MOST:
-            raise Refused(429, "too_many", f"{MOST} sessions are held: delete ended sessions")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Refused(429, "too_many", f"{MAX_SESSIONS} sessions are held: delete ended sessions")
         options = {"split": request.split, "sampling": request.sampling, "tokenizer": request.tokenizer}
         with service.make_reservation() as reservation:
             reservation.take(1)

@@ -21,7 +21,7 @@ from hermes_rl.others_files import read_regular
 from hermes_rl.spec.check_code import is_installed
 from hermes_rl.values import replace_surrogates
 
-LARGEST = 1 << 20
+MAX_DRAFT_BYTES = 1 << 20
 """Maximum bytes of a file."""
 DEEPEST = 20
 """Maximum levels of a value."""
@@ -51,7 +51,7 @@ class SpecDraft:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.source = read_regular(path, LARGEST).decode()
+            self.source = read_regular(path, MAX_DRAFT_BYTES).decode()
             self.tree = ast.parse(self.source)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error

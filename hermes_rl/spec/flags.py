@@ -138,7 +138,7 @@ OWNED: dict[str, Flag] = {
 }
 """Fields that follow from keys of the spec."""
 
-_OPENAI = {
+_OPENAI_FLAGS = {
     "base_url": _server_flag("base_url", "string", "a scripted policy becomes type `openai`"),
     "model_name": _server_flag("model", "string"),
     "server_type": _server_flag("type", "string"),
@@ -153,7 +153,7 @@ _OPENAI = {
 }
 FLAGS: dict[str, Flag] = {
     **{f"--env.{name}": flag for name, flag in {**PASSED, **OWNED}.items()},
-    **{f"--openai.{name}": flag for name, flag in _OPENAI.items()},
+    **{f"--openai.{name}": flag for name, flag in _OPENAI_FLAGS.items()},
 }
 """Every flag by its name."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any]
 
-TYPES: dict[str, tuple[type, ...]] = {
+PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
@@ -178,7 +178,7 @@ class CompiledSchema:
         return [schema for schema in candidates if isinstance(schema, Mapping)]
 
     def _types(self, schema: object, types_by_id: dict[int, frozenset[str]]) -> frozenset[str]:
-        allowed = every = frozenset(TYPES)
+        allowed = every = frozenset(PYTHON_TYPES)
         if not isinstance(schema, Mapping):
             return every
         if id(schema) in types_by_id:
@@ -189,7 +189,7 @@ class CompiledSchema:
             allowed &= kinds | {"integer"} if "number" in kinds else kinds
         if "const" in schema or isinstance(schema.get("enum"), list):
             choices = [schema["const"]] if "const" in schema else schema["enum"]
-            allowed &= {kind for kind in TYPES for choice in choices if is_of(choice, {kind})}
+            allowed &= {kind for kind in PYTHON_TYPES for choice in choices if is_of(choice, {kind})}
         for part in (*_get_list(schema, "allOf"), *([self._target(schema["$ref"])] if _has_reference(schema) else ())):
             allowed &= self._types(part, types_by_id)
         for keyword in ("anyOf", "oneOf"):
@@ -328,12 +328,12 @@ def is_of(value: Any, types: Collection[str]) -> bool:
         return "boolean" in types
     if isinstance(value, float) and value.is_integer() and "integer" in types:
         return True
-    return any(isinstance(value, TYPES.get(name, ())) for name in types)
+    return any(isinstance(value, PYTHON_TYPES.get(name, ())) for name in types)
 
 
 def type_of(value: Any) -> str:
     """Return the name of a value's JSON type."""
-    return next((name for name in ("boolean", *TYPES) if is_of(value, {name})), type(value).__name__)
+    return next((name for name in ("boolean", *PYTHON_TYPES) if is_of(value, {name})), type(value).__name__)
 
 
 def _get_list(schema: Schema, keyword: str) -> list[Any]:

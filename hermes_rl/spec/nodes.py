@@ -200,7 +200,7 @@ ROWS = patterns("dataset.items.**", "dataset.fallback.items.**")
 ARGS = patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**", "solution.turns.*.user_tools.*.args.**")
 HEADERS = patterns("servers.*.headers_env.*", "servers.*.*.headers_env.*", "tools.*.mcp.headers_env.*")
 EXPRESSIONS = patterns("dataset.filter")
-COMMANDS = patterns(
+COMMAND_KEYS = patterns(
     "sandbox.setup.**", "sandbox.services.*.command.**", "sandbox.services.*.healthy",
     "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.turns.*.setup.**",
 )  # fmt: skip
@@ -266,7 +266,7 @@ def is_template_place(path: NodePath) -> bool:
 
 def is_command(path: NodePath) -> bool:
     """Return True for text that a shell reads, which has its own use for `$`."""
-    if is_in(path, COMMANDS):
+    if is_in(path, COMMAND_KEYS):
         return True
     return "command" in path and (is_in(path, ARGS) or path[:1] == ("solution",))
 

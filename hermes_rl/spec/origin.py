@@ -107,7 +107,9 @@ def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], subject: str
 
 # ------------------------------------------------------------------------------------------------------- Secrets
 
-_NAMES = frozenset({"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"})
+_SECRET_NAMES = frozenset(
+    {"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"}
+)
 _PARAMETER_WORDS = frozenset(
     {
         "key", "apikey", "token", "accesstoken", "password", "passwd", "pwd", "secret", "sig", "signature", "auth",
@@ -119,7 +121,7 @@ _PARAMETER_WORDS = frozenset(
 
 def is_secret_key(name: str) -> bool:
     """Return True for a key that holds a secret, however it is written."""
-    return name.lower().replace("-", "_") in _NAMES
+    return name.lower().replace("-", "_") in _SECRET_NAMES
 
 
 def holds_secret(address: str) -> bool:

@@ -23,7 +23,7 @@ SECONDS = 1.0
 """For one search in a process."""
 STEPS = 1e8
 """Steps of a search that is done at once, at most; they take about a second."""
-LARGEST = 1 << 26
+MAX_REPLACED_CHARACTERS = 1 << 26
 """Characters of a text in which matches are replaced."""
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 _FEW = 4
@@ -83,8 +83,8 @@ def _find_all(pattern: str, text: str) -> list[Any]:
 
 
 def _replace_matches(pattern: str, text: str, replacement: str) -> str:
-    if (len(text) + 1) * len(replacement) > LARGEST:
-        raise SlowPatternError(f"regex_replace: the text may have more than {LARGEST} characters")
+    if (len(text) + 1) * len(replacement) > MAX_REPLACED_CHARACTERS:
+        raise SlowPatternError(f"regex_replace: the text may have more than {MAX_REPLACED_CHARACTERS} characters")
     return re.sub(pattern, replacement, text)
 
 

@@ -35,7 +35,7 @@ from hermes_rl.spec.origin import line_mark
 from hermes_rl.spec.section import is_template, keys_at
 from hermes_rl.spec.templates import TemplateError, check_syntax, literal
 
-LARGEST = 16 << 20
+MAX_SPEC_BYTES = 16 << 20
 """Bytes of a spec."""
 
 # --------------------------------------------------------------- Plain scalars: null, booleans, numbers, or text
@@ -389,4 +389,4 @@ def read_bytes(data: bytes, source: SourceText) -> tuple[Node | None, list[Probl
 
 def read_file(path: Path, name: str) -> tuple[Node | None, list[Problem]]:
     """Return the tree of a file that messages call `name`, like `read_bytes`; raise `OSError` if it cannot be read."""
-    return read_bytes(read_regular(path, LARGEST), SourceText(name, path.resolve().parent))
+    return read_bytes(read_regular(path, MAX_SPEC_BYTES), SourceText(name, path.resolve().parent))

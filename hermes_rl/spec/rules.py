@@ -27,7 +27,7 @@ from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.sections.rewards import INJECTED
 from hermes_rl.spec.sections.sandbox import BACKENDS
-from hermes_rl.spec.server_types import DEFAULT, TYPES, ServerType, server_type
+from hermes_rl.spec.server_types import DEFAULT, SERVER_TYPES, ServerType, server_type
 from hermes_rl.spec.suggest import choices
 from hermes_rl.stop_reasons import INFRASTRUCTURE_FAILURES, POLICY_STOP_REASONS, RETRIES_EXHAUSTED
 from hermes_rl.values import LARGEST_NUMBER, LONGEST_NAME
@@ -688,7 +688,7 @@ def _check_reward_models(data: dict[str, Any]) -> Iterator[Fault]:
         if fn not in ASKING or not isinstance(role, str) or role not in kinds:
             continue
         if fn == "reward_model" and not all(kind.rates or kind.embedded for kind in kinds[role]):
-            types = " or ".join(name for name, kind in TYPES.items() if kind.rates)
+            types = " or ".join(name for name, kind in SERVER_TYPES.items() if kind.rates)
             yield Fault(
                 server_path,
                 f"`{role}` is not a reward model; expected type {types}",

@@ -23,7 +23,7 @@ from hermes_rl.spec.signatures import CodeError, Parameter, function
 
 # ---------------------------------------------- Annotations of source text, converted to types or left unchecked
 
-_NAMES: dict[str, Any] = {
+_TYPE_NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (int, float, str, bool, bytes, list, dict, tuple, set)},
     "Any": Any,
     "object": Any,
@@ -62,9 +62,9 @@ def _evaluate_default(node: ast.expr, names: Mapping[str, ast.AST]) -> Any:
             return _typed_dict(defined, names)
         if isinstance(defined, ast.Assign):
             return _evaluate_default(defined.value, names)
-        return _NAMES[node.id]
+        return _TYPE_NAMES[node.id]
     if isinstance(node, ast.Attribute):
-        return _NAMES[node.attr]
+        return _TYPE_NAMES[node.attr]
     if isinstance(node, ast.Constant) and isinstance(node.value, str | None):
         return None if node.value is None else _evaluate_default(ast.parse(node.value, mode="eval").body, names)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):

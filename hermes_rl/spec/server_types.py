@@ -59,13 +59,13 @@ class ServerType:
         return self.token_level or self.embedded
 
 
-_OPENAI = "hermes_rl.servers.openai:OpenAIServer"
+_OPENAI_CLASS = "hermes_rl.servers.openai:OpenAIServer"
 _RATING = "hermes_rl.servers.reward_model"
 _COMPLETIONS = "hermes_rl.servers.vllm:Completions"
 _LEGACY = "hermes_rl.servers.atropos:LegacyGenerate"
-TYPES: Mapping[str, ServerType] = MappingProxyType(
+SERVER_TYPES: Mapping[str, ServerType] = MappingProxyType(
     {
-        "openai": ServerType(_OPENAI, needs=("base_url", "model"), parts=CHAT_PARTS),
+        "openai": ServerType(_OPENAI_CLASS, needs=("base_url", "model"), parts=CHAT_PARTS),
         "vllm": ServerType(dialects=(_COMPLETIONS, _LEGACY), needs=("base_url", "model")),
         "sglang": ServerType(dialects=("hermes_rl.servers.sglang:Generate",), tells_version=True),
         "atropos": ServerType(dialects=(_LEGACY,), tells_version=True),
@@ -111,11 +111,11 @@ def refused_part(messages: Sequence[Mapping[str, Any]], parts: frozenset[str]) -
 
 def server_type(name: str) -> ServerType:
     """Return the type of that name. Raises `UserError` if there is none, or its package cannot be loaded."""
-    if name in TYPES:
-        return TYPES[name]
-    points = published(SERVERS, "type of server", TYPES)
+    if name in SERVER_TYPES:
+        return SERVER_TYPES[name]
+    points = published(SERVERS, "type of server", SERVER_TYPES)
     if name not in points:
-        type_names = [*TYPES, *points]
+        type_names = [*SERVER_TYPES, *points]
         reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, type_names)
         raise UserError(f"there is no type {name}{reason} (there are {', '.join(type_names)})")
     published_type = load_published(points[name], "type of server")
@@ -129,7 +129,7 @@ def server_type(name: str) -> ServerType:
 
 def type_names() -> tuple[str, ...]:
     """Return the name of every type, with types of other packages last."""
-    return (*TYPES, *published(SERVERS, "type of server", TYPES))
+    return (*SERVER_TYPES, *published(SERVERS, "type of server", SERVER_TYPES))
 
 
 def code_of(code: Code) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ from hermes_rl.spec.nodes import (
     to_builtins,
 )
 from hermes_rl.spec.overrides import Assignment, Overrides
-from hermes_rl.spec.reader import LARGEST, read_file
+from hermes_rl.spec.reader import MAX_SPEC_BYTES, read_file
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
 from hermes_rl.spec.validate import corrected, in_order, problem_of
 
@@ -166,7 +166,7 @@ def is_set(source: str | Path) -> bool:
     """Say whether a file is a set; what cannot be read is none."""
     path = Path(source)
     try:
-        text = read_regular(path, LARGEST).decode("utf-8-sig") if path.is_file() else ""
+        text = read_regular(path, MAX_SPEC_BYTES).decode("utf-8-sig") if path.is_file() else ""
     except (OSError, UnicodeDecodeError):
         return False
     if not _SET.search(text):

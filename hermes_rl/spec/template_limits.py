@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 SECONDS = 1.0
 """CPU time of one rendering."""
-LARGEST = 1 << 26
+MAX_ELEMENTS = 1 << 26
 """Maximum number of elements of one value: characters of a text, entries of a list."""
 TOTAL = 1 << 30
 """Maximum bytes of all values that one rendering creates."""
@@ -84,8 +84,8 @@ def _check_size(value: Any) -> Any:
 
 
 def _require_size(size: float) -> None:
-    if size > LARGEST:
-        raise TemplateTooLarge(f"the template makes a value of more than {LARGEST} elements")
+    if size > MAX_ELEMENTS:
+        raise TemplateTooLarge(f"the template makes a value of more than {MAX_ELEMENTS} elements")
 
 
 def _join_texts(values: Iterable[Any]) -> str:
@@ -94,7 +94,7 @@ def _join_texts(values: Iterable[Any]) -> str:
         text = value if type(value) is str else str(_check_written(value))
         texts.append(text)
         size += len(text)
-        if size > LARGEST:
+        if size > MAX_ELEMENTS:
             _require_size(size)
     return str(_check_size("".join(texts)))
 

@@ -32,7 +32,7 @@ from hermes_rl.user_code.proxies import lives_in_runner
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_TAIL = 256
+_TAIL_TOKENS = 256
 """Number of prompt tokens that a family receives: it looks back only to the end of the last turn."""
 FEW_TOKENS = 512
 FEW_CHARACTERS = 1 << 13
@@ -141,7 +141,7 @@ class FamilyRenderer:
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         last = branch.spans[-1]
-        before = branch.tokens[max(0, last.start - _TAIL) : last.start].tolist()
+        before = branch.tokens[max(0, last.start - _TAIL_TOKENS) : last.start].tolist()
         sampled = branch.tokens[last.start :].tolist()
         size = len(before) + len(sampled)
 
@@ -162,7 +162,7 @@ class FamilyRenderer:
         if self._parser is not None:
             work = partial(parse_ids, self._parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
             return await parse_in_thread(work, len(completion))
-        sampled, before = list(completion), list(prompt[-_TAIL:])
+        sampled, before = list(completion), list(prompt[-_TAIL_TOKENS:])
         text = await parse_in_thread(partial(self.tokenizer.decode, sampled), len(sampled))
         tool_list = list(tools) if tools else None
         few = len(sampled) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS

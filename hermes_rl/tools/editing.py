@@ -28,7 +28,7 @@ MOST_ADDED = 16 << 20
 PIECE = 1 << 16
 """Size in characters of the chunks in which a passage is replaced."""
 
-_PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u00a0": " "})
+_PLAIN_CHARACTERS = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u00a0": " "})
 
 
 class NoMatchError(Exception):
@@ -180,7 +180,7 @@ def _indentation(line: str) -> str:
 
 
 def _fold_line(line: str) -> str:
-    return re.sub(r"\s+", " ", line.translate(_PLAIN)).strip()
+    return re.sub(r"\s+", " ", line.translate(_PLAIN_CHARACTERS)).strip()
 
 
 def _nearest_hint(text: str, old: str) -> str:

@@ -42,9 +42,9 @@ from hermes_rl.values import NESTED, read_bounded, too_deep
 # Superfluous parameters are errors, even if the schema does not exclude them; within parameters the schema alone
 # decides.
 
-_PLAIN = frozenset({"type", "title", "description", "default"})
+_PLAIN_KEYS = frozenset({"type", "title", "description", "default"})
 """Keys of a schema that only requires a type."""
-_PLAIN_OBJECT = frozenset({*_PLAIN, "properties", "required", "additionalProperties", "$defs"})
+_PLAIN_OBJECT = frozenset({*_PLAIN_KEYS, "properties", "required", "additionalProperties", "$defs"})
 """Keys of a schema that only defines which parameters an object has."""
 _PLAIN_TYPES = frozenset({"string", "integer", "number", "boolean"})
 SHORT = 1 << 14
@@ -154,7 +154,7 @@ def _is_plain(arguments: dict[str, Any], schema: Mapping[str, Any]) -> bool:
 
 def _fits_plainly(value: Any, schema: object) -> bool:
     """Return True if the schema requires only one plain type and the value has it."""
-    if not isinstance(schema, dict) or not schema.keys() <= _PLAIN:
+    if not isinstance(schema, dict) or not schema.keys() <= _PLAIN_KEYS:
         return False
     kind = schema.get("type")
     return kind in _PLAIN_TYPES and is_of(value, {kind}) and not (kind == "integer" and isinstance(value, float))
@@ -162,9 +162,9 @@ def _fits_plainly(value: Any, schema: object) -> bool:
 
 # ------------------------------------------------------------------------------------------------- Running calls
 
-MOST_CALLS = 256
+MAX_CALLS_PER_TURN = 256
 """Maximum number of calls of one turn that are executed."""
-AT_ONCE = 100
+CALLS_PER_PASS = 100
 """Number of unexecuted calls that get a result before other tasks get a turn."""
 CANCEL_SECONDS = 10.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -227,19 +227,19 @@ async def execute_calls(
     async def execute() -> list[ToolOutcome]:
         outcomes: list[ToolOutcome] = []
         for batch in _parallel_batches(
-            [_read_call(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]
+            [_read_call(call, toolkit, turn, i) for i, call in enumerate(calls[:MAX_CALLS_PER_TURN])]
         ):
             outcomes += await _await_all(list(map(answer, batch)))
-        for i in range(MOST_CALLS, len(calls)):
+        for i in range(MAX_CALLS_PER_TURN, len(calls)):
             outcomes.append(await answer(replace(_read_call(calls[i], toolkit, turn, i), problem=TOO_MANY)))
-            if i % AT_ONCE == 0:
+            if i % CALLS_PER_PASS == 0:
                 await asyncio.sleep(0)
         return outcomes
 
     return await runtime.on_sandbox_loop(execute())
 
 
-TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at most"
+TOO_MANY = f"this call was not executed: a turn may make {MAX_CALLS_PER_TURN} calls at most"
 
 
 def _read_call(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:

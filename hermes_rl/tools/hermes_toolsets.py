@@ -69,7 +69,7 @@ REMEDIES = {
 }
 """Requirements of a toolset, if hermes-agent names no variable or unusual ones."""
 START_SECONDS = 60.0
-LINE_LIMIT = 64 << 20
+RESPONSE_LIMIT = 64 << 20
 """Maximum bytes of one response."""
 
 
@@ -143,7 +143,7 @@ class HermesToolsets:
                 self._process = await self._start()
         assert self._folder is not None
         try:
-            return await asyncio.open_unix_connection(str(self._folder / "socket"), limit=LINE_LIMIT)
+            return await asyncio.open_unix_connection(str(self._folder / "socket"), limit=RESPONSE_LIMIT)
         except OSError as error:
             raise ToolServerFailure(f"hermes-agent's process cannot be reached: {error.strerror}") from error
 

@@ -29,7 +29,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
-AT_ONCE = 8
+CALLS_AT_ONCE = 8
 """Concurrent calls of one rollout."""
 HOME = "/proc/self/cwd"
 """Required value of ``$HERMES_HOME``. hermes-agent builds paths from it when it is imported, once for all children; so
@@ -84,7 +84,7 @@ def serve_rollout(connection: socket.socket) -> None:
     os.chdir(home)
     answering = threading.Lock()
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool, connection.makefile("rb") as lines:
+        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool, connection.makefile("rb") as lines:
             for line in lines:
                 pool.submit(_answer_call, json.loads(line), connection, answering)
             if "tools.browser_tool" in sys.modules:

@@ -37,7 +37,7 @@ FLOOD_LIMIT = 64 << 20
 """Bytes that a server may send between two requests before it counts as gone."""
 MOST_BLOCKS = 1000
 """Maximum parts of a result, such as texts and pictures, that the model receives."""
-IN_THREAD = 1 << 16
+THREAD_MESSAGE_BYTES = 1 << 16
 """Bytes from which a message is parsed in a thread."""
 MOST_PAGES = 100
 MOST_TOOLS = 1000
@@ -368,7 +368,9 @@ class _Pump:
                     return
                 try:
                     message = (
-                        _parse_message(line) if len(line) <= IN_THREAD else await run_exclusively(_parse_message, line)
+                        _parse_message(line)
+                        if len(line) <= THREAD_MESSAGE_BYTES
+                        else await run_exclusively(_parse_message, line)
                     )
                 except ValueError:
                     continue  # a server that prints to its standard output; no caller needs that

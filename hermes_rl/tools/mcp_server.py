@@ -39,7 +39,7 @@ from hermes_rl.tools.mcp_client import (
     over_process,
 )
 
-AT_ONCE = max(2, os.cpu_count() or 1)
+STARTS_AT_ONCE = max(2, os.cpu_count() or 1)
 """Servers of one entry of `tools` that start at the same time; others wait, and their timeout does not start yet."""
 PAUSES = (0.5, 2.0, 5.0)
 """Delays in seconds before a call is retried that the server has not accepted."""

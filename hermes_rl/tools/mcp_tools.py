@@ -18,8 +18,8 @@ from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.spec.json_schema import InvalidSchemaError
 from hermes_rl.tools.base import DescribedTool, ToolRuntime
 from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
-from hermes_rl.tools.mcp_server import AT_ONCE, HostServer, HttpServer, McpServer, McpSettings, SandboxServer
-from hermes_rl.tools.python_tools import NAME
+from hermes_rl.tools.mcp_server import STARTS_AT_ONCE, HostServer, HttpServer, McpServer, McpSettings, SandboxServer
+from hermes_rl.tools.python_tools import TOOL_NAME
 
 SCHEMA_LIMIT = 100_000
 """Maximum characters of one tool's schema."""
@@ -60,7 +60,7 @@ class McpSource:
         self._shared: McpServer | None = None
         self._tools: tuple[McpTool, ...] = ()
         self._listing = asyncio.Lock()
-        self._starts = asyncio.Semaphore(AT_ONCE)
+        self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
 
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
         """Start the server once and return its tools; a name in `reserved` gets the server's name as a prefix.
@@ -119,7 +119,7 @@ class McpSource:
         if name in reserved:
             name = f"{self.settings.name}_{name}"
         label = f"tool {listing.name!r} of the MCP server {self.settings.name}"
-        if not NAME.fullmatch(name):
+        if not TOOL_NAME.fullmatch(name):
             raise UserError(f"{label} cannot be offered as {name!r}: a name has 1 to 64 letters, digits, _ and -")
         schema = listing.parameters
         if schema.get("type", "object") != "object":

@@ -130,7 +130,7 @@ def _argument_texts(text: str) -> dict[str, str]:
 
 # ----------------------------------------------------------------------------------------------------- Functions
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
 
 
@@ -178,7 +178,7 @@ class PythonTool(CodeTool):
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
         name = name or str(getattr(function, "__name__", ""))
-        if not NAME.fullmatch(name):
+        if not TOOL_NAME.fullmatch(name):
             raise UserError(f"{name!r} cannot be the name of a tool; use letters, digits, _ and -")
         super().__init__(function, name)
 
@@ -276,7 +276,7 @@ def described_tools(state: object, method: str, schemas: Schemas, choice: Choice
     tool_schemas = [each.get("function", each) if isinstance(each, Mapping) else each for each in tool_schemas]
     for schema in tool_schemas:
         parameters = schema.get("parameters") if isinstance(schema, Mapping) else None
-        if not isinstance(parameters, Mapping) or not NAME.fullmatch(str(schema.get("name"))):
+        if not isinstance(parameters, Mapping) or not TOOL_NAME.fullmatch(str(schema.get("name"))):
             raise UserError(
                 f"{source} has to be a list of tools, each a mapping of `name` (letters, digits, _ and -), "
                 f"`description` and `parameters`, not {schema!r:.200}"

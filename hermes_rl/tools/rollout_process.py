@@ -29,7 +29,7 @@ from hermes_rl.tools.base import (
     as_json,
     describe,
 )
-from hermes_rl.tools.python_tools import NAME, PythonTool, StateTool, answer_of, tools_of_state
+from hermes_rl.tools.python_tools import TOOL_NAME, PythonTool, StateTool, answer_of, tools_of_state
 from hermes_rl.user_code.failures import EndedError, ForeignError
 from hermes_rl.user_code.messages import require_texts
 from hermes_rl.user_code.pool import POOL, OwnProcess
@@ -141,7 +141,7 @@ def read_descriptions(value: Any) -> list[dict[str, Any]]:
     for each in value:
         match each:
             case {"name": str(name), "description": str(), "parameters": dict(), "parallel": bool()} if len(each) == 4:
-                if not NAME.fullmatch(name):
+                if not TOOL_NAME.fullmatch(name):
                     raise WireError("a tool has another name")
             case _:
                 raise WireError("the description of a tool has another form")

@@ -12,7 +12,7 @@ from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.values import read_json
 
 SEARCH_SECONDS = 60.0
-OUTPUT_BYTES = 4 << 20
+SEARCH_OUTPUT_BYTES = 4 << 20
 
 _PROGRAM = r"""
 import fnmatch, json, os, re, stat, sys
@@ -138,7 +138,7 @@ async def search(sandbox: Sandbox, query: Query, *, cwd: str | None, timeout: fl
         stdin=_PROGRAM.encode(),
         cwd=cwd,
         timeout=min(timeout, SEARCH_SECONDS),
-        output_limit=OUTPUT_BYTES,
+        output_limit=SEARCH_OUTPUT_BYTES,
         merge_stderr=False,
     )
     if done.timed_out:

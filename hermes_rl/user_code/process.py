@@ -49,7 +49,7 @@ CONTROL = 1 << 17
 """Maximum bytes of a message to the process that forks."""
 CALL, ANSWERED = b"c", b"a"
 """First byte of a message of the runner: a call, or the result of a question during a call."""
-HEADER = struct.Struct("!QQ16sI")
+CALL_HEADER = struct.Struct("!QQ16sI")
 """Header of a call: its number, the number of its first object, its secret, and the length of the data before it."""
 ANSWER = struct.Struct("!Q?")
 """Number of the question, and True if the following value was returned, False if it must be raised."""
@@ -304,9 +304,11 @@ class Runner:
         """Run calls one after the other until the runner ends."""
         while True:
             content = self._next()
-            call_id, first, secret, ahead = HEADER.unpack_from(content)  # not stored where a call can easily read them
+            call_id, first, secret, ahead = CALL_HEADER.unpack_from(
+                content
+            )  # not stored where a call can easily read them
             self._first = first
-            kind, value = self._perform(content[HEADER.size :], ahead)
+            kind, value = self._perform(content[CALL_HEADER.size :], ahead)
             sys.stdout.flush()
             sys.stderr.flush()
             if os.getpid() != self._pid:  # the call has forked, and returned here too

@@ -33,7 +33,7 @@ from hermes_rl.user_code.environment import listed_variables, user_code_variable
 from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError, exception_of
 from hermes_rl.user_code.fork_server import FORK_SERVER
 from hermes_rl.user_code.messages import LogLine, Question, Reply, read_message
-from hermes_rl.user_code.process import CALL, HEADER, ForeignCall
+from hermes_rl.user_code.process import CALL, CALL_HEADER, ForeignCall
 from hermes_rl.user_code.served import ServedObjects
 from hermes_rl.user_code.wire import LARGEST, LONG, Inbox, WireError, from_json, send
 
@@ -239,7 +239,7 @@ class Worker:
             raise EndedError(f"cannot be given {len(content) >> 20} MiB, at most {LARGEST >> 20}")
         ahead = pickle.dumps(files_named_in(content))
         self.calls += 1
-        message = HEADER.pack(self.calls, first, secret, len(ahead)) + ahead + content
+        message = CALL_HEADER.pack(self.calls, first, secret, len(ahead)) + ahead + content
         try:
             with _Watch(self, served, timeout, secret.hex()) as watch:
                 if len(message) > LONG:

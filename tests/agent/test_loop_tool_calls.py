@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.loop import UNREAD, HermesAgentLoop
+from hermes_rl.agent.loop import UNPARSED_CALL_ERROR, HermesAgentLoop
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.stop_reasons import StopReason
 from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says
@@ -76,7 +76,7 @@ async def test_unparsed_call_in_the_text_is_counted_but_not_executed(
     result = await make_loop(ping).run(GO)
     assert (result.stop_reason, result.turns_used, made) == (StopReason.FINISHED, 1, [])
     recorded = [(one.turn, str(one.arguments), one.error) for one in (*result.tool_calls, *result.tool_errors)]
-    assert recorded == ([(1, left, UNREAD)] * 2 if left else [])
+    assert recorded == ([(1, left, UNPARSED_CALL_ERROR)] * 2 if left else [])
 
 
 async def test_text_like_a_call_is_text_where_no_tool_is_offered(chat: ScriptedChat, make_loop: MakeLoop) -> None:

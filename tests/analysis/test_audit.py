@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.analysis.audit import LISTED, Suspect, audit, of_evidence, of_history, of_texts
+from hermes_rl.analysis.audit import LISTED_WEIGHT, Suspect, audit, of_evidence, of_history, of_texts
 from hermes_rl.analysis.cheat_detection import signs
 from hermes_rl.analysis.record import RunRecord
 from hermes_rl.cli.main import status
@@ -35,7 +35,7 @@ RIGHT = "def add(a, b):\n    return a + b\n"
 def is_listed(case: Case) -> bool:
     hidden = frozenset(case.tests)
     texts = {path: text if isinstance(text, str) else text.decode("latin-1") for path, text in case.files.items()}
-    return any(sign.weight >= LISTED for path, text in texts.items() for sign in signs(path, text, hidden))
+    return any(sign.weight >= LISTED_WEIGHT for path, text in texts.items() for sign in signs(path, text, hidden))
 
 
 def share(cases: list[Case]) -> float:
@@ -175,7 +175,9 @@ def test_commands_that_look_into_other_history_are_listed(commands: tuple[str, .
     for command in commands:
         calls = [{"name": "terminal", "arguments": {"command": command}, "turn": 2}]
         reasons = list(of_history({"tool_calls": calls}))
-        assert [(reason.weight >= LISTED, reason.turn) for reason in reasons][:1] == [(True, 2)] * listed, command
+        assert [(reason.weight >= LISTED_WEIGHT, reason.turn) for reason in reasons][:1] == [(True, 2)] * listed, (
+            command
+        )
 
 
 def test_grades_without_proof_are_listed() -> None:
@@ -214,4 +216,6 @@ def test_grades_without_proof_are_listed() -> None:
 )
 def test_texts_that_earlier_versions_graded_wrongly_are_listed(spec: str, role: str, text: str, listed: bool) -> None:
     line = {"messages": [{"role": "user", "content": "Hello."}, {"role": role, "content": text}]}
-    assert [(reason.weight, "message 1" in reason.what) for reason in of_texts(line, spec)] == [(LISTED, True)] * listed
+    assert [(reason.weight, "message 1" in reason.what) for reason in of_texts(line, spec)] == [
+        (LISTED_WEIGHT, True)
+    ] * listed

@@ -19,7 +19,7 @@ from hermes_rl.tokens.rendering import for_template
 from hermes_rl.tools import editing, execute
 from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.editing import NoMatchError, PatchFormError
-from hermes_rl.tools.execute import MOST_CALLS, TOO_MANY, checked_arguments, execute_calls
+from hermes_rl.tools.execute import MAX_CALLS_PER_TURN, TOO_MANY, checked_arguments, execute_calls
 from hermes_rl.tools.mcp_client import MOST_BLOCKS, _Pump, _result_text, over_process
 from hermes_rl.tools.toolsets._patch import _diff_lines
 from hermes_rl.values import MOST_VALUES, too_many_values
@@ -178,11 +178,13 @@ async def test_a_schema_with_many_ways_is_not_followed_for_ever(monkeypatch: pyt
 
 
 async def test_tool_calls_over_the_limit_of_a_turn_are_not_executed() -> None:
-    calls = [{"id": str(i), "function": {"name": "nothing", "arguments": "{}"}} for i in range(MOST_CALLS + 500)]
+    calls = [
+        {"id": str(i), "function": {"name": "nothing", "arguments": "{}"}} for i in range(MAX_CALLS_PER_TURN + 500)
+    ]
     async with ToolRuntime(toolkit=Toolkit()) as runtime:
         outcomes = await execute_calls(calls, runtime.toolkit, runtime, turn=1)
     assert [outcome.id for outcome in outcomes] == [call["id"] for call in calls]
-    assert [TOO_MANY in outcome.content for outcome in outcomes] == [False] * MOST_CALLS + [True] * 500
+    assert [TOO_MANY in outcome.content for outcome in outcomes] == [False] * MAX_CALLS_PER_TURN + [True] * 500
 
 
 def test_values_are_counted_outside_of_strings() -> None:

@@ -198,7 +198,7 @@ async def test_compared_members_are_refused_if_verl_does_not_identify_them(
     key = (await rows(tmp_path))[0]
     with pytest.raises(UserError, match=r"rewards.longest compares .* set trainer.use_v1=true"):
         await played.run(dict(PARAMETERS), **sample(key))
-    monkeypatch.setattr(verl, "GATHERING", 0.2)
+    monkeypatch.setattr(verl, "GROUP_START_SECONDS", 0.2)
     with pytest.raises(RunError, match=r"verl has started 1 of 4 within"):
         await played.run(dict(PARAMETERS), **sample(key, session_id=0))
 

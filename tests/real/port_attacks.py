@@ -21,7 +21,7 @@ from typing import Any
 from hermes_rl import Env, open_env
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.solutions import gold_turns
-from hermes_rl.tools.execute import MOST_CALLS
+from hermes_rl.tools.execute import MAX_CALLS_PER_TURN
 from tests.real.port_trajectories import UNKNOWN, Script, played
 
 AT_A_TIME = asyncio.Semaphore(8)
@@ -54,7 +54,7 @@ async def refused(name: str) -> dict[str, list[float]]:
 
 def late(turn: Any) -> Any:
     """Return a turn whose calls are all refused, with readable arguments."""
-    return [*UNKNOWN * MOST_CALLS, *turn] if isinstance(turn, list) else turn
+    return [*UNKNOWN * MAX_CALLS_PER_TURN, *turn] if isinstance(turn, list) else turn
 
 
 def said(turn: Any) -> bool:

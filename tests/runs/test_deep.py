@@ -337,7 +337,7 @@ async def test_answer_in_the_prompt_is_only_a_warning_for_choices(tmp_path: Path
 
 async def test_all_rows_are_checked_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.runs.reward_check.LOOKED_AT", 4)
-    monkeypatch.setattr("hermes_rl.runs.reward_check.WHOLE", 4)
+    monkeypatch.setattr("hermes_rl.runs.reward_check.ROWS_IN_MEMORY", 4)
     rows = ", ".join(f"{{country: c{n}, capital: {n}x}}" for n in range(8))
     (tmp_path / "spec.yaml").write_text(SOUND.replace(SOUND.split("items: ")[1].split("\n")[0], f"[{rows}]"))
     spec = load_spec(tmp_path / "spec.yaml", demo=True)

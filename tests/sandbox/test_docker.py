@@ -540,7 +540,7 @@ async def test_container_exit_is_attributed_by_its_cause(
 async def test_container_out_of_memory_is_caused_by_the_agent_despite_a_late_end(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, how: str, stop_reason: StopReason, held_up: bool
 ) -> None:
-    monkeypatch.setattr(docker, "END_SECONDS", 0.2 if held_up else 60)
+    monkeypatch.setattr(docker, "CONTAINER_END_SECONDS", 0.2 if held_up else 60)
     monkeypatch.setattr(docker, "OOM_SECONDS", 0)  # any end comes late
     await plan(held_up=held_up)
     await require_blamed(plan, docker_host, how, stop_reason)
@@ -549,7 +549,7 @@ async def test_container_out_of_memory_is_caused_by_the_agent_despite_a_late_end
 async def test_container_that_does_not_end_proves_no_infrastructure_failure(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker, "END_SECONDS", 0.2)
+    monkeypatch.setattr(docker, "CONTAINER_END_SECONDS", 0.2)
     await plan(held_up=True)
     await require_blamed(plan, docker_host, "", StopReason.SANDBOX_KILLED)
 

@@ -249,7 +249,7 @@ async def test_a_helper_that_is_silent_while_it_runs_is_the_agents_doing(
 
 async def test_closing_a_sandbox_reports_surviving_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(launcher, "KILL_SECONDS", 0.2)
+    monkeypatch.setattr(launcher, "KILL_AGAIN_SECONDS", 0.2)
     sandbox = create_sandbox(SandboxConfig())
 
     class Immortal:

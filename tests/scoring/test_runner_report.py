@@ -6,9 +6,9 @@ import pytest
 
 from hermes_rl.scoring.runner_report import (
     DISORDER,
-    FAILED,
     INTERRUPTED,
     LEFT,
+    SCRIPT_FAILED,
     TOO_MUCH,
     UNFINISHED,
     RunnerReport,
@@ -40,9 +40,9 @@ def test_a_session_of_pytest_says_its_status_before_its_end() -> None:
     ("lines", "problem"),
     [
         (("begin script", "session 0", "finish"), None),
-        (("begin script", "session 1", "finish"), FAILED),
+        (("begin script", "session 1", "finish"), SCRIPT_FAILED),
         (("begin script", "session 1", "finish", "begin script", "session 0", "finish"), None),
-        (("begin script", "session 0", "finish", "begin script", "session 1", "finish"), FAILED),
+        (("begin script", "session 0", "finish", "begin script", "session 1", "finish"), SCRIPT_FAILED),
         (("begin script", "finish"), LEFT),
         (("begin script", "session 0"), UNFINISHED),
         (("begin script",), UNFINISHED),

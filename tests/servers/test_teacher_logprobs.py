@@ -19,13 +19,13 @@ from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.servers.vllm import Completions
-from hermes_rl.spec.server_types import TYPES
+from hermes_rl.spec.server_types import SERVER_TYPES
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenLogprobs, ids
 from tests.servers.token_policy import TokenPolicy
 
 IDS = ids([7, 300, 0, 7])
-EXACT = [name for name, kind in TYPES.items() if kind.exact]
+EXACT = [name for name, kind in SERVER_TYPES.items() if kind.exact]
 
 
 def client_of(kind: str, url: str | None) -> ModelClient:

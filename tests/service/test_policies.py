@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.service.bodies import PolicyRequest, PolicyUpdate
-from hermes_rl.service.policies import MOST, Policies
+from hermes_rl.service.policies import MAX_POLICIES, Policies
 from hermes_rl.service.refusals import Refused
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import TEXT, spec_in
@@ -85,7 +85,7 @@ def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
 
 def test_policy_limit_evicts_the_least_recently_named_idle_policy(tmp_path: Path) -> None:
     found = policies(tmp_path)
-    made = [found.resolve_policy(asked("http://a:1/v1", model=f"m-{number}")) for number in range(MOST)]
+    made = [found.resolve_policy(asked("http://a:1/v1", model=f"m-{number}")) for number in range(MAX_POLICIES)]
     assert found.resolve_policy(asked("http://a:1/v1", model="m-0")) is made[0]
     newest = found.resolve_policy(asked("http://a:1/v1", model="m"), playing={made[1]})
     assert found.forgotten == [made[2]]

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
-from hermes_rl.spec.json_schema import TYPES, CompiledSchema, InvalidSchemaError, is_of
+from hermes_rl.spec.json_schema import PYTHON_TYPES, CompiledSchema, InvalidSchemaError, is_of
 from tests.thorough import THOROUGH
 
 NAMES = "abc"
@@ -24,7 +24,7 @@ def drawn_schema(chance: random.Random, depth: int = 3) -> Any:
     inner = [drawn_schema(chance, depth - 1) for _ in range(chance.randrange(1, 3))] if depth and kind > 3 else []
     match kind:
         case 0:
-            return {"type": chance.choice([*TYPES, ["integer", "null"], ["string", "array"]])}
+            return {"type": chance.choice([*PYTHON_TYPES, ["integer", "null"], ["string", "array"]])}
         case 1:
             return {"enum": chance.sample([1, "1", None, True, 2.0, "x", [1]], 3)}
         case 2:
@@ -120,7 +120,7 @@ def test_values_of_schemas_with_references_are_repaired(annotation: Any, given: 
     coerced, repaired = CompiledSchema(schema).coerce({"value": given}, repair=True)
     assert coerced == {"value": expected}
     assert repaired > 0
-    assert CompiledSchema(schema).types_of_property("value") != TYPES.keys()
+    assert CompiledSchema(schema).types_of_property("value") != PYTHON_TYPES.keys()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_costly_schemas(schema: dict[str, Any], costly: bool) -> None:
 )
 def test_odd_schemas_of_servers_allow_everything(schema: dict[str, Any]) -> None:
     compiled = CompiledSchema(schema)
-    assert compiled.types_of_property("a") == TYPES.keys()
+    assert compiled.types_of_property("a") == PYTHON_TYPES.keys()
     assert compiled.coerce({"a": [1, {"b": None}]}, repair=True)[0] == {"a": [1, {"b": None}]}
 
 

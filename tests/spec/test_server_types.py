@@ -15,7 +15,7 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.schema import spec_json_schema
-from hermes_rl.spec.server_types import TYPES, ServerType, code_of, server_type
+from hermes_rl.spec.server_types import SERVER_TYPES, ServerType, code_of, server_type
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.commands import hermes
@@ -46,9 +46,9 @@ servers: {policy: {type: mytype, base_url: "URL", tokenizer: "TOKENIZER"}}
 """
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", SERVER_TYPES)
 def test_server_type_table_matches_the_code(name: str) -> None:
-    kind = TYPES[name]
+    kind = SERVER_TYPES[name]
     dialects = [code_of(dialect) for dialect in kind.dialects]
     assert kind.token_level is (kind.backend is None)
     if dialects:
@@ -60,7 +60,7 @@ def test_server_type_table_matches_the_code(name: str) -> None:
 def test_server_type_of_a_package_is_recognised(install: Install) -> None:
     install("mypackage", SOURCE, POINTS)
     assert isinstance(server_type("mytype"), ServerType)
-    assert server_type("openai") is TYPES["openai"], "a package cannot take our names"
+    assert server_type("openai") is SERVER_TYPES["openai"], "a package cannot take our names"
     policy = parse_spec(SPEC.replace("URL", "http://localhost:1/v1")).servers["policy"][0]
     assert (policy.kind.exact, policy.kind.tells_version) == (True, False)
     assert "mytype" in json.dumps(spec_json_schema()["$defs"]["Server"]["properties"]["type"])

@@ -93,7 +93,7 @@ def hub_tokenizer(template: str) -> HubTokenizer:
 )
 def test_a_template_that_does_not_end_or_multiplies_text_is_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.3)
-    monkeypatch.setattr(limits, "LARGEST", 1 << 22)
+    monkeypatch.setattr(limits, "MAX_ELEMENTS", 1 << 22)
     before = time.process_time()
     with pytest.raises(TemplateRefused, match=r"the template|undefined|RecursionError"):
         hub_tokenizer(code).render(HI, None, add_generation_prompt=True)

@@ -200,7 +200,7 @@ async def test_start_that_takes_too_long_is_never_agents_doing() -> None:
 
 
 async def test_few_servers_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_tools, "AT_ONCE", 2)
+    monkeypatch.setattr(mcp_tools, "STARTS_AT_ONCE", 2)
     waits = f"touch {tmp_path}/$$; until test -e {tmp_path}/go; do sleep 0.05; done; exec {sys.executable} server.py"
     source = McpSource(settings(on_host=True, command=("sh", "-c", waits)))
     (tmp_path / "go").touch()

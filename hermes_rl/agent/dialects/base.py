@@ -11,7 +11,7 @@ from hermes_rl.agent.result import Message
 from hermes_rl.values import read_object, write_message
 
 MOST_MESSAGES = 5_000
-UNREAD = "__unparsedToolInput"
+UNPARSED_INPUT_KEY = "__unparsedToolInput"
 """Key for arguments that are not a JSON object, in dialects that send objects: the name that Claude Code uses when it
 sends such arguments back.
 """
@@ -163,8 +163,8 @@ def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
 
 def arguments_of(arguments: Any) -> str:
     """Return the arguments of a call as the model wrote them, or an equivalent text."""
-    if isinstance(arguments, dict) and set(arguments) == {UNREAD}:
-        unread = arguments[UNREAD]
+    if isinstance(arguments, dict) and set(arguments) == {UNPARSED_INPUT_KEY}:
+        unread = arguments[UNPARSED_INPUT_KEY]
         text = unread.get("raw") if isinstance(unread, dict) else unread
         if isinstance(text, str):
             return text
@@ -174,7 +174,7 @@ def arguments_of(arguments: Any) -> str:
 def object_of(arguments: str) -> dict[str, Any]:
     """Return the model's arguments as an object that `arguments_of` can read."""
     value = read_object(arguments or "{}")
-    return {UNREAD: {"raw": arguments}} if value is None else value
+    return {UNPARSED_INPUT_KEY: {"raw": arguments}} if value is None else value
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:

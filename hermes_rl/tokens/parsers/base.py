@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from hermes_rl.spec.json_schema import TYPES, CompiledSchema, is_of
+from hermes_rl.spec.json_schema import PYTHON_TYPES, CompiledSchema, is_of
 from hermes_rl.tokens.texts import stand_in
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import UnwantedValueError, read_value, too_deep
@@ -267,8 +267,8 @@ def schemas_of(tools: Tools | None) -> Schemas:
 
 def typed(schemas: Schemas, tool: str, name: str, text: str) -> Any:
     """Return an argument's value in the type of its schema, or the text if that is impossible or unknown."""
-    allowed = schemas[tool].types_of_property(name) if tool in schemas else TYPES.keys()
-    if allowed == TYPES.keys() or allowed == {"string"}:
+    allowed = schemas[tool].types_of_property(name) if tool in schemas else PYTHON_TYPES.keys()
+    if allowed == PYTHON_TYPES.keys() or allowed == {"string"}:
         return text
     try:
         value = loads(text.lower() if text in ("True", "False", "None") else text)
@@ -403,7 +403,7 @@ _NO_NAME = re.compile(r"[\s<>|｜{}\[\]]")
 _OPENING = ("<think>", "[THINK]")
 REASONING = (*_OPENING, "</think>", "[/THINK]")
 """Texts that open or close reasoning."""
-_TAIL = 16
+_TAIL_CHARACTERS = 16
 
 
 def parse_ids(
@@ -491,7 +491,7 @@ def marked_text(
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     """Return True if a prompt ends inside reasoning."""
-    return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_OPENING) if len(prompt) else False
+    return tokenizer.decode(list(prompt[-_TAIL_CHARACTERS:])).rstrip().endswith(_OPENING) if len(prompt) else False
 
 
 def _with_broken_markers(text: str, markers: Sequence[str], word: str) -> str:

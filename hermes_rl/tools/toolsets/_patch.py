@@ -20,7 +20,7 @@ from hermes_rl.tools.editing import NoMatchError, replace
 T = TypeVar("T")
 
 FILE_BYTES = 8 << 20
-IN_THREAD = 1 << 18
+THREAD_TEXT_BYTES = 1 << 18
 """Bytes from which text is encoded and decoded in a thread."""
 CONTEXT = 3
 COMPARED_LINES = 1_000_000
@@ -174,12 +174,12 @@ class _Files:
 
 async def _in_thread_if_large(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work whose time is proportional to `size`, in a thread if `size` is large."""
-    return await run_exclusively(work, *arguments) if size > IN_THREAD else work(*arguments)
+    return await run_exclusively(work, *arguments) if size > THREAD_TEXT_BYTES else work(*arguments)
 
 
 async def _edit_in_thread(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work of an edit in a thread: small work need not wait for work on large texts."""
-    return await (run_exclusively if size > IN_THREAD else asyncio.to_thread)(work, *arguments)
+    return await (run_exclusively if size > THREAD_TEXT_BYTES else asyncio.to_thread)(work, *arguments)
 
 
 def _diff_lines(before: str, after: str, name: str, new_name: str) -> Iterator[str]:

@@ -39,15 +39,15 @@ SECONDS = 300.0
 """Seconds for one script, unless the spec or the sandbox sets a shorter limit."""
 SPARE_SECONDS = 2.0
 """The script ends this long before its tool call would, so that the model still gets its output."""
-MOST_CALLS = 50
-NAME = 100
+MAX_SCRIPT_CALLS = 50
+NAME_CHARACTERS = 100
 """Maximum characters of an unknown tool's name in the error for a script."""
-IN_THREAD = 1 << 16
+THREAD_CALL_BYTES = 1 << 16
 """Bytes from which a call is parsed in a thread."""
-ERRORS_LIMIT = 10_000
-REFUSED_CALLS = 10 * MOST_CALLS
+SCRIPT_ERRORS_LIMIT = 10_000
+REFUSED_CALLS = 10 * MAX_SCRIPT_CALLS
 """Calls after which a script is killed that ignores the errors about too many calls."""
-LINE_LIMIT = 16 << 20
+CALL_LIMIT = 16 << 20
 """Maximum bytes of one call of a script."""
 
 
@@ -65,7 +65,7 @@ class ExecuteCode(Tool):
         "JSON. Use it for several calls with logic between them: loops, conditions, filtering long output "
         "before you read it. Print what you want to see; nothing else comes back. hermes_tools also has "
         "json_parse(text), shell_quote(text) and retry(fn, max_attempts=3, delay=2). Limits: 5 minutes, "
-        f"50 KB of output, {MOST_CALLS} tool calls."
+        f"50 KB of output, {MAX_SCRIPT_CALLS} tool calls."
     )
     parameters = arguments(
         ["code"],
@@ -108,17 +108,19 @@ class _Script:
                 "parameters": {tool.name: list(tool.parameters["properties"]) for tool in self._callable()},
                 "timeout": self._seconds,
                 "stdout_limit": OUTPUT_LIMIT,
-                "stderr_limit": ERRORS_LIMIT,
+                "stderr_limit": SCRIPT_ERRORS_LIMIT,
             }
         )
         try:
-            async for line in lines_of(self._conversation, LINE_LIMIT):
-                message = _read_object(line) if len(line) <= IN_THREAD else await run_exclusively(_read_object, line)
+            async for line in lines_of(self._conversation, CALL_LIMIT):
+                message = (
+                    _read_object(line) if len(line) <= THREAD_CALL_BYTES else await run_exclusively(_read_object, line)
+                )
                 if "tool" not in message:
                     return self._success_report(message)
                 await self._write(await self._answer(message))
         except LineTooLongError:
-            raise ToolInputError(f"the script made a tool call of more than {LINE_LIMIT} bytes") from None
+            raise ToolInputError(f"the script made a tool call of more than {CALL_LIMIT} bytes") from None
         errors = readable(self._conversation.errors())
         return self._report("error", "", f"the script's runner ended before the script did\n{errors}".rstrip())
 
@@ -133,12 +135,14 @@ class _Script:
     async def _answer(self, message: dict[str, Any]) -> str:
         self._calls_made += 1
         if self._calls_made > REFUSED_CALLS:
-            raise ToolInputError(f"the script made {REFUSED_CALLS} tool calls, of which {MOST_CALLS} are made at most")
+            raise ToolInputError(
+                f"the script made {REFUSED_CALLS} tool calls, of which {MAX_SCRIPT_CALLS} are made at most"
+            )
         tool = next((tool for tool in self._callable() if tool.name == message["tool"]), None)
         if tool is None:
-            return error_json(f"there is no tool named {str(message['tool'])[:NAME]!r} for a script")
-        if self._calls_made > MOST_CALLS:
-            return error_json(f"a script may make {MOST_CALLS} tool calls at most")
+            return error_json(f"there is no tool named {str(message['tool'])[:NAME_CHARACTERS]!r} for a script")
+        if self._calls_made > MAX_SCRIPT_CALLS:
+            return error_json(f"a script may make {MAX_SCRIPT_CALLS} tool calls at most")
         remaining = self._seconds - (time.perf_counter() - self._started_at)
         try:
             args, _ = await checked_arguments(message.get("arguments"), tool)
@@ -163,7 +167,7 @@ class _Script:
 
 def _read_object(line: bytes) -> dict[str, Any]:
     try:
-        value = read_bounded(line, LINE_LIMIT)
+        value = read_bounded(line, CALL_LIMIT)
     except ValueError as error:
         raise ToolInputError(f"the script made a tool call whose values {error}") from None
     if not isinstance(value, dict):

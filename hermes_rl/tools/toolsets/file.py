@@ -15,11 +15,11 @@ from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.search import SEARCH_SECONDS, Query, search
 from hermes_rl.tools.toolsets._patch import Patch
 
-READ_BYTES = 64 << 20
+FILE_READ_BYTES = 64 << 20
 LINE_CHARACTERS = 2000
 PAGE_CHARACTERS = 90_000
 DEFAULT_LINES, MOST_LINES = 500, 2000
-IN_THREAD = 1 << 18
+THREAD_FILE_BYTES = 1 << 18
 """Bytes of a file from which a page of it is made in a thread."""
 PIECE = 1 << 16
 MOST_NAMES = 20_000
@@ -53,7 +53,7 @@ class ReadFile(Tool):
         sandbox = await runtime.sandbox()
         path = sandbox.resolve(args["path"], runtime.shell.cwd)
         try:
-            data = await sandbox.read_file(path, limit=READ_BYTES)
+            data = await sandbox.read_file(path, limit=FILE_READ_BYTES)
         except FileNotFoundError:
             return as_json(await _not_found(sandbox, args["path"], path))
         except OSError as error:
@@ -61,7 +61,9 @@ class ReadFile(Tool):
         if b"\0" in data[:8192]:
             return as_json({"error": f"{args['path']}: Binary file", "file_size": len(data)})
         page = data, max(1, args.get("offset", 1)), max(1, min(args.get("limit", DEFAULT_LINES), MOST_LINES))
-        return as_json(await run_exclusively(_page_of_lines, *page) if len(data) > IN_THREAD else _page_of_lines(*page))
+        return as_json(
+            await run_exclusively(_page_of_lines, *page) if len(data) > THREAD_FILE_BYTES else _page_of_lines(*page)
+        )
 
 
 def _page_of_lines(data: bytes, offset: int, limit: int) -> dict[str, Any]:

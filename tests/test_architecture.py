@@ -165,6 +165,31 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}, "give the new class another name"
 
 
+def test_each_room_says_what_it_owns_and_names_entry_points_that_exist() -> None:
+    for init in sorted(PACKAGE.glob("*/__init__.py")):
+        if init.parent.name in ANYWHERE:
+            continue
+        purpose = ast.get_docstring(ast.parse(init.read_text())) or ""
+        named = re.search(r"\nOwns .*\nEntry points: (.*?)\.?\nLeft to others: ", purpose, re.DOTALL)
+        assert named is not None, init
+        entry_points = re.findall(r"`(\w+)`", named[1])
+        code = "\n".join(path.read_text() for path in init.parent.rglob("*.py"))
+        unknown = [each for each in entry_points if not re.search(rf"^(?:(?:async )?def |class |){each}\b", code, re.M)]
+        assert entry_points and not unknown, (init, unknown)
+
+
+def test_excerpts_of_the_path_of_a_row_are_code_of_their_files() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    excerpts = re.findall(r"\*\*(\d+)\. .*?```python title=\"(.*?)\"\n(.*?)```", page, re.DOTALL)
+    assert [int(step) for step, _, _ in excerpts] == list(range(1, 12))
+    for step, file, excerpt in excerpts:
+        code, position = re.sub(r"\n +", "\n", (PACKAGE / file).read_text()), 0
+        for part in re.split(r"^ *\.\.\.\n", excerpt, flags=re.M):
+            wanted = re.sub(r"^ +", "", part, flags=re.M)
+            position = code.find(wanted, position)
+            assert position >= 0, (step, file, part)
+
+
 def test_no_circle_of_imports_inside_a_room() -> None:
     """Imports inside of functions and for type checking count: a reader has to follow them too."""
     trees = {f"hermes_rl/{name}".removesuffix(".py").removesuffix("/__init__"): tree for name, tree in modules()}

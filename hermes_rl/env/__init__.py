@@ -1,6 +1,10 @@
 """Atropos environments: the base class for hand-written ones, and the class that a spec compiles to.
 
-Only modules of this package import atroposlib.
+Owns hooks, names and options of the reference design, and everything that needs atroposlib: only modules of this
+package import it.
+
+Entry points: `HermesAgentBaseEnv` is the base class, `compile_spec` returns the class of a spec.
+Left to others: running rollouts (`rollouts`), and delivery to the trainer (`trainers`).
 """
 
 from hermes_rl.tokens.hub import auto_tokenizer

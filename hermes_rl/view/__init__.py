@@ -1,1 +1,7 @@
-"""`hermes-rl view`: show runs in a browser, over HTTP on this machine; the page itself is in `hermes_rl/analysis`."""
+"""`hermes-rl view`: show runs in a browser, over HTTP on this machine.
+
+Owns the index of run directories, queries over it, and who may ask.
+
+Entry points: `view` serves directories, `RunIndex` knows their runs.
+Left to others: the page and its figures (`analysis`).
+"""

@@ -156,10 +156,10 @@ class LoopGoneError(UserError):
 
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Return the result of `function`. If the caller is cancelled, the thread continues, and its result is dropped."""
-    return await _start_in_thread(function)
+    return await start_in_thread(function)
 
 
-def _start_in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+def start_in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     """Start `function` in a thread. No task holds its result: a task would let SystemExit out of the event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -356,10 +356,10 @@ class CallThrottle:
         if self._is_computing:
             async with _turns.get_semaphore():
                 if self._is_computing:  # a call that has ended in the meantime may have shown that it only waits
-                    running = _start_in_thread(run)
+                    running = start_in_thread(run)
                     with _short_switch_interval():
                         await _until_it_waits(running, thread)
-        return await (running or _start_in_thread(run))
+        return await (running or start_in_thread(run))
 
     @property
     def _is_computing(self) -> bool:

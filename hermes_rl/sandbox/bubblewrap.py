@@ -114,6 +114,7 @@ def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
     if not network:
         yield "--unshare-net"
     yield from ("--disable-userns", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
+    yield from ("--setenv", "LC_ALL", "C")  # in another locale the helper would load files of an image
     yield from ("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(uid), "--gid", str(uid))
 
 

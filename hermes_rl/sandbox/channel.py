@@ -19,17 +19,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import sandbox_gone
 from hermes_rl.sandbox.launcher import copy_of, memory_file
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, encode_number, pack, unpack
+from hermes_rl.threads import start_in_thread
 
 Frame = tuple[bytes, list[int]]
 
 CROWDED_SECONDS, CROWDED_PAUSE = 10.0, 0.05
 """Seconds that a message waits if the system passes on no more descriptors of this user, and between two tries."""
 PIECES_LIMIT = (1 << 30) + FRAME_LIMIT
+READ_HERE = 1 << 20
+"""Bytes of a message that are read on the event loop, at most."""
 OF_THE_MACHINE = frozenset({errno.ETOOMANYREFS, errno.ENFILE})
 """Errors of a helper caused by other processes on this machine: they are not a result for the agent, and never
 scored.
@@ -289,12 +293,30 @@ class Connection:
                 if frame[:4] == PIECE:
                     continue
                 frame, self._partial_frame = bytes(self._partial_frame), bytearray()
-            try:
-                self._dispatch(*_unfold_frame(frame, fds))
-            except (ValueError, IndexError, OSError):
-                # This message is not the helper's, so its process is not the one that was started.
-                _close_all(fds)
-                self.mark_lost(ConnectionLoss.ENDED)
+            if frame == IN_FILE and fds and os.fstat(fds[0]).st_size > READ_HERE:
+                self._read_in_thread(self._socket, fds)
+                return
+            self._take(partial(_unfold_frame, frame, fds), fds)
+
+    def _take(self, unfold: Callable[[], Frame], fds: Sequence[int]) -> None:
+        """Dispatch the message that `unfold` returns."""
+        try:
+            self._dispatch(*unfold())
+        except (ValueError, IndexError, OSError):
+            # This message is not the helper's, so its process is not the one that was started.
+            _close_all(fds)
+            self.mark_lost(ConnectionLoss.ENDED)
+
+    def _read_in_thread(self, control: socket.socket, fds: list[int]) -> None:
+        """Read a message of up to `PIECES_LIMIT` bytes in a thread; the next ones wait, so only one is in memory."""
+        self._loop.remove_reader(control)
+
+        def take(done: asyncio.Future[Frame]) -> None:
+            self._take(done.result, fds)
+            if self._socket is not None:
+                self._loop.add_reader(control, self._receive)
+
+        start_in_thread(partial(_unfold_frame, IN_FILE, fds)).add_done_callback(take)
 
     def _dispatch(self, frame: bytes, fds: list[int]) -> None:
         fields, payload = unpack(frame)

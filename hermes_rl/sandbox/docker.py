@@ -103,8 +103,8 @@ class Container:
         self.etc: Sequence[dict[str, Any]] = ()
         """Files that replace the ones that the engine would write into it."""
         self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULT_LIMITS.items()}
-        self.loading: list[str] = []
-        """Variables of the image that make the dynamic linker load other code; the helper starts without them."""
+        self.image_variables: list[str] = []
+        """Names of the image's variables; the helper starts without their values, and commands get them."""
         self._unenforced: set[str] = set()
 
     def enforced(self) -> dict[str, str]:
@@ -257,7 +257,8 @@ class Container:
             "Cmd": [],
             "WorkingDir": "/",
             "Hostname": "sandbox",
-            "Env": [f"{name}=" for name in self.loading],
+            # The helper loads nothing that the image names: neither libraries nor the data and modules of a locale.
+            "Env": [*(f"{name}=" for name in self.image_variables if name != "LC_ALL"), "LC_ALL=C"],
             "Labels": {LABEL: f"{own_mark()}:{self.name}"},
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": host,
@@ -367,9 +368,6 @@ class Rendezvous:
         self._outer = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.folder = self._outer / "in"
         self.folder.mkdir()
-        self.empty = self._outer / "empty"
-        """An empty file; the container sees it where the linker looks for libraries to load into every program."""
-        self.empty.touch()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self._listen()
@@ -755,7 +753,7 @@ class Docker(Isolation):
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._image_config = image.get("Config") or {}
         await self._find_network()
-        self.container.loading = [name for name in self._image_variables() if name.startswith(("LD_", "GLIBC_"))]
+        self.container.image_variables = list(self._image_variables())
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
@@ -831,7 +829,6 @@ class Docker(Isolation):
         mounts = (
             shared_folder(runtime, RUNTIME_FOLDER),
             shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER),
-            shared_folder(rendezvous.empty, "/etc/ld.so.preload"),
         )
         try:
             self.python = runtime_python(runtime)  # an image may have none

@@ -30,6 +30,10 @@ from hermes_rl.sandbox.launcher import isolated, own_python, python_output, syst
 
 RUNTIME_FOLDER = "/.hermes-rl"
 """Path in a sandbox."""
+PRELOAD, NO_PRELOAD = b"/etc/ld.so.preload", b"/.hermes-rl/.empty"
+"""File in which glibc's loader finds libraries to load into every program, and a path of the same length, at which no
+image has a file: the copied loader looks there.
+"""
 
 _LOOK = """
 import __future__, _ctypes, _signal, _socket, errno, fnmatch, json, marshal, os, re, resource, select, stat, sys, time
@@ -55,9 +59,13 @@ def runtime_folder(python: str) -> Path:
 
 def runtime_python(folder: Path) -> list[str]:
     """Return the command that runs Python code in a sandbox, given after `-c`, or after `-` on its input."""
-    loader = next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
     libraries = f"{RUNTIME_FOLDER}/lib"
-    return [f"{libraries}/{loader}", "--library-path", libraries, *isolated(f"{RUNTIME_FOLDER}/bin/python3")]
+    loader = f"{libraries}/{_loader(folder).name}"
+    return [loader, "--library-path", libraries, *isolated(f"{RUNTIME_FOLDER}/bin/python3")]
+
+
+def _loader(folder: Path) -> Path:
+    return next(path for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
 
 
 def _copy_packages(description: dict[str, Any], folder: Path) -> None:
@@ -68,6 +76,8 @@ def _copy_packages(description: dict[str, Any], folder: Path) -> None:
     for path in map(Path, description["mapped"]):
         if ".so" in path.name and "lib-dynload" not in path.parts:
             _copy_library(path, folder / "lib")
+    loader = _loader(folder)
+    loader.write_bytes(loader.read_bytes().replace(PRELOAD, NO_PRELOAD))
     for path in map(Path, description["modules"]):
         target = library / os.path.relpath(path, description["library"])
         target.parent.mkdir(parents=True, exist_ok=True)

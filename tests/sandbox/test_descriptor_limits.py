@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
-from hermes_rl.sandbox.launcher import socket_pair
-from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, encode_number, pack, unpack
+from hermes_rl.sandbox.launcher import memory_file, socket_pair
+from hermes_rl.sandbox.wire import IN_FILE, LAST_PIECE, PIECE, encode_number, pack, unpack
 from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 
@@ -152,4 +153,27 @@ async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyP
     theirs.send(PIECE + b"x" * 30_000)
     await until(lambda: not connection.alive)
     assert (await connection.failure()).detail == ConnectionLoss.ENDED.value
+    theirs.close()
+
+
+@pytest.mark.parametrize("size", [100, 8 << 20])
+async def test_messages_in_files_arrive_in_order_and_one_with_holes_ends_the_connection(size: int) -> None:
+    ours, theirs = socket_pair(5)
+    connection = Connection(lambda _: asyncio.sleep(0, Diagnosis()), lambda *_: None, lambda: None)
+    connection.open(ours)
+    asked = [asyncio.ensure_future(connection.ask("read")) for _ in range(2)]
+    await asyncio.sleep(0)
+    whole = memory_file(pack([encode_number(1), b"ok"], b"x" * size), "answer")
+    socket.send_fds(theirs, [IN_FILE], [whole])
+    theirs.send(pack([encode_number(2), b"ok"], b"y"))
+    ended: list[bytes] = []
+    for each in asked:
+        each.add_done_callback(lambda done: ended.append(done.result().payload[:1]))
+    await asyncio.gather(*asked)
+    assert ended == [b"x", b"y"] and len(asked[0].result().payload) == size
+    os.ftruncate(sparse := os.memfd_create("holes"), 8 << 20)
+    socket.send_fds(theirs, [IN_FILE], [sparse])
+    await until(lambda: not connection.alive)
+    for fd in (whole, sparse):
+        os.close(fd)
     theirs.close()

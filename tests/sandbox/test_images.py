@@ -22,8 +22,11 @@ import pytest
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
+from hermes_rl.sandbox.bubblewrap import Bubblewrap
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import ZSTANDARD, overlay_refused, ready_image
 from hermes_rl.sandbox.packages import runtime_folder
+from tests.rootfs import small_root
 
 
 async def test_what_is_in_it_is_the_image(rootfs: Path, packed_rootfs: Path) -> None:
@@ -63,6 +66,32 @@ async def test_helper_is_out_of_reach(rootfs: Path) -> None:
         assert await sandbox.read_file("/etc/issue") == b"image one\n"
         assert (await sandbox.run("true")).exit_code != 0
         assert sandbox.alive
+
+
+def preload(root: Path) -> None:
+    (root / "etc/ld.so.preload").write_text("/planted.so\n")
+
+
+def preload_by_links(root: Path) -> None:
+    (root / "elsewhere").write_text("/planted.so\n")
+    (root / "etc").rename(root / "config")
+    (root / "etc").symlink_to("config")
+    (root / "config/ld.so.preload").symlink_to("/elsewhere")
+
+
+@pytest.mark.parametrize("plant", [preload, preload_by_links])
+async def test_no_library_of_the_image_is_loaded_into_the_helper(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    root = small_root(tmp_path / "root", ["sh", "cat"])
+    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/lib" in line]
+    shutil.copy(next(path for path in mapped if Path(path).name.startswith("libm")), root / "planted.so")
+    plant(root)
+    async with create_sandbox(SandboxConfig(image=str(root))) as sandbox:
+        assert "/planted.so" in (await sandbox.run("cat /proc/self/maps")).output
+        assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Bubblewrap)
+        helper = Path(f"/proc/{sandbox.isolation.first}")
+        assert "/.hermes-rl/" in (helper / "maps").read_text()
+        assert "/planted.so" not in (helper / "maps").read_text()
+        assert b"LC_ALL=C\0" in (helper / "environ").read_bytes()  # so it reads no locale of the image either
 
 
 async def test_nothing_of_this_machine_is_in_it(rootfs: Path) -> None:

@@ -261,6 +261,8 @@ class AtroposTrainer:
 
     async def state(self) -> TrainerState:
         status, groups = await self._status(self._numbers)
+        if status.current_step >= self.total_steps:  # one wrong answer does not end the run
+            status, groups = await self._status(self._numbers)
         self._numbers[1:] = [env_id for env_id in self._numbers[1:] if groups[env_id]]
         step, queue, queued = status.current_step, status.queue_size, sum(groups.values())
         if step < self._step:

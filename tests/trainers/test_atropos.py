@@ -360,6 +360,19 @@ async def test_an_answer_of_another_form_is_named(field: str, value: object) -> 
         await trainer.close()
 
 
+async def test_one_wrong_answer_does_not_end_the_run() -> None:
+    steps = iter([2_000_000_000, 2, 5, 5])
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"current_step": next(steps) if request.path == "/status-env" else 0})
+
+    async with answering(answer) as url:
+        trainer = client(url, total_steps=5)
+        first, last = await trainer.state(), await trainer.state()
+        assert (first.step, first.finished, last.step, last.finished) == (2, False, 5, True)
+        await trainer.close()
+
+
 async def test_an_api_that_was_restarted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
     trainer = FaultyTrainer("http://api", total_steps=5)

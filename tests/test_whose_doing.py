@@ -33,7 +33,8 @@ BEFORE: Places = {
     "agent/user.py": "CodeUser.speak ScriptedUser.__init__ ScriptedUser.speak",
     "sandbox/isolation.py": "_require_none require_by_hand",
     "plugins.py": "load_object published load_published load_file _execute_module _import_module _require_attribute",
-    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _schedule_function",
+    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools",
+    "rollouts/seating.py": "_schedule_function",
     "rollouts/agent_options.py": "changed_agent read_settings",
     "rollouts/rewards.py": "_reward_function",
     "rollouts/admission.py": "require_descriptors",
@@ -84,7 +85,8 @@ OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._open_port",
     "agent/seats.py": "SeatRunner.say",
-    "rollouts/compiled.py": "CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
+    "rollouts/compiled.py": "CompiledSpec.program CompiledSpec._artifacts",
+    "rollouts/rollout_code.py": "RolloutCode.state",
     "rollouts/sandboxes.py": "require_copies _backend_image _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     # What an agent program sends is refused by its endpoint, before it is asked for. A server refuses a row's prompt

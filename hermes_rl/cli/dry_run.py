@@ -29,6 +29,8 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
         yield "no rollouts are left to run"
     elif plan.play is not None:
         yield f"to run: {pluralize(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
+    if (memory := plan.spec.describe_processes(plan.mode)) is not None:
+        yield f"memory: {memory}"
     yield f"tokenizer: {plan.tokenizer}"
     for prompt in plan.prompts:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)

@@ -40,6 +40,8 @@ class Verdict:
     """Expected number of sequences of a rollout, as text, if the tokenizer is available locally."""
     programs: Sequence[str] = ()
     """Agent programs that run, their files, and the packages installed for them."""
+    memory: str | None = None
+    """Memory of the processes that rollouts have, if they have any."""
     scores: dict[str, float | None] | None = None
     """Mean score of each kind of answer, if `--deep` ran answers."""
     rows: Mapping[str, Any] | None = None
@@ -138,6 +140,7 @@ def validate_one(
             verdict.tokens = estimate_sequences(draft.spec) if not problems else None
         except UserError as error:
             verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
+        verdict.memory = draft.spec.describe_processes("process", "evaluate", "serve")
         verdict.programs = [_describe_program(draft.spec, path) for path in draft.spec.programs]
         verdict.warnings = in_order([*warnings, *unset, *_missing_requirements(draft.spec, variables)])
     return verdict
@@ -248,7 +251,8 @@ def _print_verdict(verdict: Verdict) -> None:
         echo(f"note: the rollouts are saved in {verdict.kept}", err=True)
     for program in verdict.programs:
         echo(f"note: {program}", err=True)
-    if verdict.tokens is not None:
-        echo(f"note: {verdict.tokens}", err=True)
+    for note in (verdict.tokens, verdict.memory):
+        if note is not None:
+            echo(f"note: {note}", err=True)
     if not verdict.problems:
         echo(f"{verdict.spec}: valid")

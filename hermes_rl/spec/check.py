@@ -365,6 +365,10 @@ def check_spec(
         check_rewards(spec, findings)
     else:
         findings.warning((), "there are no rewards, so every rollout scores the same")
+    if spec.rewards or spec.all_tools or spec.state is not None:
+        from hermes_rl.spec.check_code import recommend_sandboxes
+
+        recommend_sandboxes(spec, findings)
     for mode in ("process", "serve") if spec.dataset.row_selection == "skip_uniform" else ():
         if getattr(spec, mode).group_size == 1:
             message = f"`row_selection: skip_uniform` does nothing in {mode}, whose groups of one rollout never differ"

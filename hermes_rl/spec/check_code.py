@@ -6,7 +6,9 @@ Everything is read from syntax trees. A name that does not exist would otherwise
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, to_plain
 from hermes_rl.spec.sections.rewards import Reward
-from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
+from hermes_rl.spec.signatures import CodeError, Function, defined, function, imported_names, names_in, parse
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template
 
@@ -181,6 +183,61 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
         findings.problem(path, f"{file.name} {fault}")
         return False
     return True
+
+
+_EXECUTING = re.compile(
+    r"eval|exec|(subprocess|runpy|pty)\..*|(pickle|dill|cloudpickle|joblib|torch)\.(load|loads|Unpickler)"
+    r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|asyncio\.create_subprocess_\w+"
+    r"|(.*\.)?(parse_expr|sympify|read_pickle|unsafe_load)"
+)
+"""Functions that execute what they are given, or may let it execute code, by their dotted names."""
+
+
+def recommend_sandboxes(spec: Spec, findings: Findings) -> None:
+    """Recommend `isolate: sandbox` for states, tools and rewards that execute text, unless the spec says where."""
+    references: list[tuple[NodePath, str]] = []
+    if spec.state is not None:
+        references.append((("state",), spec.state.python))
+    references += [(path, tool.python) for path, tool in spec.all_tools.items() if tool.python is not None]
+    for name, reward in spec.rewards.items():
+        signature = signature_of(spec, name)
+        if signature is not None and "in_runner" not in signature.decorators:
+            takes_state = spec.state is not None and any(each.name == "state" for each in signature.parameters)
+            references.append((("state",) if takes_state else ("rewards", name), reward.fn))
+    for path, reference in references:
+        source, _, name = reference.rpartition(":")
+        if source.endswith(".py") and not spec.is_written((*path, "isolate")):
+            with suppress(CodeError):  # reported elsewhere
+                call = _executing_call(Path(source), name)
+                if call is not None:
+                    findings.warning(
+                        path,
+                        f"{Path(source).name} calls `{call[0]}` (line {call[1]}): if text of the agent can reach it, "
+                        "write `isolate: sandbox`; otherwise write where it runs, such as `isolate: process`",
+                    )
+
+
+def _executing_call(file: Path, name: str) -> tuple[str, int] | None:
+    """Return name and line of the first call in a definition that may execute its argument, or None.
+
+    Definitions of the same file that it uses are searched too.
+    """
+    definitions, imported = defined(file), imported_names(file)
+    remaining, searched = [name], set[str]()
+    while remaining:
+        if (each := remaining.pop()) in searched or each not in definitions:
+            continue
+        searched.add(each)
+        for node in ast.walk(definitions[each]):
+            if isinstance(node, ast.Call):
+                first, dot, rest = ast.unparse(node.func).partition(".")
+                if first not in definitions or first in imported or isinstance(definitions[first], ast.Import):
+                    called = imported.get(first, first) + dot + rest
+                    if _EXECUTING.fullmatch(called):
+                        return called, node.lineno
+            elif isinstance(node, ast.Name):
+                remaining.append(node.id)
+    return None
 
 
 def _import_problem(file: Path) -> str | None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Mode = Literal["serve", "process", "evaluate"]
 NOWHERE = MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1))
 """The tree of a spec that was not read from anywhere."""
+PROCESS_MEGABYTES = 4
+"""Memory of a process for a state that keeps nothing, beyond what it shares with others; measured on Linux 6.18."""
 TOOL_TIMEOUT = 300.0
 """Seconds per tool call where the spec says nothing."""
 
@@ -191,6 +193,22 @@ class Spec(Section):
     def state_apart(self) -> bool:
         """True if the state of a rollout lives in a separate process."""
         return self.state is not None and self.state.isolate != "none"
+
+    def describe_processes(self, *modes: Mode) -> str | None:
+        """Return what the processes of rollouts take at the concurrency of these modes; None if they have none."""
+        if not self.state_apart and not any(tool.isolate == "process" for tool in self.all_tools.values()):
+            return None
+        counts = {mode: self.section(mode).concurrency for mode in modes}
+        sizes = [
+            f"{PROCESS_MEGABYTES * count / 1000:.2g} GB with {mode}.concurrency {count}"
+            if count
+            else f"{PROCESS_MEGABYTES / 10:.2g} GB for each hundred"
+            for mode, count in counts.items()
+        ]
+        return (
+            f"each rollout in flight has a process of {PROCESS_MEGABYTES} MB, and what its state and tools keep: "
+            + ", ".join(dict.fromkeys(sizes))
+        )
 
     @property
     def tool_timeout(self) -> float:

@@ -88,6 +88,17 @@ def names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:
     return names
 
 
+def imported_names(path: Path) -> dict[str, str]:
+    """Return the dotted origin of each name that a file imports, wherever it does; raises like `parse`."""
+    names: dict[str, str] = {}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            names |= {each.asname: each.name for each in node.names if each.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return names
+
+
 def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
     """Return the statements of a module, those under `if` and `try` included."""
     statements: list[ast.stmt] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -691,3 +692,62 @@ def test_base_class_of_a_state_is_read_in_the_file_that_has_it(tmp_path: Path) -
     (tmp_path / "shop.py").write_text("class Shop\n")
     (problem,) = check_spec(load_spec(write(tmp_path, text.replace("NAME", "sell"))))[0]
     assert "world.py imports shop.py (line 1), which cannot be read as Python" in str(problem)
+
+
+EXECUTING = """
+import os, pickle, re
+import subprocess as sp
+from sympy.parsing.sympy_parser import parse_expr as value_of
+class Desk:
+    def __init__(self, item): self.model = item
+    def look(self) -> str:
+        self.model.eval()
+        return helper("x")
+    def other(self, state): ...
+def helper(text): return sp.run(text)
+def plain(item): return len(re.compile("x").pattern + os.path.join("a", "b"))
+def solved(result): return value_of(result.final_response) == 4
+def of_state(result, state): return state.model
+def unpickled(text: str) -> str: return pickle.loads(text)
+def pickled(text: str) -> str: return str(pickle.dumps(text))
+def generator(): return eval("[]")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "recommended"),
+    [
+        ("rewards: {r: {fn: own.py:plain}}", ()),
+        ("rewards: {r: {fn: own.py:solved}}", ("sympy.parsing.sympy_parser.parse_expr",)),
+        ("rewards: {r: {fn: own.py:solved, isolate: process}}", ()),
+        ("rewards: {r: {fn: own.py:plain}}\nstate: own.py:Desk", ("subprocess.run",)),
+        ("rewards: {r: {fn: own.py:of_state}}\nstate: {python: own.py:Desk, isolate: reuse}", ()),
+        ("rewards: {r: {fn: own.py:plain}}\ntools: [{python: own.py:unpickled}]", ("pickle.loads",)),
+        ("rewards: {r: {fn: own.py:plain}}\ntools: [{python: own.py:pickled}]", ()),
+    ],
+)
+def test_a_sandbox_is_recommended_for_code_that_executes_text(
+    tmp_path: Path, text: str, recommended: tuple[str, ...]
+) -> None:
+    (tmp_path / "own.py").write_text(EXECUTING)
+    _, warnings = check_spec(parse_spec(BASE + text + "\n", folder=tmp_path))
+    said = [warning.message for warning in warnings if "isolate: sandbox" in warning.message]
+    assert [re.search("calls `(.*?)` .line [0-9]+.: ", message)[1] for message in said] == list(recommended)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tools: [{python: own.py:pickled}]", None),
+        ("tools: [{python: own.py:pickled, isolate: process}]", "4 MB, and what its state and tools keep: 0.4 GB for"),
+        (
+            "state: own.py:Desk\nprocess: {concurrency: 500}",
+            "2 GB with process.concurrency 500, 0.4 GB for each hundred",
+        ),
+        ("state: {python: own.py:Desk, isolate: none}", None),
+    ],
+)
+def test_memory_of_processes_of_rollouts_is_named(tmp_path: Path, text: str, said: str | None) -> None:
+    (tmp_path / "own.py").write_text(EXECUTING)
+    described = parse_spec(BASE + text + "\n", folder=tmp_path).describe_processes("process", "evaluate")
+    assert described is None if said is None else said in str(described)

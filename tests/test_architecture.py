@@ -180,7 +180,7 @@ def test_each_room_says_what_it_owns_and_names_entry_points_that_exist() -> None
 
 def test_excerpts_of_the_path_of_a_row_are_code_of_their_files() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
-    excerpts = re.findall(r"\*\*(\d+)\. .*?```python title=\"(.*?)\"\n(.*?)```", page, re.DOTALL)
+    excerpts = re.findall(r"\*\*(\d+)\. .*?```python\n# (\S+)\n(.*?)```", page, re.DOTALL)
     assert [int(step) for step, _, _ in excerpts] == list(range(1, 12))
     for step, file, excerpt in excerpts:
         code, position = re.sub(r"\n +", "\n", (PACKAGE / file).read_text()), 0
@@ -188,6 +188,55 @@ def test_excerpts_of_the_path_of_a_row_are_code_of_their_files() -> None:
             wanted = re.sub(r"^ +", "", part, flags=re.M)
             position = code.find(wanted, position)
             assert position >= 0, (step, file, part)
+
+
+BYPASSES = {
+    "replies of servers": (
+        r"orjson|json\.loads|\.json\(",
+        r"(servers|trainers)/(?!scripted/)",
+        {},
+    ),
+    "messages of processes": (
+        r"pickle\.(load|loads|Unpickler)\b",
+        r"",
+        {
+            "user_code/process.py": "a child reads what the runner sends",
+            "runs/worker.py": "a run worker reads what the run sends",
+            "runs/rollout_worker.py": "a run worker reads what the run sends",
+            "runs/packaging.py": "an actor of Ray reads what the run sends",
+        },
+    ),
+    "failures of a rollout": (
+        r"\brollout\.fail\(|\.state = RolloutState\.FAILED",
+        r"",
+        {
+            "rollouts/runner.py": "the place",
+            "rollouts/rollout.py": "the method itself",
+            "runs/workers.py": "the process that ran it has died",
+        },
+    ),
+}
+"""Rule of docs/architecture.md → what code that bypasses its place contains, where it is looked for, and the files that
+may contain it with the reason."""
+
+
+@pytest.mark.parametrize("rule", BYPASSES)
+def test_no_code_bypasses_the_place_of_a_rule(rule: str) -> None:
+    pattern, rooms_searched, allowed = BYPASSES[rule]
+    containing = {
+        name
+        for name, _ in modules()
+        if re.match(rooms_searched, name) and re.search(pattern, (PACKAGE / name).read_text())
+    }
+    assert containing == set(allowed), rule
+
+
+def test_graders_directories_are_made_by_one_function() -> None:
+    graders = [*(ROOT / "rewards").glob("*.py"), *(ROOT / "specs").rglob("*.py")]
+    made = [path.name for path in graders if re.search(r"(terminal|_run)\([^)]*mkdir", path.read_text())]
+    assert not made
+    using = {path.name for path in graders if ".empty_dir(" in path.read_text()}
+    assert using >= {"reward_file.py", "terminal_bench_2.py"}
 
 
 def test_no_circle_of_imports_inside_a_room() -> None:

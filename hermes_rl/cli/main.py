@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
         argv = sys.argv[1:] if arguments is None else arguments
         code = final_status(status(argv), next(iter(argv), ""), output)
         errors.flush()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all work is done, so nothing is left to interrupt
+        for each in (signal.SIGINT, signal.SIGTERM):  # all work is done, so nothing is left to interrupt
+            signal.signal(each, signal.SIG_IGN)
         gc.freeze()  # at exit Python would check all objects once more, although the process frees them anyway
     except (KeyboardInterrupt, Exception) as error:
         # Libraries in Rust convert a KeyboardInterrupt to their own error, whose text contains its name.

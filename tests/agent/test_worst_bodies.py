@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -122,3 +123,52 @@ def test_twice_the_size_takes_little_more_than_twice_the_time(dialect: str, kind
         if after <= GROWTH * before + 0.02:
             return
     raise AssertionError(f"{after:.3f} s, where half of it takes {before:.3f} s")
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1 << 70,
+    1e308,
+    "",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"": {}},
+    "image_url",
+    {"type": "x"},
+)
+
+
+def change(value: Any, chance: random.Random) -> Any:
+    """Return a body with one value replaced, doubled or removed, at a place that does not depend on its size."""
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        key = chance.choice(list(value)[:9])
+        if chance.random() < 0.1:
+            return {name: each for name, each in value.items() if name != key}
+        return {**value, key: change(value[key], chance)}
+    if isinstance(value, list) and value and chance.random() < 0.8:
+        at = chance.choice([0, len(value) - 1])
+        return [*value[:at], *chance.choice([[], [value[at]] * 2, [change(value[at], chance)]]), *value[at + 1 :]]
+    return chance.choice(ODD)
+
+
+@pytest.mark.generated
+def test_drawn_bodies_are_read_or_refused_in_a_time_that_grows_with_their_size() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    seconds = {(dialect, part): 0.0 for dialect in PATHS for part in (2, 1)}
+    for number in range(2_000 if THOROUGH else 100):
+        dialect, kind = list(PATHS)[number % len(PATHS)], random.Random(f"{seed} {number}").choice(list(BODIES))
+        for part in (2, 1):
+            chance = random.Random(f"{seed} {number} change")
+            drawn = BODIES[kind](dialect, MOST // part // 4, (SIZE >> (7 if THOROUGH else 4)) // part)
+            for _ in range(chance.randrange(5)):
+                drawn = change(drawn, chance)
+            try:
+                seconds[dialect, part] += read(dialect, json.dumps(drawn).encode())
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, number {number}: {dialect}, {kind}") from error
+    for dialect in PATHS:
+        assert seconds[dialect, 1] <= GROWTH * seconds[dialect, 2] + 0.1, (seed, dialect, seconds)

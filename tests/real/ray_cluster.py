@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ray._common.utils import get_default_ray_temp_dir
+import ray._common.utils
 from ray.cluster_utils import Cluster
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
@@ -21,7 +21,9 @@ SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 def main() -> None:
     # Ray writes the address of the newest cluster below its default folder, also where a cluster has another one.
-    Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)
+    names = ("get_default_ray_temp_dir", "get_ray_temp_dir")  # of newer versions, and of older ones
+    default_folder = next(found for name in names if (found := getattr(ray._common.utils, name, None)))
+    Path(default_folder()).mkdir(exist_ok=True)
     cluster = Cluster(True, head_node_args={**SMALL, "include_dashboard": False, "temp_dir": sys.argv[1]})
     added: list[Any] = []
     try:

@@ -130,7 +130,7 @@ OURS: Places = {
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
     "Docker._find_image Docker._meet_helper "
     "Docker._make_folders Docker._remove_container Docker._pull",
-    "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build",
+    "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build Engine.start",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox._isolate HelperSandbox.unusable_image",
     "sandbox/launcher.py": "_Ending._give_up _Ending.poll_finished as_sandbox_failure python_output "
     "LocalProcess.pid LocalProcess.started",

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import time
+from base64 import b64decode
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -38,6 +39,12 @@ SAID_OF_BUILD = 2000
 PULL_PAUSES = (2.0, 8.0)
 """Seconds before each retry of a pull."""
 LOG_LINES = 20
+ACCOUNT_FILES = ("/etc/passwd", "/etc/group")
+"""Files of an image that the engine itself reads, as root of this machine, when it starts a container."""
+LARGEST_ACCOUNTS = 1 << 20
+"""Maximum bytes of each."""
+SYMLINK, SPECIAL = 1 << 27, 0x8F280000
+"""Bits of a file's mode, as Go writes it: a symlink, and everything that is not a regular file."""
 HEADER = 8
 """Bytes in front of each chunk of a multiplexed stream: which stream, three zeros, length (big endian)."""
 REMEDY = (
@@ -167,6 +174,14 @@ class Engine:
             pass
 
     async def start(self, name: str) -> None:
+        """Start a container; raises `SandboxFailure` if the engine would read a pipe or a device of its image."""
+        for path in ACCOUNT_FILES:
+            status = await self._file_status(name, path)
+            if status is not None and (status["mode"] & SPECIAL or status["size"] > LARGEST_ACCOUNTS):
+                raise SandboxFailure(
+                    f"{path} of the image is not a regular file of at most {LARGEST_ACCOUNTS >> 20} MiB; choose "
+                    "another image"
+                )
         await self._call("POST", f"/containers/{name}/start")
 
     async def inspect(self, name: str) -> dict[str, Any] | None:
@@ -245,6 +260,23 @@ class Engine:
         return containers
 
     # ------------------------------------------------------------------ requests
+
+    async def _file_status(self, name: str, path: str) -> dict[str, Any] | None:
+        """Return the status of a file in a container (`size`, and `mode` as Go writes it), or None if it is missing."""
+        status: dict[str, Any] = {"mode": SYMLINK, "linkTarget": path}
+        for _ in range(2):  # the engine resolves a link to its last target
+            if status["mode"] & SYMLINK:
+                query = {"path": str(status["linkTarget"])}
+                try:
+                    async with self._request(
+                        "HEAD", f"/containers/{name}/archive", query, None, REQUEST_SECONDS
+                    ) as answer:
+                        status = json.loads(b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+                except EngineError as error:
+                    if error.status != 404:
+                        raise
+                    return None
+        return status
 
     async def _pull(self, name: str) -> None:
         # Without a tag the engine would get every tag of the repository.

@@ -36,6 +36,7 @@ from tests.cli.test_harbor import played as task_played
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
+from tests.rootfs import small_root
 
 COMPONENT = "Docker"
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,17 @@ async def test_an_image_with_nothing_but_a_shell_is_enough() -> None:
 async def test_image_without_a_shell_fails_at_the_start() -> None:
     with pytest.raises(SandboxFailure, match=r"image no-shell:1 has no /bin/sh"):
         await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
+
+
+async def test_image_whose_accounts_are_a_pipe_delays_no_start(engine: DockerDaemon, tmp_path: Path) -> None:
+    """Without a check the engine opens the pipe, as root of this machine, and waits in the start for a writer."""
+    root = small_root(tmp_path / "root", ["sh"])
+    (root / "etc/passwd").unlink()
+    os.mkfifo(root / "pipe")
+    (root / "etc/passwd").symlink_to("../pipe")
+    engine.have("pipe:1", root)
+    with pytest.raises(SandboxFailure, match=r"/etc/passwd of the image is not a regular file"):
+        await create_sandbox(replace(CONFIG, image="pipe:1")).start()
 
 
 async def test_home_user_and_workdir_of_an_image_are_used() -> None:

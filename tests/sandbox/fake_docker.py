@@ -12,6 +12,7 @@ answered next, `POST /fake/kill/{name}?oom=0` kills a container's processes as t
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import json
@@ -78,6 +79,7 @@ class Engine:
             web.get("/containers/json", self.list),
             web.get("/events", self.events),
             web.get("/containers/{name}/json", self.inspect),
+            web.head("/containers/{name}/archive", self.file_status),
             web.post("/containers/{name}/start", self.start),
             web.post("/containers/{name}/wait", self.wait),
             web.get("/containers/{name}/logs", self.logs),
@@ -229,6 +231,13 @@ class Engine:
             "Error": "",
         }
         return web.json_response({"Id": container.name, "State": state, "Config": container.body})
+
+    async def file_status(self, request: web.Request) -> web.Response:
+        status = self.plan.get("files", {}).get(request.query["path"])
+        if status is None:
+            return web.Response(status=404)
+        header = base64.b64encode(json.dumps({"linkTarget": "", **status}).encode()).decode()
+        return web.Response(headers={"X-Docker-Container-Path-Stat": header})
 
     async def start(self, request: web.Request) -> web.Response:
         container = self.containers.get(request.match_info["name"])

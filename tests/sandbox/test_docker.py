@@ -518,6 +518,30 @@ async def test_a_container_that_ends_at_once(plan: Plan) -> None:
         await create_sandbox(CONFIG).start()
 
 
+FIFO, DEVICE = 0x2000000, 0x4200000
+"""Modes as Go writes them."""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/etc/passwd": {"mode": FIFO, "size": 0}},
+        {"/etc/group": {"mode": DEVICE, "size": 0}},
+        {"/etc/passwd": {"mode": 0o644, "size": 2 << 20}},
+        {"/etc/passwd": {"mode": 0x8000000, "size": 0, "linkTarget": "/x"}, "/x": {"mode": FIFO, "size": 0}},
+    ],
+    ids=["pipe", "device", "large", "link"],
+)
+async def test_engine_is_not_asked_to_read_odd_files_of_an_image(
+    plan: Plan, docker_host: str, files: dict[str, Any]
+) -> None:
+    sandbox = create_sandbox(CONFIG)
+    await plan(files=files)
+    with pytest.raises(SandboxFailure, match="of the image is not a regular file of at most 1 MiB"):
+        await sandbox.start()
+    assert f"POST /containers/{name_of(sandbox)}/start" not in (await state(docker_host))["calls"]
+
+
 @pytest.mark.parametrize(
     ("how", "stop_reason"),
     [

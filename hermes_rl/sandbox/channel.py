@@ -31,6 +31,8 @@ Frame = tuple[bytes, list[int]]
 
 CROWDED_SECONDS, CROWDED_PAUSE = 10.0, 0.05
 """Seconds that a message waits if the system passes on no more descriptors of this user, and between two tries."""
+FRAMES_AT_ONCE = 100
+"""Messages that are received before other tasks of the event loop have their turn."""
 PIECES_LIMIT = (1 << 30) + FRAME_LIMIT
 READ_HERE = 1 << 20
 """Bytes of a message that are read on the event loop, at most."""
@@ -267,36 +269,40 @@ class Connection:
     # ------------------------------------------------------------------ receiving
 
     def _receive(self) -> None:
-        while self._socket is not None:
-            try:
-                frame, fds, flags, _ = socket.recv_fds(
-                    self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
+        for _ in range(FRAMES_AT_ONCE):
+            if self._socket is None or not self._receive_frame(self._socket):
                 return
-            except OSError:
-                frame, fds, flags = b"", [], 0
-            if flags & socket.MSG_CTRUNC:
-                # The kernel drops descriptors for which this process has no slot, and delivers the rest.
-                _close_all(fds)
-                self.mark_lost(ConnectionLoss.DESCRIPTORS)
-                return
-            if not frame:
+
+    def _receive_frame(self, control: socket.socket) -> bool:
+        """Receive one message; return False if there is none for now, or the connection is lost."""
+        try:
+            frame, fds, flags, _ = socket.recv_fds(control, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError:
+            frame, fds, flags = b"", [], 0
+        if flags & socket.MSG_CTRUNC:
+            # The kernel drops descriptors for which this process has no slot, and delivers the rest.
+            _close_all(fds)
+            self.mark_lost(ConnectionLoss.DESCRIPTORS)
+            return False
+        if not frame:
+            self.mark_lost(ConnectionLoss.ENDED)
+            return False
+        self.heard_at = time.time()
+        if frame[:4] in (PIECE, LAST_PIECE) and not fds:
+            self._partial_frame += memoryview(frame)[4:]
+            if len(self._partial_frame) > PIECES_LIMIT:
                 self.mark_lost(ConnectionLoss.ENDED)
-                return
-            self.heard_at = time.time()
-            if frame[:4] in (PIECE, LAST_PIECE) and not fds:
-                self._partial_frame += memoryview(frame)[4:]
-                if len(self._partial_frame) > PIECES_LIMIT:
-                    self.mark_lost(ConnectionLoss.ENDED)
-                    return
-                if frame[:4] == PIECE:
-                    continue
-                frame, self._partial_frame = bytes(self._partial_frame), bytearray()
-            if frame == IN_FILE and fds and os.fstat(fds[0]).st_size > READ_HERE:
-                self._read_in_thread(self._socket, fds)
-                return
-            self._take(partial(_unfold_frame, frame, fds), fds)
+                return False
+            if frame[:4] == PIECE:
+                return True
+            frame, self._partial_frame = bytes(self._partial_frame), bytearray()
+        if frame == IN_FILE and fds and os.fstat(fds[0]).st_size > READ_HERE:
+            self._read_in_thread(control, fds)
+            return False
+        self._take(partial(_unfold_frame, frame, fds), fds)
+        return True
 
     def _take(self, unfold: Callable[[], Frame], fds: Sequence[int]) -> None:
         """Dispatch the message that `unfold` returns."""

@@ -177,3 +177,24 @@ async def test_messages_in_files_arrive_in_order_and_one_with_holes_ends_the_con
     for fd in (whole, sparse):
         os.close(fd)
     theirs.close()
+
+
+async def test_helper_that_never_stops_sending_leaves_others_their_turn() -> None:
+    """An image may bring its own helper: a volume of an image is mounted over our files."""
+    ours, theirs = socket_pair(5)  # SOCK_SEQPACKET
+    ends: list[int] = []
+    turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def on_exit(number: int, _: int) -> None:
+        ends.append(number)
+        if len(ends) == 1:
+            asyncio.get_running_loop().call_soon(lambda: turn.set_result(len(ends)))
+
+    connection = Connection(lambda _: asyncio.sleep(0, Diagnosis()), on_exit, lambda: None)
+    for number in range(150):
+        theirs.send(pack([b"exit", encode_number(number), b"0"]))
+    connection.open(ours)
+    assert await turn < 150
+    await until(lambda: len(ends) == 150)
+    connection.end("the test is over")
+    theirs.close()

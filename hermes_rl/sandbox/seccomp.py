@@ -9,8 +9,9 @@ without processor time cannot end the sandbox, and one that can open no file can
 (`fcntl`) are refused, as the holder of one delays all sandboxes that open the same file. Tracing is allowed, for
 debuggers: it reaches only the sandbox's own processes, and never the helper. Only PTRACE_O_TRACEEXIT is refused: two
 processes that trace each other with it cannot be killed. Calls that affect the whole machine, and that no process in a
-sandbox needs, succeed without effect: `sync` writes all files of all users to disk, and POSIX_FADV_DONTNEED drops data
-that others read from memory.
+sandbox needs, succeed without effect: `sync` writes all files of all users to disk, and POSIX_FADV_DONTNEED and
+MADV_PAGEOUT drop data that others read from memory. The project of a file (FS_IOC_FSSETXATTR, `file_setattr`) cannot be
+changed: engines limit disks by projects, and the owner of a file could charge it to another container.
 
 Numbers come from Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`); the
 layout of a filter's input is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
@@ -42,6 +43,10 @@ FAMILIES = (1, 2, 10)
 AF_NETLINK, NETLINK_ROUTE = 16, 0
 DONTNEED = 4
 """POSIX_FADV_DONTNEED."""
+PAGE_OUT = (20, 21)
+"""MADV_COLD and MADV_PAGEOUT."""
+FSSETXATTR = 0x401C5820
+"""FS_IOC_FSSETXATTR."""
 LEASES = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY and F_SETDELEG."""
 SET_OPTIONS, SEIZE, TRACE_EXIT = 0x4200, 0x4206, 0x40
@@ -65,7 +70,7 @@ class Processor:
 _COMMON = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "mount_setattr": 442, "open_tree_attr": 467, "io_uring_setup": 425, "io_uring_enter": 426,
-    "io_uring_register": 427, "clone3": 435,
+    "io_uring_register": 427, "clone3": 435, "process_madvise": 440, "file_setattr": 469,
 }  # fmt: skip
 """Newer calls have the same number everywhere."""
 
@@ -85,7 +90,7 @@ X86_64 = Processor(
         "nfsservctl": 180, "uselib": 134, "ustat": 136, "_sysctl": 156, "move_pages": 279, "io_setup": 206,
         "migrate_pages": 256, "prlimit64": 302, "sched_setparam": 142, "sched_setscheduler": 144,
         "sched_setaffinity": 203, "sched_setattr": 314, "setpriority": 141, "ioprio_set": 251,
-        "sync": 162, "syncfs": 306, "fadvise64": 221,
+        "sync": 162, "syncfs": 306, "fadvise64": 221, "madvise": 28,
     },
 )  # fmt: skip
 
@@ -104,6 +109,7 @@ AARCH64 = Processor(
         "quotactl_fd": 443, "nfsservctl": 42, "move_pages": 239, "io_setup": 0, "migrate_pages": 238,
         "prlimit64": 261, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122,
         "sched_setattr": 274, "setpriority": 140, "ioprio_set": 30, "sync": 81, "syncfs": 267, "fadvise64": 223,
+        "madvise": 233,
     },
 )  # fmt: skip
 
@@ -111,7 +117,8 @@ MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
 OF_A_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
 """Calls whose first argument is the process that they change."""
 INSPECTED = (
-    "socket", "clone", "clone3", "ioctl", "fcntl", "ptrace", "personality", "fadvise64", *OF_A_PROCESS, *OF_A_USER
+    "socket", "clone", "clone3", "ioctl", "fcntl", "ptrace", "personality", "fadvise64", "madvise",
+    *OF_A_PROCESS, *OF_A_USER,
 )  # fmt: skip
 """Calls of which only some are refused, by their arguments."""
 IN_APPEARANCE = ("sync", "syncfs")
@@ -146,11 +153,10 @@ def _all_rules(machine: Processor) -> list[Instruction]:
     # The arguments of clone3 are in memory, which a filter cannot read; C libraries then use clone.
     rules += [(EQUAL, 0, 1, numbers["clone3"]), _refuse_with(errno.ENOSYS)]
     rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse_with(errno.EPERM)])
-    terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse_with(errno.EPERM)]
-    rules += _with_argument(numbers["ioctl"], 1, terminal)
-    leases = [(EQUAL, 1, 0, LEASES[0]), (EQUAL, 0, 1, LEASES[1]), _refuse_with(errno.EPERM)]
-    rules += _with_argument(numbers["fcntl"], 1, leases)
-    rules += _with_argument(numbers["fadvise64"], 3, [(EQUAL, 0, 1, DONTNEED), _refuse_with(0)])
+    rules += _with_argument(numbers["ioctl"], 1, _refuse_any((TIOCSTI, TIOCLINUX, FSSETXATTR), errno.EPERM))
+    rules += _with_argument(numbers["fcntl"], 1, _refuse_any(LEASES, errno.EPERM))
+    rules += _with_argument(numbers["fadvise64"], 3, _refuse_any((DONTNEED,), 0))
+    rules += _with_argument(numbers["madvise"], 2, _refuse_any(PAGE_OUT, 0))
     options = [(LOAD, 0, 0, ARGUMENTS + 24), (ANY_BIT, 0, 1, TRACE_EXIT), _refuse_with(errno.EPERM)]
     requests = [(EQUAL, 1, 0, SET_OPTIONS), (EQUAL, 0, len(options), SEIZE), *options]
     rules += _with_argument(numbers["ptrace"], 0, requests)
@@ -176,6 +182,13 @@ def _with_argument(call_number: int, index: int, body: Sequence[Instruction]) ->
 def _allow_only(values: Sequence[int], refusal: int) -> list[Instruction]:
     """Allow an argument that is one of `values`."""
     checks = [(EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
+    return [*checks, _refuse_with(refusal)]
+
+
+def _refuse_any(values: Sequence[int], refusal: int) -> list[Instruction]:
+    """Refuse an argument that is one of `values`."""
+    last = len(values) - 1
+    checks = [(EQUAL, last - index, int(index == last), value) for index, value in enumerate(values)]
     return [*checks, _refuse_with(refusal)]
 
 

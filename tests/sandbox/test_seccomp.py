@@ -64,7 +64,7 @@ async def test_typing_into_a_terminal_is_refused(fenced: Sandbox) -> None:
     assert await call(fenced, "ioctl", 0, TIOCSTI | 1 << 40, 0) == (-1, errno.EPERM)
 
 
-@pytest.mark.parametrize("command", [1024, 1026, 1024 | 1 << 40])
+@pytest.mark.parametrize("command", [1024, 1026, 1024 | 1 << 40, 1040])
 async def test_file_leases_and_change_notifications_are_denied(fenced: Sandbox, command: int) -> None:
     """Who held one on a file that all sandboxes are shown delayed each that opened it."""
     assert await call(fenced, "fcntl", 0, command, 1) == (-1, errno.EPERM)
@@ -76,6 +76,12 @@ async def test_no_process_is_stopped_at_its_end_by_a_tracer(fenced: Sandbox, req
     """Two that trace each other so cannot be killed. Of process 0, which there is not, everything else says so."""
     assert await call(fenced, "ptrace", request_number, 0, 0, 0x40 | 1) == (-1, errno.EPERM)
     assert await call(fenced, "ptrace", request_number, 0, 0, 1) == (-1, errno.ESRCH)
+
+
+async def test_project_of_a_file_cannot_be_changed(fenced: Sandbox) -> None:
+    """Docker limits disks by projects: a file of another project is charged to another container."""
+    assert await call(fenced, "ioctl", 0, 0x401C5820, 0) == (-1, errno.EPERM)
+    assert (await call(fenced, "ioctl", -1, 0x801C581F, 0))[1] == errno.EBADF
 
 
 async def test_address_families(fenced: Sandbox) -> None:

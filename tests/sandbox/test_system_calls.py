@@ -23,7 +23,7 @@ HARMLESS = {
         sync_file_range openat openat2 mkdirat mknod mknodat fchownat newfstatat unlinkat renameat renameat2 linkat
         symlinkat readlinkat fchmodat fchmodat2 faccessat faccessat2 preadv pwritev preadv2 pwritev2 copy_file_range
         statx cachestat setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
-        removexattr lremovexattr fremovexattr setxattrat getxattrat listxattrat removexattrat file_getattr file_setattr
+        removexattr lremovexattr fremovexattr setxattrat getxattrat listxattrat removexattrat file_getattr
         name_to_handle_at sysfs""",
     "locks and watches hang on files of an overlay, which no other sandbox has": """
         flock inotify_init inotify_init1 inotify_add_watch inotify_rm_watch""",
@@ -34,10 +34,10 @@ HARMLESS = {
         epoll_pwait epoll_pwait2 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime
         splice tee vmsplice memfd_create memfd_secret""",
     "it is the process's own memory, which the control group counts": """
-        mmap mprotect munmap brk mremap msync mincore madvise mlock mlock2 munlock mlockall munlockall remap_file_pages
+        mmap mprotect munmap brk mremap msync mincore mlock mlock2 munlock mlockall munlockall remap_file_pages
         mbind set_mempolicy get_mempolicy set_mempolicy_home_node pkey_mprotect pkey_alloc pkey_free mseal
         map_shadow_stack membarrier futex futex_waitv futex_wake futex_wait futex_requeue set_robust_list
-        get_robust_list rseq process_madvise process_mrelease""",
+        get_robust_list rseq process_mrelease""",
     "it is about processes of the own namespace, whose first is the helper, which nothing inside kills": """
         fork vfork execve execveat exit exit_group wait4 waitid kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
         pidfd_open pidfd_send_signal getpid getppid gettid getpgid setpgid getpgrp getsid setsid sched_getparam
@@ -89,15 +89,24 @@ def test_the_table_has_all_calls_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("sync", ()), ("syncfs", (0,)), ("syncfs", (-1,)), ("fadvise64", (-1, 0, 0, 4))]
+    ("name", "arguments"),
+    [
+        ("sync", ()),
+        ("syncfs", (0,)),
+        ("syncfs", (-1,)),
+        ("fadvise64", (-1, 0, 0, 4)),
+        ("madvise", (1, 1, 20)),
+        ("madvise", (1, 1, 21)),
+    ],
 )
 async def test_what_would_cost_the_whole_machine_is_done_in_appearance(
     fenced: Sandbox, name: str, arguments: tuple[int, ...]
 ) -> None:
-    """No file has the descriptor -1: the kernel was not asked."""
+    """No file has the descriptor -1, and no page starts at address 1: the kernel was not asked."""
     assert await call(fenced, name, *arguments) == (0, 0)
 
 
 async def test_other_advice_reaches_the_kernel(fenced: Sandbox) -> None:
     assert (await call(fenced, "fadvise64", -1, 0, 0, 3))[0] == -1
+    assert (await call(fenced, "madvise", 1, 1, 4))[0] == -1
     assert NUMBERS["fadvise64"] and (await fenced.run("sync && dd if=/usr/bin/env of=x status=none")).exit_code == 0

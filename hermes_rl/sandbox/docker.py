@@ -202,13 +202,17 @@ class Container:
                 "Retries": 1_000_000,
             }
         # In the network of the sandbox, and so without a separate bridge and addresses, of which an engine has few.
-        host = {**self._host_config(f"container:{self.name}", OF_SERVICES), "Mounts": list(self.etc)}
-        await self.engine.create(
-            name, {**service_config, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host}
-        )
-        if service.files:
-            await self.engine.lay(name, _tar_archive(service.files))
-        await self.engine.start(name)
+        host = self._host_config(f"container:{self.name}", OF_SERVICES)
+        # Files of its own: no filter keeps its programs from a lease on them, which would delay all who open them.
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            host["Mounts"] = [
+                shared_folder(Path(shutil.copy(each["Source"], folder)), each["Target"]) for each in self.etc
+            ]
+            labels = {LABEL: f"{own_mark()}:{name}"}
+            await self.engine.create(name, {**service_config, "Labels": labels, "HostConfig": host})
+            if service.files:
+                await self.engine.lay(name, _tar_archive(service.files))
+            await self.engine.start(name)
 
     async def until_healthy(self, service: SandboxService) -> None:
         """Wait until a service can be used; raises `SandboxFailure` if it ends instead."""

@@ -238,6 +238,30 @@ async def test_services_are_found_by_name_and_end_with_their_sandbox(engine: Doc
     assert len(engine.containers()) == before
 
 
+LEASE = """
+import fcntl, os, signal, socket
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = [os.open(f"/etc/{name}", os.O_RDONLY) for name in ("hosts", "hostname", "resolv.conf")]
+for fd in held:
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+listening = socket.create_server(("", 8080))
+while True:
+    listening.accept()[0].sendall(b"leased")
+"""
+
+
+async def test_lease_in_a_service_delays_no_other_sandbox() -> None:
+    """An agent may run code in a database, where no filter refuses a lease; whoever opens the file waits 45 s."""
+    taken = "python3 -c \"import socket; print(socket.create_connection(('127.0.0.1', 8080)).recv(9).decode())\""
+    leasing = replace(
+        SERVICE, files=(SandboxFile("/srv/store.py", LEASE.encode()),), healthy=f"{taken} | grep -q leased"
+    )
+    config = replace(CONFIG, services=(leasing,))
+    async with create_sandbox(config) as attacker, create_sandbox(config) as other:
+        assert (await attacker.run(taken)).output == "leased\n"
+        assert (await other.run("cat /etc/hosts /etc/hostname /etc/resolv.conf", timeout=30)).exit_code == 0
+
+
 async def test_failed_service_is_reported_with_its_output(engine: DockerDaemon) -> None:
     before = len(engine.containers())
     ends = replace(SERVICE, command=("sh", "-c", "echo no disk >&2; exit 3"))

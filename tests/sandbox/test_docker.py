@@ -140,14 +140,16 @@ async def test_files_of_etc_that_the_engine_would_lay_are_read_only(
     config = SandboxConfig(backend="docker", network=network, services=services)
     async with create_sandbox(config) as sandbox:
         containers = (await state(docker_host))["containers"]
-        name = name_of(sandbox)
+        name, sources = name_of(sandbox), []
         for each in (name, f"{name}-store"):
             mounts = containers[each]["body"]["HostConfig"]["Mounts"]
             read_only = {mount["Target"]: mount["Source"] for mount in mounts if mount["ReadOnly"]}
             # Only Podman's own resolver has an address that is not known beforehand.
             assert ("/etc/resolv.conf" in read_only) is not (podman and network)
-            assert "127.0.0.1 store\n" in Path(read_only["/etc/hosts"]).read_text()
-            assert Path(read_only["/etc/hostname"]).read_text() == "sandbox\n"
+            sources.append(read_only)
+        assert "127.0.0.1 store\n" in Path(sources[0]["/etc/hosts"]).read_text()
+        assert Path(sources[0]["/etc/hostname"]).read_text() == "sandbox\n"
+        assert sources[0]["/etc/hosts"] != sources[1]["/etc/hosts"], "a service shares no file with other sandboxes"
 
 
 async def test_the_image_says_where_and_as_whom(plan: Plan) -> None:

@@ -6,6 +6,8 @@ in /proc describes itself, process 1, which no command of the agent may see or c
 system. Arguments and results are the fields of `wire`.
 """
 
+# ruff: noqa: PTH123
+
 from __future__ import annotations
 
 import errno
@@ -225,13 +227,23 @@ def _empty_folder(folder: bytes) -> list[bytes]:
 
 def control_group(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """Read a file below /sys/fs/cgroup → its content; only for the host, which names no file that an agent has
-    chosen.
+    chosen. A volume of an image may be mounted there, with files that claim other limits.
     """
     fd = posix.open(b"/sys/fs/cgroup/" + fields[0], posix.O_RDONLY | OPEN_FLAGS)
     try:
+        if _mount_kind(fd) not in (b"cgroup", b"cgroup2"):
+            raise OSError(errno.EINVAL, "Not a control group")
         return [], posix.read(fd, 4096), []
     finally:
         posix.close(fd)
+
+
+def _mount_kind(fd: int) -> bytes:
+    """Return the kind of file system of an open file."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        mount = next(line.split()[1] for line in file if line.startswith(b"mnt_id:"))
+    with open("/proc/self/mountinfo", "rb") as file:
+        return next(line.partition(b" - ")[2].split()[0] for line in file if line.split()[0] == mount)
 
 
 OPERATIONS = {

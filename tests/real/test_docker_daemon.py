@@ -24,7 +24,7 @@ from hermes_rl.sandbox import channel, docker_engine
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, SandboxService
-from hermes_rl.sandbox.docker import Container, Docker
+from hermes_rl.sandbox.docker import IN_FORCE, Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.search import Query, search
@@ -112,6 +112,16 @@ async def test_image_whose_accounts_are_a_pipe_delays_no_start(engine: DockerDae
     engine.have("pipe:1", root)
     with pytest.raises(SandboxFailure, match=r"/etc/passwd of the image is not a regular file"):
         await create_sandbox(replace(CONFIG, image="pipe:1")).start()
+
+
+async def test_volume_of_an_image_claims_no_other_limits(engine: DockerDaemon, tmp_path: Path) -> None:
+    root = small_root(tmp_path / "root", ["sh"])
+    for name in (file for files in IN_FORCE.values() for file in files):
+        (root / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "sys/fs/cgroup" / name).write_text("max\n")
+    engine.have("claims:1", root, {"VOLUME": "/sys/fs/cgroup"})
+    async with create_sandbox(replace(CONFIG, image="claims:1")) as sandbox:
+        assert "memory" in sandbox.enforced
 
 
 async def test_home_user_and_workdir_of_an_image_are_used() -> None:

@@ -901,24 +901,25 @@ class Docker(Isolation):
         """Report an infrastructure failure if the engine is lost, or a container was paused or killed with memory
         left.
         """
-        try:
+        state: Mapping[str, Any] = {}
+        times: Mapping[str, float] = {}
+        with contextlib.suppress(SandboxFailure, EngineError, TimeoutError):
             if loss is not ConnectionLoss.SILENT:
                 await self._wait_for_end()  # the engine learns of it later than this process
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
-                state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
                 times = await self._events()
-        except (SandboxFailure, EngineError, TimeoutError):
-            return Diagnosis(is_infrastructure_failure=True)
+                # Last: an engine does not respond while it clears a container away, which an agent could make slow.
+                state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
         # The time that a container takes to end proves nothing: an agent that wants no grade could delay it. A helper
         # that still responded after a memory shortage was not killed by it. The engine forgets events after a while.
         recent = times["oom"] >= self._heard_at() - OOM_SECONDS if "oom" in times else bool(state.get("OOMKilled"))
         if recent and "kill" not in times:
             return Diagnosis(detail="the container's memory was used up")
-        if loss is ConnectionLoss.SILENT:
+        if not state or loss is ConnectionLoss.SILENT:
             return Diagnosis(is_infrastructure_failure=not state or bool(state.get("Paused")))
         detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
         killed = "kill" in times or state.get("ExitCode") == KILLED_EXIT_CODE
-        return Diagnosis(is_infrastructure_failure=not state or killed, detail=detail)
+        return Diagnosis(is_infrastructure_failure=killed, detail=detail)
 
     async def _wait_for_end(self) -> None:
         """Wait for the end of the container, for a limited time."""

@@ -220,6 +220,8 @@ class Engine:
         container = self.containers.get(request.match_info["name"])
         if container is None:
             return missing(request)
+        while self.plan.get("clearing"):
+            await asyncio.sleep(0.05)
         pid = container.process.pid if container.process is not None and container.status == "running" else 0
         state = {
             "Status": container.status,

@@ -572,6 +572,17 @@ async def test_container_out_of_memory_is_caused_by_the_agent_despite_a_late_end
     await require_blamed(plan, docker_host, how, stop_reason)
 
 
+@pytest.mark.parametrize(
+    ("how", "stop_reason"), [("oom=0", StopReason.SANDBOX_KILLED), ("oom=0&kill=0", StopReason.SANDBOX_FAILURE)]
+)
+async def test_container_out_of_memory_is_caused_by_the_agent_while_the_engine_clears_it_away(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, how: str, stop_reason: StopReason
+) -> None:
+    monkeypatch.setattr(docker, "DIAGNOSIS_SECONDS", 1.0)
+    await plan(clearing=True)
+    await require_blamed(plan, docker_host, how, stop_reason)
+
+
 async def test_container_that_does_not_end_proves_no_infrastructure_failure(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

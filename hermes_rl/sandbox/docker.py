@@ -84,6 +84,8 @@ IN_FORCE = {
     "cpu": ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us"),
 }
 """Limit → the files that contain it, with control groups of version 2 and of version 1."""
+GROUP = "cgroup.procs"
+"""File that each control group has, of both versions."""
 CPU_PERIOD = 100_000
 """Microseconds; the kernel's and every engine's default."""
 
@@ -156,20 +158,21 @@ class Container:
     async def look_at_limits(self, sandbox: HelperSandbox) -> None:
         """Read from the container's control groups which limits are in force: some engines drop them silently.
 
-        For an unreadable limit the engine's report is trusted.
+        A container in a group without the file has no limit, as in the root group, where rootless engines leave it. If
+        groups cannot be read, the engine's report is trusted.
         """
         cpu = self.config.limits.cpu
         expected_limits = {"memory": self.limits["memory"], "processes": self.limits["processes"] + 1}
         expected_limits |= {} if cpu is None else {"cpu": max(1, int(cpu * CPU_PERIOD))}
         for name, limit in expected_limits.items():
             for file in IN_FORCE[name]:
-                try:
-                    text = await sandbox.control_group(file)
-                except OSError:
+                text = await _content(sandbox, file)
+                if text is None and await _content(sandbox, posixpath.join(posixpath.dirname(file), GROUP)) is None:
                     continue
-                first = text.partition(" ")[0]
+                first = (text or "").partition(" ")[0]
                 if not first.isdigit() or int(first) > limit:
-                    self._note_unenforced(name, f"the container's {file} is {text!r}")
+                    evidence = "missing" if text is None else repr(text)
+                    self._note_unenforced(name, f"the container's {file} is {evidence}")
                 break
 
     def _note_unenforced(self, name: str, evidence: str) -> None:
@@ -267,6 +270,14 @@ class Container:
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": host,
         }
+
+
+async def _content(sandbox: HelperSandbox, file: str) -> str | None:
+    """Return the content of a file of the container's control groups, or None if it cannot be read."""
+    try:
+        return await sandbox.control_group(file)
+    except OSError:
+        return None
 
 
 def _tar_archive(files: Sequence[SandboxFile]) -> bytes:

@@ -501,6 +501,22 @@ async def test_a_limit_that_the_kernel_has_not(plan: Plan) -> None:
         assert "memory" not in sandbox.enforced
 
 
+@pytest.mark.parametrize("group", ["pids/cgroup.procs", "cgroup.procs"])
+async def test_limit_without_a_file_in_the_containers_group_is_not_in_force(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """Docker without root on control groups of version 1 leaves containers in the root group, which has no limits."""
+
+    async def control_group(_: HelperSandbox, file: str) -> str:
+        if file != group:
+            raise FileNotFoundError
+        return "1"
+
+    monkeypatch.setattr(HelperSandbox, "control_group", control_group)
+    with pytest.raises(UserError, match=r"limits\.processes cannot be enforced by .*pids\.max is missing"):
+        await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(processes=64))).start()
+
+
 async def test_an_engine_that_does_not_see_our_files(plan: Plan) -> None:
     await plan(elsewhere=True)
     with pytest.raises(UserError, match="folders of the same path"):

@@ -47,6 +47,7 @@ RESERVE = 512 * MIB
 """Minimum bytes of memory that sandboxes together leave to the runner, beyond its memory when it starts one; on a
 machine with more memory, a tenth of all of it.
 """
+PAGE = os.sysconf("SC_PAGE_SIZE")
 SOCKETS = 64 * MIB
 """Bytes for the buffers of a sandbox's TCP and UDP sockets in version 1, which counts them separately."""
 DELEGATE = "start it with `systemd-run --user --scope -p Delegate=yes hermes-rl …`, or as a user who owns its cgroup"
@@ -231,6 +232,17 @@ def _limit_memory(layout: Layout, folder: Path, memory: int, sockets: int) -> No
     counter = folder / "memory.kmem.tcp.limit_in_bytes"  # of UDP too, in spite of its name; some kernels have none
     if counter.exists():
         counter.write_text(str(sockets))
+
+
+def limit_sockets(pid: int, memory: int, root: Path = ROOT) -> None:
+    """Limit the sockets of a container's process, which version 1 does not count as memory, if this user may.
+
+    Does nothing unless its group has this limit of memory: some engines leave containers in a group of others.
+    """
+    folder = root / "memory" / _own_paths(Path(f"/proc/{pid}/cgroup")).get("memory", "")
+    if (_read_number(folder / "memory.limit_in_bytes") or 0) // PAGE == memory // PAGE:
+        with contextlib.suppress(OSError):
+            (folder / "memory.kmem.tcp.limit_in_bytes").write_text(str(min(memory, SOCKETS)))
 
 
 # -------------------------------------------------------------------------------- the sum

@@ -47,6 +47,7 @@ from hermes_rl.sandbox.base import (
     SandboxFile,
     SandboxService,
 )
+from hermes_rl.sandbox.cgroup import limit_sockets
 from hermes_rl.sandbox.channel import ConnectionLoss, Diagnosis
 from hermes_rl.sandbox.docker_engine import (
     VERSION_SECONDS,
@@ -744,6 +745,7 @@ class Docker(Isolation):
                 raise sandbox.unusable_image(f"has no {sandbox.shell}")
             await self._make_folders(sandbox)
             await self.container.look_at_limits(sandbox)
+            limit_sockets(self._pid, self.container.limits["memory"])
             for service in self.config.services:
                 self._creating = asyncio.create_task(self.container.start_service(service))
                 await asyncio.shield(self._creating)

@@ -379,6 +379,29 @@ async def test_limits_are_in_force() -> None:
         assert "fork" in (await sandbox.run("for n in $(seq 100); do sleep 5 & done", timeout=30)).output
 
 
+BUFFERS = """
+import socket
+listening, held, sent = socket.create_server(("127.0.0.1", 0)), [], 0
+for _ in range(40):
+    one = socket.create_connection(listening.getsockname())
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+    held += [one, listening.accept()[0]]
+    try:
+        while True:
+            sent += one.send(bytes(65536))
+    except BlockingIOError:
+        pass
+print(sent >> 20)
+"""
+
+
+async def test_buffers_of_sockets_have_a_limit() -> None:
+    """Version 1 of control groups does not count them: one container held half of what the machine has for TCP."""
+    async with create_sandbox(replace(CONFIG, limits=ResourceLimits(memory=128 << 20))) as sandbox:
+        assert int((await sandbox.run(["python3", "-c", BUFFERS], timeout=60)).output) < 128
+
+
 @pytest.mark.parametrize(("key", "name"), [("Memory", "memory"), ("PidsLimit", "processes"), ("NanoCpus", "cpu")])
 async def test_limit_dropped_by_the_engine_is_an_error_unless_best_effort(
     key: str, name: str, monkeypatch: pytest.MonkeyPatch

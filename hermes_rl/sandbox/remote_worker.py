@@ -2,7 +2,7 @@
 
 Importing hermes-agent changes the environment of its process and writes below ``$HERMES_HOME``. Symbols of hermes-agent
 0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of the one for
-ssh `_build_ssh_command` and `init_session`; of the module of their base `_BoundedOutputCollector`, which stores the
+ssh the methods that `connected` replaces; of the module of their base `_BoundedOutputCollector`, which stores the
 output of a command.
 
     python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS CLEANUP
@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import resource
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +35,21 @@ CLASSES = {
     "singularity": ("tools.environments.singularity", "SingularityEnvironment"),
 }
 CLEANUP_SECONDS = 15
-COMMANDS_AT_ONCE = 8
-"""Concurrent commands of one machine."""
+COMMANDS_AT_ONCE = 10
+"""Concurrent commands of one machine, by default the most that sshd allows: those of the sandbox, and two that end
+them.
+"""
 MEMORY = 4 << 30
 """Memory limit of this process in bytes: services' libraries collect the output of a command, however large it is."""
+UNREAD = 1000
+"""Characters that are stored of the last command's output."""
+CONNECT_SECONDS = 20.0
+OPTIONS = (
+    *("ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"),  # nothing of this machine is for agents
+    *("ServerAliveInterval=15", "ServerAliveCountMax=4"),  # a silent network ends the connection
+    "LogLevel=ERROR",
+)
+"""Options of ssh, which take precedence over the user's files."""
 BASE = "tools.environments.base"
 _current_command = threading.local()
 """Output limit of the command of this thread, and its collector."""
@@ -72,16 +84,17 @@ def bound_outputs() -> None:
 
     class Collector(base._BoundedOutputCollector):  # type: ignore[misc]
         def __init__(self, max_chars: int) -> None:
-            super().__init__(min(max_chars, getattr(_current_command, "most", max_chars)))
+            super().__init__(min(max_chars, getattr(_current_command, "most", UNREAD)))
             _current_command.collector = self
 
     base._BoundedOutputCollector = Collector
 
 
 def connected(base: Any) -> Any:
-    """Return hermes-agent's class for ssh, with trusted host keys alone and without a state file on the machine.
+    """Return hermes-agent's class for ssh, with trusted host keys alone and without its files on the machine.
 
-    Instead of reading the file to which it saves the login shell's variables, each command runs in a login shell.
+    Instead of reading the file to which it saves the login shell's variables, each command runs in a login shell. It
+    connects without a command: the account's start-up files belong to all agents, and what they print to none.
     """
 
     class Connected(base):  # type: ignore[misc]
@@ -94,7 +107,24 @@ def connected(base: Any) -> Any:
         def _build_ssh_command(self, extra_args: list[str] | None = None) -> list[str]:
             program, *rest = super()._build_ssh_command(extra_args)
             # If an option is given twice, ssh takes the first.
-            return [program, *(word for option in self._trusted for word in ("-o", option)), *rest]
+            return [program, *(word for option in (*self._trusted, *OPTIONS) for word in ("-o", option)), *rest]
+
+        def _establish_connection(self) -> None:
+            done = subprocess.run(
+                self._build_ssh_command(["-fN"]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=CONNECT_SECONDS,
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"SSH connection failed: {done.stderr.decode(errors='replace').strip()}")
+
+        def _detect_remote_home(self) -> str:
+            return "/"
+
+        def _ensure_remote_dirs(self) -> None:
+            """Make none."""
 
         def init_session(self) -> None:
             """Save nothing."""

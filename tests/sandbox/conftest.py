@@ -78,7 +78,8 @@ def docker_host(fake_docker: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A real sshd on loopback, with keys of its own; what names it to sandboxes.
 
-    `known_hosts` is a file with its key, and `asked` one to which it writes every command that it runs.
+    `known_hosts` is a file with its key, `asked` one to which it writes every command that it runs, and `rc` one that
+    its shell reads before each.
     """
     program = shutil.which("sshd", path="/usr/sbin:/usr/bin")
     if program is None:
@@ -90,9 +91,11 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         f"StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\nMaxSessions 100\nMaxStartups 100\n"
-        f'ForceCommand echo "$SSH_ORIGINAL_COMMAND" >>{folder}/asked; exec bash -c "$SSH_ORIGINAL_COMMAND"\n'
+        f'ForceCommand . {folder}/rc; echo "$SSH_ORIGINAL_COMMAND" >>{folder}/asked; '
+        'exec bash -c "$SSH_ORIGINAL_COMMAND"\n'
     )
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    (folder / "rc").touch()
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([program, "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE, text=True)
@@ -100,7 +103,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     assert "listening" in process.stderr.readline()
     user = pwd.getpwuid(os.getuid()).pw_name
     where = {"HOST": "127.0.0.1", "PORT": port, "USER": user, "KEY": str(folder / "user")}
-    files = {name: str(folder / name) for name in ("known_hosts", "asked")}
+    files = {name: str(folder / name) for name in ("known_hosts", "asked", "rc")}
     yield {f"TERMINAL_SSH_{name}": value for name, value in where.items()} | files
     process.terminate()
     process.wait(10)

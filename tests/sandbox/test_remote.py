@@ -8,7 +8,7 @@ import importlib
 import inspect
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ from hermes_rl.sandbox import remote
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
-from hermes_rl.sandbox.remote_worker import BASE, CLASSES
+from hermes_rl.sandbox.remote_worker import BASE, CLASSES, bound_outputs, connected
 from hermes_rl.stop_reasons import StopReason
 from tests.sandbox import test_background, test_commands, test_sandbox_files
 from tests.waiting import until, until_blocking
@@ -301,7 +301,8 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
     assert list(inspect.signature(found.cleanup).parameters) == ["self"]
     if backend == "ssh":
         assert list(inspect.signature(found._build_ssh_command).parameters) == ["self", "extra_args"]
-        assert list(inspect.signature(found.init_session).parameters) == ["self"]
+        for replaced in ("init_session", "_establish_connection", "_detect_remote_home", "_ensure_remote_dirs"):
+            assert list(inspect.signature(getattr(found, replaced)).parameters) == ["self"]
     kept = importlib.import_module(BASE)._BoundedOutputCollector
     assert list(inspect.signature(kept).parameters) == ["max_chars"]
     assert kept(5).total_chars == 0
@@ -322,3 +323,52 @@ def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: P
     code, *output = asked(remote.POLL, **place)
     assert not (tmp_path / "gone").exists()
     assert (code, parts(output)) == ("3", (b"said\n", False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "startup", ["echo Host key verification failed >&2; exit 255", r"printf '\xff\xfe'; exit 1"], ids=["key", "bytes"]
+)
+async def test_startup_files_of_the_account_cannot_end_a_run(
+    startup: str, ssh: SandboxConfig, sshd: dict[str, str], startup_file: Path
+) -> None:
+    startup_file.write_text(startup)
+    with pytest.raises(SandboxFailure, match="did not answer"):
+        await create_sandbox(ssh).start()
+
+
+@pytest.fixture
+def startup_file(sshd: dict[str, str]) -> Iterator[Path]:
+    """A file that the account's shell reads before each command."""
+    file = Path(sshd["rc"])
+    yield file
+    file.write_text("")
+
+
+@pytest.mark.slow
+async def test_startup_files_that_flood_fill_no_memory(ssh: SandboxConfig, startup_file: Path) -> None:
+    startup_file.write_text("head -c 300000000 /dev/zero")
+    link = remote.Link()
+    await link.start("ssh", machine(ssh).arguments, "true")
+    assert link._process is not None
+    assert peak(link._process.pid) < 150 << 20
+    await link.close()
+
+
+def test_output_of_the_last_command_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = pytest.importorskip(BASE, reason="the extra hermes is not installed")
+    monkeypatch.setattr(base, "_BoundedOutputCollector", base._BoundedOutputCollector)
+    bound_outputs()
+    assert base._BoundedOutputCollector(1 << 60).max_chars < 10_000
+
+
+def test_connection_forwards_nothing_and_notices_a_silent_network(tmp_path: Path) -> None:
+    module = pytest.importorskip(CLASSES["ssh"][0], reason="the extra hermes is not installed")
+    (tmp_path / "config").write_text("ForwardAgent yes\nForwardX11 yes\nRemoteForward 1234 localhost:80\n")
+    found = connected(module.SSHEnvironment)
+    connection = found.__new__(found)
+    vars(connection).update(host="host", user="user", port=22, key_path="", control_socket=tmp_path / "s", _trusted=[])
+    line = connection._build_ssh_command(["-G", "-F", str(tmp_path / "config")])
+    settings = subprocess.run(line, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert {"forwardagent no", "forwardx11 no", "serveraliveinterval 15"} <= set(settings)
+    assert not any(setting.startswith("remoteforward") for setting in settings)

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from hermes_rl.errors import SandboxFailure, UserError, install_command
@@ -49,6 +50,7 @@ from hermes_rl.sandbox.base import (
 )
 from hermes_rl.sandbox.helper_files import KERNEL_FILE_ERROR
 from hermes_rl.threads import end_tasks
+from hermes_rl.values import system_bytes
 
 # -------------------------------------------------------------------------------- scripts
 # Bytes are transferred as base64, so that neither names nor contents are affected by a shell's quoting or a text
@@ -71,7 +73,7 @@ parent() { d=$(dirname -- "$1"; echo .); d=${d%??}; }
 kernels() { case $1/ in /proc/* | /sys/*) say printf '!13 kernel' ;; esac; }
 behind() { kernels "$(realpath -m -- "$1")"; }  # what a name leads to is not the kernel's
 beside() { parent "$1"; behind "$d"; }
-look() { find "$@" -printf '%f\0%y\0%s\0%m\0%T@\0' | base64 -w0; }
+look() { find "$@" -printf '%f\0%y\0%s\0%m\0%T@\0' | head -zn "${fields:-5}" | base64 -w0; }
 """
 
 READ = rb"""there "$p"; behind "$p"; [ -d "$p" ] && fail 21; [ -e "$p" ] || fail 2; [ -f "$p" ] || fail 22
@@ -102,7 +104,8 @@ REMOVE = rb"""beside "$p"; there "$p"; rm -rf -- "$p" 2>/dev/null || fail 13; sa
 RENAME = rb"""beside "$p"; beside "$q"; there "$p"
 [ -d "$q" ] && fail 21; mv -fT -- "$p" "$q" 2>/dev/null || missing "$q"; say true
 """
-PLACE = rb"""folders "${home:=$HOME}"
+PLACE = rb"""mkdir -pm 700 -- "$box"  # other users of the machine cannot enter it
+folders "${home:=$HOME}"
 case $workdir in /*) ;; *) workdir=$home/$workdir ;; esac
 folders "$workdir"
 here() { printf %s "$home" | base64 -w0; }
@@ -110,31 +113,32 @@ say here
 """
 OUTPUT = rb"""o=$box/$job
 part() {
-  n=$(stat -c %s -- "$1"); printf ' %s +' "$n"
+  n=$(stat -Lc %s -- "$1" || echo 0); printf ' %s +' "$n"
   if [ "$n" -le "$limit" ]; then base64 -w0 -- "$1"; printf ' -'
   else head -c "$head" -- "$1" | base64 -w0; printf ' +'; tail -c "$tail" -- "$1" | base64 -w0; fi
 }
 """
 COMMAND = (
     OUTPUT
-    + rb"""mkdir -p -- "$box"; cd -- "$cwd" 2>/dev/null || { [ -d "$cwd" ] && fail 13; missing "$cwd"; }
+    + rb"""mkdir -pm 700 -- "$box"; cd -- "$cwd" 2>/dev/null || { [ -d "$cwd" ] && fail 13; missing "$cwd"; }
 """
 )
 RUN = (
     COMMAND
     + rb"""
-: >"$o.e"
-if [ -n "$apart" ]; then timeout -s KILL "$seconds" env "${vars[@]}" "${argv[@]}" <"$input" >"$o.o" 2>"$o.e"
-else timeout -s KILL "$seconds" env "${vars[@]}" "${argv[@]}" <"$input" >"$o.o" 2>&1; fi
+{ exec 7<>"$o.o" 8<>"$o.e"; } || fail 28
+rm -f -- "$o.o" "$o.e"  # the output stays, whatever the command removes
+if [ -n "$apart" ]; then timeout -s KILL "$seconds" env "${vars[@]}" "${argv[@]}" <"$input" >&7 2>&8 7>&- 8>&-
+else timeout -s KILL "$seconds" env "${vars[@]}" "${argv[@]}" <"$input" >&7 2>&1 7>&- 8>&-; fi
 code=$?
-result() { printf %s "$code"; part "$o.o"; part "$o.e"; rm -f -- "$o".*; }
+result() { printf %s "$code"; part "/proc/$$/fd/7"; part "/proc/$$/fd/8"; rm -f -- "$o".*; }
 say result
 """
 )
 SPAWN = (
     COMMAND
     + rb"""command -v -- "${argv[0]}" >/dev/null || fail 2
-mkfifo "$o.i"; : >"$o.o"
+mkfifo "$o.i" && : >"$o.o" || fail 28
 sleep 1000000000 >"$o.i" 2>/dev/null </dev/null & echo $! >"$o.k"
 { setsid env "${vars[@]}" "${argv[@]}" <"$o.i" >"$o.o" 2>&1 & echo $! >"$o.p"; wait $!; echo $? >"$o.d"
   mv "$o.d" "$o.c"; kill $(cat "$o.k"); } </dev/null >/dev/null 2>&1 &
@@ -162,28 +166,33 @@ for round in 1 2 3 4 5; do
   { [ -z "$left" ] || [ "$signal" != 9 ]; } && break
   sleep 0.05
 done
-[ -n "$folder" ] && rm -rf -- "$folder"
+if [ -n "$folder" ]; then
+  find "$folder" -type d ! -perm -700 -exec chmod u+rwx -- {} \;
+  rm -rf -- "$folder"
+fi
 say true
 """
 
 
 def quoted(value: str | bytes) -> bytes:
     """Return a value quoted as one word of the shell."""
-    data = os.fsencode(value) if isinstance(value, str) else value
-    if b"\0" in data:
-        raise ValueError("embedded null byte")
+    data = system_bytes(value) if isinstance(value, str) else value
     return b"'" + data.replace(b"'", b"'\\''") + b"'"
 
 
-def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]:
-    """Return the command that runs a script with these variables, and the mark around its result."""
+def program(script: bytes, **values: str | bytes | list[str]) -> tuple[bytes, str]:
+    """Return the program that runs a script with these variables, and the mark around its result."""
     marker = secrets.token_hex(8)
     lines = [f"mark={marker}".encode()]
     for name, value in values.items():
         word = b"(" + b" ".join(map(quoted, value)) + b")" if isinstance(value, list) else quoted(value)
         lines.append(name.encode() + b"=" + word)
-    text = base64.b64encode(b"\n".join([*lines, COMMON, script])).decode()
-    return f'bash -c "$(echo {text} | base64 -d)"', marker
+    return b"\n".join([*lines, COMMON, script]), marker
+
+
+def command(text: bytes) -> str:
+    """Return the shell command that runs a program."""
+    return f'bash -c "$(echo {base64.b64encode(text).decode()} | base64 -d)"'
 
 
 def answer(output: str, marker: str) -> list[str]:
@@ -377,11 +386,11 @@ class Link:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            _kill_group(process)
             await process.wait()
         finally:
             if process.returncode is None:
-                process.kill()
+                _kill_group(process)
             if self._reader is not None:
                 await end_tasks([self._reader])
             shutil.rmtree(self._home, ignore_errors=True)
@@ -400,6 +409,12 @@ class Link:
         for future in self._waiting.values():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_result({"error": error})
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill a worker and its clients of ssh, which would wait for a silent machine without end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, SIGKILL)
 
 
 # -------------------------------------------------------------------------------- backends
@@ -510,7 +525,17 @@ def _ssh_machine(config: SandboxConfig) -> Machine:
 JOB = "HERMES_RL_JOB"
 INLINE_COMMAND_BYTES = 20_000
 """Maximum bytes of a command that are passed as an argument; a longer one is passed as a file."""
+ARGUMENT = 60_000
+"""Maximum bytes of a program that is passed as an argument (128 KiB for Linux, encoded and quoted); a longer one is
+passed as a file.
+"""
+PATH_LIMIT = 4095
+AT_ONCE = 8
+"""Concurrent commands of one sandbox."""
 FILE_SECONDS = 600.0
+"""Seconds for a change to many files."""
+RESPONSE_SECONDS = 10.0
+"""Seconds for a machine to show that it still runs commands."""
 LISTING = 64 << 20
 """Maximum characters of a directory listing."""
 
@@ -527,7 +552,8 @@ class RemoteSandbox(Sandbox):
         self._link = Link()
         self._end_reason = ""
         """Reason why it is gone, if the runner ended it."""
-        self._jobs = itertools.count(1)
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        """A command that waits for others of its sandbox is not late yet."""
         self._processes: list[RemoteProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0
@@ -553,11 +579,14 @@ class RemoteSandbox(Sandbox):
 
     async def start(self) -> None:
         try:
-            cleanup, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
-            await self._link.start(self.config.backend, self.machine.arguments, cleanup, self.config.environ)
+            cleanup, _ = program(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
+            await self._link.start(self.config.backend, self.machine.arguments, command(cleanup), self.config.environ)
             home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
             # One round trip for all: each takes a quarter of a second.
-            encoded_home = await self._ask(PLACE, home=home, workdir=workdir)
+            try:
+                encoded_home = await self._ask(PLACE, box=self._box, home=home, workdir=workdir)
+            except OSError as error:
+                raise SandboxFailure(f"the sandbox cannot make its directories: {error.strerror}") from error
             with self._reading():
                 self.home = base64.b64decode("".join(encoded_home)).decode()
             self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
@@ -567,14 +596,17 @@ class RemoteSandbox(Sandbox):
             raise
         self._exposed = True
         if self.config.lifetime is not None:
-            self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
+            self._expiry = asyncio.get_running_loop().call_later(
+                self.config.lifetime, lambda: self._run_later(self._expire())
+            )
 
-    def _expire(self) -> None:
-        # As in every sandbox, the agent causes a command that runs past the end.
-        self._killed_by_agent = self._running > 0 or any(process.poll() is None for process in self._processes)
-        self.expired = not self._killed_by_agent
+    async def _expire(self) -> None:
+        busy = self._running > 0 or any(process.poll() is None for process in self._processes)
+        # As in every sandbox, the agent causes a command that runs past the end, unless the machine has stopped.
+        self._killed_by_agent = busy and await self._is_responding()
+        self.expired = not busy
         self._end_reason = f"the sandbox's lifetime of {self.config.lifetime} s is over"
-        self._run_later(self.close())
+        await self.close()
 
     def blame_agent(self) -> None:
         self._killed_by_agent = True
@@ -582,7 +614,7 @@ class RemoteSandbox(Sandbox):
     async def kill_all(self, *, agent_done: bool = True) -> None:
         if agent_done and self._expiry is not None:
             self._expiry.cancel()
-        await self._ask(KILL, named=f"{MARK}={self.id}", signal="9", folder="")
+        await self._kill(f"{MARK}={self.id}", 9)
 
     async def close(self) -> None:
         if self._expiry is not None:
@@ -608,13 +640,13 @@ class RemoteSandbox(Sandbox):
         merge_stderr: bool = True,
     ) -> CommandResult:
         started_at, seconds = time.perf_counter(), self.config.timeout if timeout is None else timeout
-        job = str(next(self._jobs))
+        job = secrets.token_hex(8)  # what the agent can foresee, it can make a FIFO
         stdin_path = "/dev/null"
-        if stdin is not None:
-            stdin_path = f"{self._box}/{job}.i"
-            await self.write_file(stdin_path, stdin)
         self._running += 1
         try:
+            if stdin is not None:
+                stdin_path = f"{self._box}/{job}.i"
+                await self.write_file(stdin_path, stdin)
             fields = await self._ask(
                 RUN,
                 None,
@@ -626,8 +658,10 @@ class RemoteSandbox(Sandbox):
                 apart="" if merge_stderr else "1",
             )
         except asyncio.CancelledError:
-            self._run_later(self._kill(job, 9))
+            self._run_later(self._kill_job(job, 9))
             raise
+        except TimeoutError:  # the agent has stopped what ends it
+            return CommandResult(TIMEOUT_EXIT_CODE, b"", timed_out=True, duration=time.perf_counter() - started_at)
         except OSError as error:
             message = f"cannot start the command: working directory: {error.strerror}\n".encode()
             return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
@@ -647,7 +681,7 @@ class RemoteSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
-        job = str(next(self._jobs))
+        job = secrets.token_hex(8)
         values = await self._values(job, command, None, env, output_limit)
         fields = await self._ask(SPAWN, **values)
         with self._reading():
@@ -657,7 +691,7 @@ class RemoteSandbox(Sandbox):
             shared = {name: values[name] for name in ("box", "limit", "head", "tail")}
             return await self._ask(script, data, 60.0, encoded(output_limit), **{**shared, **more})
 
-        process = RemoteProcess(pid, job, ask, self._kill)
+        process = RemoteProcess(pid, job, ask, self._kill_job)
         self._processes.append(process)
         return process
 
@@ -677,11 +711,18 @@ class RemoteSandbox(Sandbox):
         variables = [f"{name}={value}" for name, value in {**base_variables, **self.config.env, **(env or {})}.items()]
         head = limit * 2 // 5
         limits = {"limit": str(limit), "head": str(head), "tail": str(limit - head)}
-        job_location = {"box": self._box, "job": job, "cwd": self.resolve(cwd or ".")}
+        job_location = {"box": self._box, "job": job, "cwd": self._short(cwd or ".")}
         return {**job_location, **limits, "argv": argv, "vars": variables}
 
-    async def _kill(self, job: str, signal: int) -> None:
-        await self._ask(KILL, named=f"{JOB}={self.id}-{job}", signal=str(signal), folder="")
+    async def _kill_job(self, job: str, signal: int) -> None:
+        await self._kill(f"{JOB}={self.id}-{job}", signal)
+
+    async def _kill(self, named: str, signal: int) -> None:
+        with self._reading():
+            try:
+                await self._ask(KILL, named=named, signal=str(signal), folder="")
+            except OSError as error:  # the script has none to report
+                raise ValueError(error.strerror) from error
 
     def _run_later(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -691,7 +732,9 @@ class RemoteSandbox(Sandbox):
     # ------------------------------------------------------------------ files
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        encoded_chunks = await self._ask_about_file(path, READ, max_characters=encoded(limit), limit=str(limit))
+        encoded_chunks = await self._ask_about_file(
+            path, READ, seconds=transfer_seconds(limit), max_characters=encoded(limit), limit=str(limit)
+        )
         with self._reading():
             return await asyncio.to_thread(base64.b64decode, "".join(encoded_chunks))
 
@@ -699,7 +742,8 @@ class RemoteSandbox(Sandbox):
         permissions = "" if mode is None else f"{mode:o}"
         for offset in range(0, max(len(data), 1), self.machine.chunk_size):
             chunk = data[offset : offset + self.machine.chunk_size]
-            await self._ask_about_file(path, WRITE, chunk, mode=permissions, more="1" if offset else "")
+            more, seconds = "1" if offset else "", transfer_seconds(len(chunk))
+            await self._ask_about_file(path, WRITE, chunk, seconds=seconds, mode=permissions, more=more)
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
         encoded_chunks = await self._ask_about_file(path, STAT, follow="1" if follow else "")
@@ -708,7 +752,7 @@ class RemoteSandbox(Sandbox):
         return info
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
-        encoded_chunks = await self._ask_about_file(path, LIST, max_characters=LISTING)
+        encoded_chunks = await self._ask_about_file(path, LIST, max_characters=LISTING, fields=str(5 * limit + 1))
         with self._reading():
             return sorted(_parse_entries(encoded_chunks, limit, path), key=lambda info: info.name)
 
@@ -722,13 +766,20 @@ class RemoteSandbox(Sandbox):
         await self._ask_about_file(path, REMOVE)
 
     async def rename(self, source: str, target: str) -> None:
-        await self._ask_about_file(source, RENAME, q=self.resolve(target))
+        await self._ask_about_file(source, RENAME, q=self._short(target))
 
     async def _ask_about_file(
-        self, path: str, script: bytes, data: bytes | None = None, *, max_characters: int = SMALL, **values: str
+        self,
+        path: str,
+        script: bytes,
+        data: bytes | None = None,
+        *,
+        seconds: float = FILE_SECONDS,
+        max_characters: int = SMALL,
+        **values: str,
     ) -> list[str]:
         try:
-            return await self._ask(script, data, FILE_SECONDS, max_characters, p=self.resolve(path), **values)
+            return await self._ask(script, data, seconds, max_characters, p=self._short(path), **values)
         except OSError as error:
             error.filename = path
             raise
@@ -742,16 +793,49 @@ class RemoteSandbox(Sandbox):
         /,
         **values: str | list[str],
     ) -> list[str]:
-        text, marker = command(script, **values)
+        text, marker = program(script, **values)
+        if len(text) <= ARGUMENT:
+            asked = command(text)
+        else:
+            path = f"{self._box}/{secrets.token_hex(8)}.s"
+            await self.write_file(path, text)
+            asked = f"bash {path}"
         stdin = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
+        async with self._turns:
+            return await self._result(asked, marker, stdin, seconds_to_wait, max_characters)
+
+    async def _result(
+        self, asked: str, marker: str, stdin: str | None, seconds_to_wait: float, max_characters: int
+    ) -> list[str]:
+        started_at = time.monotonic()
         try:
-            output = await self._link.execute(text, stdin, seconds_to_wait, max_characters)
+            output = await self._link.execute(asked, stdin, seconds_to_wait, max_characters)
         except SandboxFailure as failure:
             raise (
                 sandbox_gone(self._end_reason, by_agent=self.killed_by_agent) if self._end_reason else failure
             ) from None
+        hung = time.monotonic() - started_at >= int(seconds_to_wait + SPARE_SECONDS) and f"){marker}" not in output
+        if hung and await self._is_responding():
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         with self._reading():
             return answer(output, marker)
+
+    async def _is_responding(self) -> bool:
+        """Return True if the machine runs a command: then one that hangs there does so because of its agent."""
+        text, marker = program(b"say true")
+        try:
+            async with asyncio.timeout(RESPONSE_SECONDS):
+                answer(await self._link.execute(command(text), None, RESPONSE_SECONDS), marker)
+        except (SandboxFailure, OSError, ValueError):
+            return False
+        return True
+
+    def _short(self, path: str) -> str:
+        """Return the absolute `path`; raises `OSError` (ENAMETOOLONG) as a system call does."""
+        resolved = self.resolve(path)
+        if len(system_bytes(resolved)) > PATH_LIMIT:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+        return resolved
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -771,6 +855,11 @@ class RemoteSandbox(Sandbox):
 def encoded(limit: int) -> int:
     """Return the characters of a result that holds as many bytes."""
     return limit * 4 // 3 + SMALL
+
+
+def transfer_seconds(size: int) -> float:
+    """Return the seconds for the content of a file: a FIFO that an agent puts in its place is never opened."""
+    return 60.0 + size / MEBI
 
 
 KINDS: Mapping[bytes, Kind] = {b"f": "file", b"d": "directory", b"l": "symlink"}

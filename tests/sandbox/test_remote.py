@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import importlib
 import inspect
 import os
+import shutil
+import signal
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import remote
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
+from hermes_rl.sandbox.base import MARK, ResourceLimits, Sandbox, SandboxConfig
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES, bound_outputs, connected
 from hermes_rl.stop_reasons import StopReason
@@ -310,8 +315,8 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
 
 def asked(script: bytes, **values: str | list[str]) -> list[str]:
     """What a script answers on this machine."""
-    text, mark = remote.command(script, **values)
-    return remote.answer(subprocess.run(text, shell=True, capture_output=True, text=True).stdout, mark)
+    text, mark = remote.program(script, **values)
+    return remote.answer(subprocess.run(remote.command(text), shell=True, capture_output=True, text=True).stdout, mark)
 
 
 def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: Path) -> None:
@@ -323,6 +328,143 @@ def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: P
     code, *output = asked(remote.POLL, **place)
     assert not (tmp_path / "gone").exists()
     assert (code, parts(output)) == ("3", (b"said\n", False))
+
+
+class LocalLink:
+    """A link to this machine, which answers neither the scripts of `silent` nor anything once it is not `up`."""
+
+    open = True
+
+    def __init__(self, *silent: bytes) -> None:
+        self.silent, self.up = silent, True
+        self.running = self.most = 0
+
+    async def execute(self, asked: str, stdin: str | None, _: float, characters: int = remote.SMALL) -> str:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0)
+            text = base64.b64decode(asked.split()[3])
+            if not self.up or any(script in text for script in self.silent):
+                return ""
+            done = await asyncio.to_thread(
+                subprocess.run, asked, shell=True, capture_output=True, text=True, input=stdin or ""
+            )
+        finally:
+            self.running -= 1
+        if len(done.stdout) > characters:
+            raise SandboxFailure("it answered with more than was asked for")
+        return done.stdout
+
+    async def close(self) -> None: ...
+
+
+def sandbox_here(link: LocalLink, folder: Path) -> RemoteSandbox:
+    address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
+    sandbox = RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address))
+    sandbox._link, sandbox._box = link, str(folder / "box")  # type: ignore[assignment]
+    sandbox.home = sandbox.workdir = str(folder)
+    sandbox._exposed = True
+    return sandbox
+
+
+needs_extra = pytest.mark.skipif(
+    missing("ssh", {"TERMINAL_SSH_HOST": "h", "TERMINAL_SSH_USER": "u"}) is not None,
+    reason="the extra hermes is not installed",
+)
+
+
+@needs_extra
+async def test_output_stays_when_the_command_removes_the_files_of_its_sandbox(tmp_path: Path) -> None:
+    sandbox = sandbox_here(LocalLink(), tmp_path)
+    done = await sandbox.run(f"echo said; rm -rf {sandbox._box}; echo wrong >&2; exit 3", merge_stderr=False)
+    assert (done.exit_code, done.stdout, done.stderr) == (3, b"said\n", b"wrong\n")
+
+
+@needs_extra
+@pytest.mark.parametrize("up", [True, False])
+async def test_command_that_hangs_is_lost_only_if_the_machine_does_not_respond(
+    up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SPARE_SECONDS", 0)
+    monkeypatch.setattr(remote, "transfer_seconds", lambda size: 0.0)
+    link = LocalLink(remote.RUN, remote.READ)
+    sandbox, link.up = sandbox_here(link, tmp_path), up
+    if up:
+        assert (await sandbox.run("true", timeout=0)).timed_out
+        with pytest.raises(TimeoutError):
+            await sandbox.read_file("file")
+    else:
+        for call in (sandbox.run("true", timeout=0), sandbox.read_file("file")):
+            with pytest.raises(SandboxFailure, match="did not answer"):
+                await call
+
+
+@needs_extra
+@pytest.mark.parametrize("up", [True, False])
+async def test_lifetime_that_ends_while_the_machine_is_silent_is_not_the_agents(up: bool, tmp_path: Path) -> None:
+    link = LocalLink()
+    sandbox, link.up, sandbox._running = sandbox_here(link, tmp_path), up, 1
+    await sandbox._expire()
+    assert (sandbox.killed_by_agent, sandbox.expired) == (up, False)
+
+
+@needs_extra
+async def test_commands_of_a_sandbox_wait_for_their_turn(tmp_path: Path) -> None:
+    link = LocalLink()
+    sandbox = sandbox_here(link, tmp_path)
+    await asyncio.gather(*(sandbox.make_dir("folder") for _ in range(3 * remote.AT_ONCE)))
+    assert link.most == remote.AT_ONCE
+
+
+@needs_extra
+async def test_path_that_is_too_long_is_refused_as_by_the_kernel(tmp_path: Path) -> None:
+    sandbox, path = sandbox_here(LocalLink(), tmp_path), "a/" * 50_000
+    for call in (sandbox.read_file(path), sandbox.rename("a", path)):
+        with pytest.raises(OSError, match="File name too long"):
+            await call
+    assert (await sandbox.run("true", cwd=path)).exit_code == 126
+
+
+@needs_extra
+async def test_directory_with_too_many_entries_is_refused_however_long_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "LISTING", 2000)
+    (tmp_path / "many").mkdir()
+    for name in range(100):
+        (tmp_path / "many" / f"{name:0100}").touch()
+    with pytest.raises(OSError, match="More than 3 entries"):
+        await sandbox_here(LocalLink(), tmp_path).list_dir("many", limit=3)
+
+
+@needs_extra
+async def test_error_number_instead_of_the_end_of_processes_is_an_invalid_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "KILL", b"fail 5\n")
+    with pytest.raises(SandboxFailure, match="cannot be read: Input/output error"):
+        await sandbox_here(LocalLink(), tmp_path).kill_all()
+
+
+@pytest.fixture
+def account() -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """A directory of an ordinary user, and the arguments of `subprocess` that run a program as this user."""
+    folder = Path(tempfile.mkdtemp())
+    user = 47113 if os.geteuid() == 0 else os.geteuid()
+    os.chown(folder, user, -1)
+    yield folder, {"user": user, "extra_groups": []} if os.geteuid() == 0 else {}
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_directories_that_their_owner_cannot_write_are_removed(account: tuple[Path, Mapping[str, Any]]) -> None:
+    folder, user = account
+    box = folder / "box"
+    make = f"mkdir -p {box}/a/b && touch {box}/a/b/c && chmod 500 {box}/a/b && chmod 0 {box}/a"
+    subprocess.run(make, shell=True, check=True, **user)
+    text, _ = remote.program(remote.KILL, named="A=1", signal="9", folder=str(box))
+    subprocess.run(remote.command(text), shell=True, check=True, capture_output=True, **user)
+    assert not box.exists()
 
 
 @pytest.mark.slow
@@ -372,3 +514,44 @@ def test_connection_forwards_nothing_and_notices_a_silent_network(tmp_path: Path
     settings = subprocess.run(line, check=True, capture_output=True, text=True).stdout.splitlines()
     assert {"forwardagent no", "forwardx11 no", "serveraliveinterval 15"} <= set(settings)
     assert not any(setting.startswith("remoteforward") for setting in settings)
+
+
+@pytest.mark.slow
+async def test_start_without_its_directories_is_an_infrastructure_failure(ssh: SandboxConfig) -> None:
+    with pytest.raises(SandboxFailure, match="cannot make its directories"):
+        await create_sandbox(replace(ssh, workdir="/proc/none")).start()
+
+
+@pytest.mark.slow
+async def test_agent_cannot_make_its_next_command_hang_or_too_large(ssh: SandboxConfig) -> None:
+    async with create_sandbox(ssh) as sandbox:
+        mode = await sandbox.run("stat -c %a ..; cd ..; for i in $(seq 30); do mkfifo $i.o; done")
+        assert mode.output == "700\n"
+        assert (await sandbox.run("echo on", timeout=1)).output == "on\n"
+        assert (await sandbox.run("echo on", env={"A": "'" * 30_000})).output == "on\n"
+
+
+@pytest.mark.slow
+async def test_closing_ends_the_clients_of_a_worker_that_does_not_end(
+    ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "END_SECONDS", 0.1)
+    sandbox = create_sandbox(ssh)
+    assert isinstance(sandbox, RemoteSandbox)
+    async with sandbox:
+        running = asyncio.create_task(sandbox.run("touch started; exec sleep 600"))
+        await until(Path(sandbox.home, "started").exists)
+        worker = sandbox._link._process
+        assert worker is not None
+        children = Path("/proc", str(worker.pid), "task").glob("*/children")
+        clients = [int(pid) for file in children for pid in file.read_text().split()]
+        assert clients
+        os.kill(worker.pid, signal.SIGSTOP)
+    await until(lambda: all(map(over, clients)))
+    with pytest.raises(SandboxFailure):
+        await running
+    asked(remote.KILL, named=f"{MARK}={sandbox.id}", signal="9", folder=sandbox._box)
+    for process in Path("/proc").glob("[0-9]*"):  # its connection, which ssh would keep for five minutes
+        with contextlib.suppress(OSError):
+            if os.fsencode(sandbox._link._home) in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)

@@ -134,7 +134,7 @@ OURS: Places = {
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox._isolate HelperSandbox.unusable_image",
     "sandbox/launcher.py": "_Ending._give_up _Ending.poll_finished as_sandbox_failure python_output "
     "LocalProcess.pid LocalProcess.started",
-    "sandbox/remote.py": "Link.start Link.execute",
+    "sandbox/remote.py": "Link.start Link.execute RemoteSandbox.start",
     "servers/transport.py": "exhausted",
     "tools/base.py": "ToolRuntime._start",
     "tools/hermes_toolsets.py": "HermesToolsets.connect HermesToolsets._start",
@@ -154,7 +154,7 @@ DECIDED: Places = {
     "runs/rollout_worker.py": "error_of",
     "sandbox/base.py": "sandbox_gone",
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",
-    "sandbox/remote.py": "answer RemoteSandbox._ask RemoteSandbox._reading",
+    "sandbox/remote.py": "answer RemoteSandbox._result RemoteSandbox._reading",
     "scoring/grader.py": "_per_member Grader._read_value Grader._compare_group",
     "scoring/reward_function.py": "call_reward _call_in_process _await_on_loop _raise_as_documented",
     "scoring/judge.py": "_JudgeSession.decided",

@@ -110,13 +110,16 @@ def connected(base: Any) -> Any:
             return [program, *(word for option in (*self._trusted, *OPTIONS) for word in ("-o", option)), *rest]
 
         def _establish_connection(self) -> None:
-            done = subprocess.run(
-                self._build_ssh_command(["-fN"]),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=CONNECT_SECONDS,
-            )
+            try:
+                done = subprocess.run(
+                    self._build_ssh_command(["-fN"]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    timeout=CONNECT_SECONDS,
+                )
+            except subprocess.TimeoutExpired:
+                raise RuntimeError("SSH connection timed out") from None
             if done.returncode != 0:
                 raise RuntimeError(f"SSH connection failed: {done.stderr.decode(errors='replace').strip()}")
 

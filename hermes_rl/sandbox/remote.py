@@ -525,12 +525,12 @@ def _ssh_machine(config: SandboxConfig) -> Machine:
 JOB = "HERMES_RL_JOB"
 INLINE_COMMAND_BYTES = 20_000
 """Maximum bytes of a command that are passed as an argument; a longer one is passed as a file."""
-ARGUMENT = 60_000
+PROGRAM_ARGUMENT_BYTES = 60_000
 """Maximum bytes of a program that is passed as an argument (128 KiB for Linux, encoded and quoted); a longer one is
 passed as a file.
 """
 PATH_LIMIT = 4095
-AT_ONCE = 8
+SANDBOX_COMMANDS_AT_ONCE = 8
 """Concurrent commands of one sandbox."""
 FILE_SECONDS = 600.0
 """Seconds for a change to many files."""
@@ -552,7 +552,7 @@ class RemoteSandbox(Sandbox):
         self._link = Link()
         self._end_reason = ""
         """Reason why it is gone, if the runner ended it."""
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = asyncio.Semaphore(SANDBOX_COMMANDS_AT_ONCE)
         """A command that waits for others of its sandbox is not late yet."""
         self._processes: list[RemoteProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -794,7 +794,7 @@ class RemoteSandbox(Sandbox):
         **values: str | list[str],
     ) -> list[str]:
         text, marker = program(script, **values)
-        if len(text) <= ARGUMENT:
+        if len(text) <= PROGRAM_ARGUMENT_BYTES:
             asked = command(text)
         else:
             path = f"{self._box}/{secrets.token_hex(8)}.s"

@@ -41,10 +41,10 @@ them.
 """
 MEMORY = 4 << 30
 """Memory limit of this process in bytes: services' libraries collect the output of a command, however large it is."""
-UNREAD = 1000
+UNREAD_CHARACTERS = 1000
 """Characters that are stored of the last command's output."""
-CONNECT_SECONDS = 20.0
-OPTIONS = (
+SSH_CONNECT_SECONDS = 20.0
+SSH_OPTIONS = (
     *("ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"),  # nothing of this machine is for agents
     *("ServerAliveInterval=15", "ServerAliveCountMax=4"),  # a silent network ends the connection
     "LogLevel=ERROR",
@@ -84,7 +84,7 @@ def bound_outputs() -> None:
 
     class Collector(base._BoundedOutputCollector):  # type: ignore[misc]
         def __init__(self, max_chars: int) -> None:
-            super().__init__(min(max_chars, getattr(_current_command, "most", UNREAD)))
+            super().__init__(min(max_chars, getattr(_current_command, "most", UNREAD_CHARACTERS)))
             _current_command.collector = self
 
     base._BoundedOutputCollector = Collector
@@ -107,7 +107,7 @@ def connected(base: Any) -> Any:
         def _build_ssh_command(self, extra_args: list[str] | None = None) -> list[str]:
             program, *rest = super()._build_ssh_command(extra_args)
             # If an option is given twice, ssh takes the first.
-            return [program, *(word for option in (*self._trusted, *OPTIONS) for word in ("-o", option)), *rest]
+            return [program, *(word for option in (*self._trusted, *SSH_OPTIONS) for word in ("-o", option)), *rest]
 
         def _establish_connection(self) -> None:
             try:
@@ -116,7 +116,7 @@ def connected(base: Any) -> Any:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
-                    timeout=CONNECT_SECONDS,
+                    timeout=SSH_CONNECT_SECONDS,
                 )
             except subprocess.TimeoutExpired:
                 raise RuntimeError("SSH connection timed out") from None

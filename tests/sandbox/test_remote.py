@@ -413,8 +413,8 @@ async def test_lifetime_that_ends_while_the_machine_is_silent_is_not_the_agents(
 async def test_commands_of_a_sandbox_wait_for_their_turn(tmp_path: Path) -> None:
     link = LocalLink()
     sandbox = sandbox_here(link, tmp_path)
-    await asyncio.gather(*(sandbox.make_dir("folder") for _ in range(3 * remote.AT_ONCE)))
-    assert link.most == remote.AT_ONCE
+    await asyncio.gather(*(sandbox.make_dir("folder") for _ in range(3 * remote.SANDBOX_COMMANDS_AT_ONCE)))
+    assert link.most == remote.SANDBOX_COMMANDS_AT_ONCE
 
 
 @needs_extra
@@ -535,7 +535,7 @@ async def test_agent_cannot_make_its_next_command_hang_or_too_large(ssh: Sandbox
 async def test_closing_ends_the_clients_of_a_worker_that_does_not_end(
     ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "END_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "RELEASE_SECONDS", 0.1)
     sandbox = create_sandbox(ssh)
     assert isinstance(sandbox, RemoteSandbox)
     async with sandbox:

@@ -859,7 +859,7 @@ def encoded(limit: int) -> int:
 
 def transfer_seconds(size: int) -> float:
     """Return the seconds for the content of a file: a FIFO that an agent puts in its place is never opened."""
-    return 60.0 + size / MEBI
+    return min(60.0 + size / MEBI, FILE_SECONDS)
 
 
 KINDS: Mapping[bytes, Kind] = {b"f": "file", b"d": "directory", b"l": "symlink"}

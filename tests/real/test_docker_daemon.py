@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -37,6 +38,7 @@ from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
 from tests.rootfs import small_root
+from tests.sandbox.leases import held
 
 COMPONENT = "Docker"
 ROOT = Path(__file__).parents[2]
@@ -270,6 +272,13 @@ async def test_lease_in_a_service_delays_no_other_sandbox() -> None:
     async with create_sandbox(config) as attacker, create_sandbox(config) as other:
         assert (await attacker.run(taken)).output == "leased\n"
         assert (await other.run("cat /etc/hosts /etc/hostname /etc/resolv.conf", timeout=30)).exit_code == 0
+
+
+async def test_no_sandbox_of_either_backend_holds_files_that_another_opens(rootfs: Path) -> None:
+    image = SandboxConfig(image=str(rootfs))
+    for attacker, other in ((CONFIG, CONFIG), (CONFIG, image), (image, CONFIG)):
+        output = await held(attacker, other)
+        assert re.fullmatch(r"[1-9]\d+ \[\]\n", output), output
 
 
 async def test_failed_service_is_reported_with_its_output(engine: DockerDaemon) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def test_image_directory_of_another_user_works_if_readable(as_user: As, rootfs: 
     refused = as_user("-c", START, str(foreign))
     assert f"Permission denied ({foreign}/etc/shadow); for bubblewrap it is" in refused.stderr
     assert "which this user can read" in refused.stderr
+
+
+def require_nothing_held(lines: list[str], directions: int) -> None:
+    """Check what `tests.sandbox.leases` has printed: the attackers looked at files, and held none."""
+    assert len(lines) == directions
+    assert all(re.fullmatch(r"\w+ \w+ [1-9]\d+ \[\]", line) for line in lines), lines
+
+
+@pytest.mark.parametrize("user", ["ordinary", "this"])
+def test_no_sandbox_holds_files_that_another_opens(user: str, as_user: As, rootfs: Path) -> None:
+    module = ["-m", "tests.sandbox.leases", "bubblewrap", "", "bubblewrap", str(rootfs)]
+    command = [sys.executable, *module]
+    done = as_user(*module) if user == "ordinary" else subprocess.run(command, capture_output=True, text=True)
+    require_nothing_held(done.stdout.splitlines(), 4)
 
 
 def test_what_works_here_is_said(as_user: As, tmp_path: Path) -> None:

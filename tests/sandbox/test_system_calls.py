@@ -25,7 +25,7 @@ HARMLESS = {
         statx cachestat setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
         removexattr lremovexattr fremovexattr setxattrat getxattrat listxattrat removexattrat file_getattr
         name_to_handle_at sysfs""",
-    "locks and watches hang on files of an overlay, which no other sandbox has": """
+    "locks and watches hang on files of an overlay, or in a container on read-only files that nothing locks": """
         flock inotify_init inotify_init1 inotify_add_watch inotify_rm_watch""",
     "it needs a descriptor that only a refused call gives": """
         io_destroy io_getevents io_pgetevents io_submit io_cancel fanotify_mark""",

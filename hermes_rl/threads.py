@@ -2,12 +2,14 @@
 
 No call waits for the thread of another one, and none of them keeps the program alive: the pool of the event loop has
 few threads, and a function that hangs would block one of them permanently. An idle thread stays for a while, because
-starting one costs more than most calls.
+starting one costs more than most calls. The threads of an event loop's own pool do not keep a command alive either: see
+`run_loop` and `end_process`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import contextvars
@@ -16,6 +18,7 @@ import logging
 import math
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -23,7 +26,7 @@ import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from hermes_rl.errors import UserError
 
@@ -152,6 +155,26 @@ class LoopGoneError(UserError):
 
     def __init__(self) -> None:
         super().__init__("the run has ended, and its sandboxes and servers with it")
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as `asyncio.run` does, which would also wait for threads that block; see `end_process`."""
+
+    async def with_own_pool() -> T:
+        try:
+            return await work
+        finally:  # what is awaited has ended, so that only abandoned calls still run in the threads of the old pool
+            asyncio.get_running_loop().set_default_executor(concurrent.futures.ThreadPoolExecutor())
+
+    return asyncio.run(with_own_pool())
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process after its exit functions, without waiting for threads that block, or for a full output."""
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop_signal, lambda *_: os._exit(status))  # an exit function may block too
+    atexit._run_exitfuncs()
+    os._exit(status)
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
@@ -293,11 +316,11 @@ async def acquire_in_thread(make: Callable[[], T], unmake: Callable[[T], object]
 
 
 async def done_in_thread(work: Callable[[], T]) -> T:
-    """Return the result of `work`, which runs in a thread even if the caller is cancelled before its start.
+    """Return the result of `work`, which runs in a thread to its end even if the caller is cancelled.
 
     `asyncio.to_thread` would drop it, and resources that it should close or remove would remain.
     """
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
+    return await acquire_in_thread(work, lambda _: None)
 
 
 async def run_exclusively(work: Callable[..., T], *arguments: Any, **more: Any) -> T:

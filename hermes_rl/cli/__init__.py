@@ -7,4 +7,4 @@ Left to others: all work on specs and runs; a command only calls and prints.
 """
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
+"""Exit status after Ctrl-C or SIGTERM."""

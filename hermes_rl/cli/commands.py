@@ -470,15 +470,14 @@ def view(
     listen: ListenOption = "127.0.0.1:0",
 ) -> None:
     """View runs in a browser, also while they are running."""
-    import asyncio
-
+    from hermes_rl.cli.run import run_interruptible
     from hermes_rl.errors import UserError
     from hermes_rl.view.server import view as serve_page
 
     outputs = Path("outputs")
     if not runs and not outputs.is_dir():
         raise UserError("there is no folder ./outputs here; name a run directory: hermes-rl view RUN")
-    raise typer.Exit(asyncio.run(serve_page(runs or [outputs], listen, echo)))
+    raise typer.Exit(run_interruptible(serve_page(runs or [outputs], listen, echo)))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

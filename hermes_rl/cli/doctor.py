@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options, policy_of
+from hermes_rl.cli.run import run_interruptible
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
 from hermes_rl.runs.renderer_check import describe_forecast, forecast_of, tokenizer_of
@@ -65,7 +66,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     spec = options.load(source) if source is not None else None
     if spec is not None and "policy" not in spec.servers and (policy_override := policy_of(environ)) is not None:
         spec = options.load(str(source), policy_override)  # in the form that a run would use
-    checks = asyncio.run(_check_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
+    checks = run_interruptible(_check_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _check_tokenizer(None)]
     if "policy" in spec.servers:
@@ -75,7 +76,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     checks += _check_packages("sandbox.python", partial(package_folder, image=image), spec.sandbox.python)
     checks += _check_packages("sandbox.npm", npm_folder, spec.sandbox.npm)
     checks += _check_toolsets(spec, environ)
-    return [*checks, *asyncio.run(_server_checks(spec, environ, sampling))]
+    return [*checks, *run_interruptible(_server_checks(spec, environ, sampling))]
 
 
 def examine_security() -> list[Check]:
@@ -83,7 +84,7 @@ def examine_security() -> list[Check]:
     from hermes_rl.sandbox.escape_probes import trials
 
     remedy = "do not run untrusted agents here; docs/security.md lists the requirements of each part of the sandbox"
-    trial_results = asyncio.run(trials())
+    trial_results = run_interruptible(trials())
     return [
         Check(f"attack on {trial.name}", trial.held, trial.detail, None if trial.held else remedy)
         for trial in trial_results

@@ -1,15 +1,15 @@
 """Run the command line and end the process with its exit status; `commands` defines the commands.
 
-The status is 0 on success, 1 if the run failed, 2 for wrong input, and 130 after Ctrl-C. Progress and messages go to
-stderr, results to stdout. Wrong input never shows a traceback; a bug always does. Functions called by commands return
-this status, or raise UserError for wrong input and RunError for failures.
+The status is 0 on success, 1 if the run failed, 2 for wrong input, and 130 after Ctrl-C or SIGTERM. Progress and
+messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does. Functions called by
+commands return this status, or raise UserError for wrong input and RunError for failures.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from functools import cache
+from functools import cache, partial
 
 from hermes_rl.cli import INTERRUPTED
 
@@ -25,25 +25,34 @@ STARTING = 100_000
 Imports and validators create fewer objects, which all stay alive. Checking them repeatedly, as with Python's default of
 700, would take a tenth of the time of a short command.
 """
+ENDED_BY_SIGNALS = frozenset({"serve-http", "serve-openenv", "view"})
+"""Commands that serve until a signal, so that their status after SIGTERM is 0."""
 NO_TEMPORARY = "No usable temporary directory"
 """Start of the message of `tempfile` if it finds no directory, whichever code called it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the program, and end the process with its exit status."""
+    command = ""
     try:
         gc.set_threshold(STARTING)
+        import os
         import signal
 
+        signal.signal(signal.SIGTERM, _interrupt)
+        os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
         from hermes_rl.cli.streams import final_status, prepare
 
         sys.unraisablehook = _interrupt_again
         output, errors = prepare()
         argv = sys.argv[1:] if arguments is None else arguments
-        code = final_status(status(argv), next(iter(argv), ""), output)
+        command = next(iter(argv), "")
+        code = status(argv)
+        if code != INTERRUPTED:
+            code = final_status(code, command, output)
         errors.flush()
         for each in (signal.SIGINT, signal.SIGTERM):  # all work is done, so nothing is left to interrupt
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, lambda *_: os._exit(code))
         gc.freeze()  # at exit Python would check all objects once more, although the process frees them anyway
     except (KeyboardInterrupt, Exception) as error:
         # Libraries in Rust convert a KeyboardInterrupt to their own error, whose text contains its name.
@@ -51,7 +60,18 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.stderr.write("interrupted\n")
         code = INTERRUPTED
+    threads = sys.modules.get("hermes_rl.threads")  # without it none was started
+    if threads is not None and (code == INTERRUPTED or command in ENDED_BY_SIGNALS):
+        threads.end_process(code)
     sys.exit(code)
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C does; the next SIGTERM ends the process at once."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:

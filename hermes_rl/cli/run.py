@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event, get_ident
 from typing import Any, TypeVar, get_args
 
 from hermes_rl.analysis.report import write_report_or_say
@@ -35,7 +36,7 @@ from hermes_rl.servers.usage import Usage
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.terminal_text import pluralize
-from hermes_rl.threads import reduce_gc_pauses
+from hermes_rl.threads import LEAVING, reduce_gc_pauses, run_detached, run_loop
 from hermes_rl.tokens.hub import without_advice
 
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and its result as text
@@ -176,28 +177,33 @@ def load_for(request: RunRequest) -> Spec:
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine as asyncio.run does, and return its result; on Ctrl-C or SIGTERM release its work before exiting.
+    """Run a coroutine as `run_loop` does, and return its result; on Ctrl-C or SIGTERM release its work before exiting.
 
-    A second signal ends the process immediately. That loses no more data: every record of a file is written completely
-    or removed later, and sandboxes end with their parent process.
+    Code that blocks the event loop then is interrupted after `LEAVING` seconds. A second signal ends the process
+    immediately. That loses no more data: every record of a file is written completely or removed later, and sandboxes
+    end with their parent process.
     """
 
     async def guarded() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        stop_reason = False
+        stopped, heard, blocked, main_thread = Event(), Event(), Event(), get_ident()
+
+        def watch() -> None:
+            if not heard.wait(LEAVING):
+                blocked.set()
+                signal.pthread_kill(main_thread, signal.SIGTERM)
 
         def end(signal_number: int, frame: object) -> None:
-            nonlocal stop_reason
-            if loop.is_closed():
+            if loop.is_closed() or blocked.is_set():
+                blocked.clear()
                 raise KeyboardInterrupt
-            if stop_reason:
-                restore_terminal()
-                sys.stderr.write("interrupted again; complete results are saved\n")
-                sys.stderr.flush()
-                os._exit(INTERRUPTED)
-            stop_reason = True
+            if stopped.is_set():
+                _end_at_once()
+            stopped.set()
+            loop.call_soon_threadsafe(heard.set)
             loop.call_soon_threadsafe(task.cancel)
+            run_detached(watch)
 
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(
@@ -206,11 +212,18 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        return asyncio.run(guarded())
+        return run_loop(guarded())
     except asyncio.CancelledError:
         for ignored_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ignored_signal, signal.SIG_IGN)  # only the final messages remain
         raise KeyboardInterrupt from None
+
+
+def _end_at_once() -> None:
+    restore_terminal()
+    sys.stderr.write("interrupted again; complete results are saved\n")
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _process(spec: Spec, launch: RunOptions) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from hermes_rl.analysis.report import write_report_or_say
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.multi_spec import alike_names, load_each
 from hermes_rl.cli.options import Options
-from hermes_rl.cli.run import DEMO, logged
+from hermes_rl.cli.run import DEMO, logged, run_interruptible
 from hermes_rl.errors import SpecError, UserError, install_command
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import find_free_path
@@ -57,7 +56,7 @@ def serve_rollouts(
         echo(with_environment(line), err=True)
 
     with reduce_gc_pauses(), logged(say, verbose=verbose):
-        status = asyncio.run(serve(served, service, environ, echo))
+        status = run_interruptible(serve(served, service, environ, echo))
     for _, record, _ in served:
         if (record / "run.json").is_file():  # a rollout was recorded
             write_report_or_say(record, say)
@@ -78,4 +77,4 @@ def serve_openenv(spec: str, options: Options, listen: str, token_env: str | Non
         async with open_env(loaded, environ=environ) as env:
             return await serve_app(make_app(env, max_sessions), listen, token_env, environ, echo)
 
-    return asyncio.run(main())
+    return run_interruptible(main())

@@ -213,8 +213,7 @@ def _missing_requirements(spec: Spec, environ: Mapping[str, str]) -> list[Proble
 
 def _run_answers(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], rows: RowCount | None) -> None:
     """Run right and wrong answers of a spec, and add the findings to the verdict; see `hermes_rl.runs.reward_check`."""
-    import asyncio
-
+    from hermes_rl.cli.run import run_interruptible
     from hermes_rl.runs.reward_check import check_rewards
 
     try:
@@ -223,7 +222,7 @@ def _run_answers(verdict: Verdict, overrides: Overrides, environ: Mapping[str, s
         is_replaced = (real.image, real.backend) != (spec.sandbox.image, spec.sandbox.backend)
         keep = Path("outputs") / spec.name / "deep"
         replaced = (real.image or real.backend) if is_replaced else None
-        report = asyncio.run(check_rewards(spec, keep, rows=rows, replaced=replaced))
+        report = run_interruptible(check_rewards(spec, keep, rows=rows, replaced=replaced))
     except HermesRLError as error:
         problems = error.problems if isinstance(error, SpecError) else [Problem(verdict.spec, None, None, str(error))]
         verdict.problems = list(problems)

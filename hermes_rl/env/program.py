@@ -6,7 +6,6 @@ strict and prints no keys. Precedence: command line > --config file > `config_in
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from hermes_rl.env.hooks import convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.terminal_text import escape_controls
+from hermes_rl.threads import end_process, run_loop
 
 MODES = ("serve", "process", "evaluate")
 
@@ -39,7 +39,7 @@ def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
         sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the written groups remain\n")
-        sys.exit(130)
+        end_process(130)
 
 
 def run(cls: Any, arguments: list[str]) -> None:
@@ -51,7 +51,7 @@ def run(cls: Any, arguments: list[str]) -> None:
     if not arguments or arguments[0] not in MODES:
         raise UserError(usage)
     mode, flags = arguments[0], arguments[1:]
-    asyncio.run(cls._run_program(mode, flags))
+    run_loop(cls._run_program(mode, flags))
 
 
 def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:

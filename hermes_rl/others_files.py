@@ -2,7 +2,7 @@
 
 Such a directory may contain links to files of this host, pipes without a writer, endless devices, and files of any
 size. Therefore only this module opens its files: no link is followed, only regular files are opened, and the size is
-limited.
+limited. Files that a spec or an option names are opened here too, but through links.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import ExitStack
-from io import BufferedReader
+from functools import partial
+from io import BufferedReader, FileIO
 from pathlib import Path
+from typing import TypeVar
 
 from hermes_rl.errors import UserError
 from hermes_rl.values import replace_surrogates
 
+T = TypeVar("T")
 LARGEST = 64 << 20
 """Maximum bytes of a file that is read completely, unless its reader has another limit."""
 MOST_FILES = 50_000
@@ -52,11 +55,11 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
     if not names or ".." in names:
         raise RefusedFileError(f"{path}: is not below {top}")
     with ExitStack() as opened:
-        directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, directory)
         try:
             for name in names[:-1]:
-                directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+                directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
                 opened.callback(os.close, directory)
             # A pipe would wait for a writer, and a terminal would become this program's.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -72,7 +75,7 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
         opened.callback(os.close, descriptor)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise RefusedFileError(f"{path}: is {KINDS.get(stat.S_IFMT(mode), 'not a regular file')}; expected a file")
+            raise RefusedFileError(f"{path}: is {_kind(mode)}; expected a file")
         return open(os.dup(descriptor), "rb")  # noqa: PTH123 - the caller closes it
 
 
@@ -83,23 +86,41 @@ def read_file(path: Path, top: Path | None = None, limit: int = LARGEST) -> byte
         RefusedFileError: as in `open_file`, or there are more than `limit` bytes.
     """
     with open_file(path, top) as file:
-        data = file.read(limit + 1)
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(min(limit, max(size, LARGEST)) + 1)  # space for as many bytes is reserved
     if len(data) > limit:
         raise RefusedFileError(f"{path}: has more than {limit} bytes, and is not read")
     return data
 
 
-def read_regular(path: Path, limit: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file that a spec names; links are followed.
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file that a spec or an option names; links are followed.
 
     Raises:
-        OSError: it is not a regular file or has more than `limit` bytes; the error contains the reason.
+        OSError: it is not a regular file, or as for `open`; the error contains the reason.
     """
-    real = path.resolve()
+    return _through_links(path, open_file)
+
+
+def read_regular(path: Path, limit: int = LARGEST) -> bytes:
+    """Return the bytes of a file, as for `open_regular`; raises OSError too if there are more than `limit`."""
+    return _through_links(path, partial(read_file, limit=limit))
+
+
+def _through_links(path: Path, read: Callable[[Path], T]) -> T:
+    real = Path(os.path.realpath(path))
     try:
-        return read_file(real, limit=limit)
+        return read(real)
     except RefusedFileError as error:
         raise OSError(errno.EINVAL, str(error).removeprefix(f"{real}: "), str(path)) from None
+
+
+def append_to(path: Path) -> FileIO:
+    """Open a regular file or a new one, through links, to append to it; raises OSError as `open_regular` does."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, f"is {_kind(path.stat().st_mode)}; expected a file", str(path))
+    flags = os.O_NONBLOCK | os.O_NOCTTY
+    return open(path, "ab", buffering=0, opener=lambda name, mode: os.open(name, mode | flags, 0o666))
 
 
 def read_text(path: Path, top: Path | None = None, limit: int = LARGEST) -> str:
@@ -148,6 +169,10 @@ def list_below(directory: Path, top: Path, is_excluded: Callable[[Path], bool] |
                     limits = f"{MOST_FILES} files, or than {LARGEST_DIRECTORY >> 30} GiB in them"
                     raise RefusedFileError(f"{directory}: has more than {limits}, and is not read")
     return dict(sorted(modes.items()))
+
+
+def _kind(mode: int) -> str:
+    return KINDS.get(stat.S_IFMT(mode), "not a regular file")
 
 
 def _has_link(top: Path, names: tuple[str, ...]) -> bool:

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_regular
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -173,7 +174,7 @@ def load_file(path: Path) -> ModuleType:
     """Return the module of a file; the same one until the file's content changes."""
     path = path.resolve()
     try:
-        source = path.read_bytes()
+        source = read_regular(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file{_suggest_file(path)}") from None
     except OSError as error:

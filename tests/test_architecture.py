@@ -215,6 +215,32 @@ BYPASSES = {
             "runs/workers.py": "the process that ran it has died",
         },
     ),
+    "files of others": (
+        r"(?<!self)(?<!super\(\))\.read_(text|bytes)\(|(?<!def )(?<![\w.`])open\((?!descriptor|f?\"/proc)"
+        r"|\bos\.open\((?!os\.devnull|f?\"/proc)|\b(gzip|bz2|lzma|tarfile|io)\.open\(|\.open\((\"[ra]|encoding)|\b(path|file)\.open\(\)",
+        r"(?!sandbox/|tools/in_sandbox/)",
+        {
+            "others_files.py": "the place",
+            "analysis/report.py": "a page of this package",
+            "cli/explain.py": "a shipped reward",
+            "cli/init.py": "a starter of this package",
+            "cli/listing.py": "shipped rewards",
+            "errors.py": "how this package was installed",
+            "repositories/cache.py": "the lock of its own directory",
+            "rollouts/admission.py": "files of the kernel",
+            "rollouts/sandboxes.py": "a script of this package, an archive that the place has opened, new files",
+            "runs/directory.py": "the lock of a run; through no link, waits for no pipe",
+            "runs/journal.py": "what the place has opened for it",
+            "scoring/isolated_import.py": "in a sandbox",
+            "scoring/reporter.py": "in a sandbox",
+            "spec/reference.py": "shipped specs",
+            "tokens/tokenizer.py": "the tokenizer of this package",
+            "tools/search.py": "in a sandbox",
+            "tools/toolsets/code_execution.py": "a program of this package",
+            "user_code/fork_server.py": "the descriptor that a client has sent",
+            "user_code/worker.py": "a file of the kernel",
+        },
+    ),
 }
 """Rule of docs/architecture.md → what code that bypasses its place contains, where it is looked for, and the files that
 may contain it with the reason."""

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from hermes_rl.analysis.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.data.load import Rows, load_rows, split_of
 from hermes_rl.errors import UserError
-from hermes_rl.others_files import open_file
+from hermes_rl.others_files import open_file, read_regular
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState, are_uniform
 from hermes_rl.runs.directory import RunDirectory
@@ -185,7 +185,7 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     if path is None:
         return prices
     try:
-        by_model = TypeAdapter(dict[str, Prices]).validate_json(path.read_bytes())
+        by_model = TypeAdapter(dict[str, Prices]).validate_json(read_regular(path))
     except OSError as error:
         raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:

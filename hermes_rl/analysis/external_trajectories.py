@@ -20,6 +20,7 @@ from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.regrading import obstacle
 from hermes_rl.runs.store import result_of
@@ -121,7 +122,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     result without a tool name. Raises `UserError` if the file cannot be read, or is not a trajectory.
     """
     try:
-        trajectory = _Trajectory.model_validate(read_json(file.read_text("utf-8")))
+        trajectory = _Trajectory.model_validate(read_json(read_regular(file)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, first["loc"])) or "the trajectory"

@@ -20,6 +20,7 @@ from hermes_rl.analysis.push import (
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_text
 from hermes_rl.terminal_text import pluralize
 
 
@@ -58,7 +59,7 @@ def push_run(
             echo(f"would {action}:")
             for name, path in prepared.files.items():
                 echo(f"  {name}  {path.stat().st_size:,} bytes")
-            echo(f"\n{prepared.files[CARD].read_text(encoding='utf-8')}")
+            echo(f"\n{read_text(prepared.files[CARD])}")
             return 0
         if local is None:
             endpoint = endpoint or environ.get("HF_ENDPOINT") or None

@@ -14,7 +14,7 @@ import typer
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.errors import UserError
-from hermes_rl.others_files import read_text
+from hermes_rl.others_files import read_file, read_text
 from hermes_rl.repositories.cache import Fetched, fetched, is_trusted
 from hermes_rl.repositories.cache import trust as remember
 from hermes_rl.repositories.files import files_of
@@ -97,7 +97,7 @@ def _content_lines(fetch: Fetched, spec: Path) -> Iterator[str]:
     for path in files[:MAX_FILES_NAMED]:
         description = f"a link to {path.readlink()}" if path.is_symlink() else ""
         if not description:
-            content = path.read_bytes()
+            content = read_file(path)
             lines = content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
             description = f"{len(content):,} bytes" if b"\0" in content[:8000] else pluralize(lines, "line")
         yield f"  {path.relative_to(fetch.folder).as_posix()}: {description}"

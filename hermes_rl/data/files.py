@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import open_regular, read_regular
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.values import read_json
 
@@ -40,6 +41,8 @@ LONGEST_WHOLE = 1000
 """Maximum digits of a whole number."""
 
 
+LARGEST_DATA = 16 << 30
+"""Maximum bytes of a data file."""
 LEAST_UNPACKED, MOST_RATIO = 1 << 30, 100
 """Unpacked size in bytes that any compressed file may have, and the maximum ratio of unpacked to packed size beyond
 it.
@@ -66,7 +69,7 @@ def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
 
 def _matching_files(pattern: str) -> list[Path]:
     path = Path(pattern)
-    if path.is_file():
+    if path.exists():
         return [path]
     require_bounded(pattern)
     if glob.has_magic(pattern):
@@ -109,9 +112,9 @@ def _read_unpacked(path: Path) -> bytes:
         UserError: the unpacked file is much larger than the packed one.
     """
     if path.suffix not in _OPENERS:
-        return path.read_bytes()
+        return read_regular(path, LARGEST_DATA)
     max_bytes = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
-    with _OPENERS[path.suffix](path, "rb") as file:
+    with open_regular(path) as packed, _OPENERS[path.suffix](packed, "rb") as file:
         data: bytes = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise UserError(

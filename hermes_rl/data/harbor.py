@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from hermes_rl.data.compose import VARIABLES, ComposeFile, defaulted
 from hermes_rl.errors import Problem, SpecError, UserError
-from hermes_rl.others_files import RefusedFileError, list_below, open_file, read_file, read_text
+from hermes_rl.others_files import RefusedFileError, list_below, open_file, read_file, read_regular, read_text
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.rules import no_copies
@@ -932,7 +932,7 @@ def _packages_of(command: str) -> tuple[list[str], list[str]] | None:
 def _installed_packages(status: Path) -> frozenset[str]:
     """Return the names of this machine's packages, or an empty set if it is not Debian or similar."""
     try:
-        entries = status.read_text("utf-8", "replace").split("\n\n")
+        entries = read_regular(status).decode("utf-8", "replace").split("\n\n")
     except OSError:
         return frozenset()
     present = (entry for entry in entries if re.search(r"^Status: \S+ ok installed$", entry, re.MULTILINE))

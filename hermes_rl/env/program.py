@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from hermes_rl.env.hooks import convert_author_errors
 from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import end_process, run_loop
 
@@ -118,7 +119,7 @@ def _parse_value(name: str, text: str) -> Any:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(read_regular(path)) or {}
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"--config {path} cannot be read: {error}") from error
     unknown = set(content) - {"env", "openai"}

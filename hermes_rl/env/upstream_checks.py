@@ -15,6 +15,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_regular
 
 _MODULES = frozenset(
     {
@@ -56,7 +57,7 @@ def require_lines_that_work(cls: type, base: type, backend: str) -> None:
     problems = [
         f"{path.name}:{line}: {problem}"
         for path in dict.fromkeys(_source_files(cls, base))
-        for line, problem in _find_problems(ast.parse(path.read_text(encoding="utf-8")), backend)
+        for line, problem in _find_problems(ast.parse(read_regular(path)), backend)
     ]
     if problems:
         raise UserError(f"{cls.__name__} has lines that cannot work here:\n  " + "\n  ".join(problems))

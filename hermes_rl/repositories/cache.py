@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.repositories.address import Address
 from hermes_rl.repositories.files import Unfit, digest_of, write_files
 from hermes_rl.repositories.git import Named, git_commit, git_files
@@ -124,7 +125,7 @@ def _load_cached(repository: Path, address: Address) -> Fetched | None:
     """Return the fetched content of a commit, or None if it is missing or was changed."""
     folder = repository / str(address.revision)
     try:
-        digest = str(json.loads((repository / f"{address.revision}.json").read_text(encoding="utf-8"))["digest"])
+        digest = str(json.loads(read_regular(repository / f"{address.revision}.json"))["digest"])
         return Fetched(address, folder, digest) if digest_of(folder) == digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

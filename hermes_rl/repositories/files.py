@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.repositories.address import plain_path
 from hermes_rl.terminal_text import escape_controls
 
@@ -105,7 +106,7 @@ def digest_of(folder: Path) -> str:
         if path.is_symlink():
             kind, content = b"l", os.fsencode(path.readlink())
         else:
-            kind, content = b"x" if path.stat().st_mode & 0o100 else b"f", path.read_bytes()
+            kind, content = b"x" if path.stat().st_mode & 0o100 else b"f", read_regular(path, MOST_BYTES)
         name = os.fsencode(path.relative_to(folder).as_posix())
         hasher.update(b"%s %d %d\0%s" % (kind, len(name), len(content), name))
         hasher.update(content)

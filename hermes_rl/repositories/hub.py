@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.repositories.address import Address
-from hermes_rl.repositories.files import RepositoryFile
+from hermes_rl.repositories.files import MOST_BYTES, RepositoryFile
 from hermes_rl.terminal_text import escape_controls
 
 ANSWER = 60.0
@@ -41,7 +42,7 @@ def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
         with tempfile.TemporaryDirectory(prefix="hermes-rl-hub-") as cache:
             for file in files:
                 path = api.hf_hub_download(address.url, file.name, repo_type=kind, revision=commit, cache_dir=cache)
-                yield RepositoryFile(file.name, file.size, content=Path(path).read_bytes())
+                yield RepositoryFile(file.name, file.size, content=read_regular(Path(path), MOST_BYTES))
     except UserError:
         raise
     except Exception as error:  # as above

@@ -30,6 +30,7 @@ from typing import Any
 
 from hermes_rl import __version__
 from hermes_rl.errors import RunError, UserError, install_command
+from hermes_rl.others_files import read_regular
 from hermes_rl.rollouts.admission import POLL_INTERVAL, raise_descriptor_limit
 from hermes_rl.rollouts.variables import key_names
 from hermes_rl.runs import handles
@@ -246,7 +247,7 @@ def _has_token() -> bool:
         return True
     file = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()
     try:
-        return bool(file.read_text("utf-8").strip())
+        return bool(read_regular(file).decode().strip())
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.others_files import append_to
 from hermes_rl.runs.record_check import current_record
 from hermes_rl.values import read_own_json, write_message
 
@@ -31,7 +32,7 @@ class Journal:
         self.path = path
         with cannot_write(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = path.open("ab", buffering=0)
+            self._file: IO[bytes] = append_to(path)
         try:
             _lock_file(self._file, path)
         except BaseException:  # the caller has no journal to close

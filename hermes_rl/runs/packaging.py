@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from hermes_rl.others_files import read_regular
+
 MOST_BYTES = 100 << 20
 """Maximum bytes of copied files."""
 MOST_FILES = 10_000
@@ -54,7 +56,7 @@ def stage(
                 into.mkdir()
                 return ()
             try:
-                content = file.read_bytes()
+                content = read_regular(file, MOST_BYTES)
                 if any(secret in content for secret in secrets):
                     note(f"{file} holds a key, so it stays on this machine")
                     continue

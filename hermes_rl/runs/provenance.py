@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl import __version__
+from hermes_rl.others_files import read_regular
 from hermes_rl.servers.base import Sampling
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.shipped import published_rewards, shipped_rewards
@@ -162,7 +163,7 @@ def code_hashes(spec: Spec) -> dict[str, str]:
     if spec.dataset.generator is not None:
         references["dataset.generator"] = spec.dataset.generator
     files = {name: _file_of(reference) for name, reference in references.items()}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file is not None}
+    return {name: hashlib.sha256(read_regular(file)).hexdigest() for name, file in files.items() if file is not None}
 
 
 def _file_of(reference: str) -> Path | None:

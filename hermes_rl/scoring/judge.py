@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hermes_rl.errors import AgentFault, JudgeFailure, ServerFailure, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.tools.base import capped
 from hermes_rl.values import TooDeepError, is_number, read_json, replace_surrogates, too_deep
@@ -62,7 +63,7 @@ async def require_agreement(
 def labelled_cases(file: str) -> tuple[list[dict[str, Any]], str]:
     """Return the labelled cases of a file, and the hash of its text. Raises `UserError` if they cannot be used."""
     try:
-        lines = [line for line in Path(file).read_text("utf-8").split("\n") if line.strip()]
+        lines = [line for line in read_regular(Path(file)).decode().split("\n") if line.strip()]
         cases = [read_json(line) for line in lines]
         usable = bool(cases) and all(isinstance(c["answer"], str) and 0 <= c["score"] <= 1 for c in cases)
     except (OSError, ValueError, TypeError, KeyError) as error:

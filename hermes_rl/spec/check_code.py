@@ -164,7 +164,7 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
             findings.warning(path, f"the package of {source} is not installed here, so this was not checked")
         return installed
     file = Path(source)
-    if not file.is_file():
+    if not file.exists():
         sibling_names = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
         findings.problem(path, f"there is no file {file}{did_you_mean(file.name, sibling_names)}")
         return False

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.others_files import open_regular
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import names_host_file
@@ -146,7 +147,7 @@ def _files_digest(path: str) -> str:
 
 
 def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

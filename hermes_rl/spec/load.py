@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.repositories.address import Address, address_of
 from hermes_rl.repositories.cache import Fetched, fetched
 from hermes_rl.shipped import shipped_dir
@@ -189,7 +190,10 @@ def spec_of(repository: Fetched) -> Path:
 def specs_in(folder: Path, called: str | None = None) -> list[Path]:
     """Return the YAML files right in a folder with `rewards` or `extends`; raises UserError if there are none."""
     files = sorted(path for suffix in ("yaml", "yml") for path in folder.glob(f"[!.]*.{suffix}") if path.is_file())
-    specs = [path for path in files if _SPEC.search(path.read_text(encoding="utf-8-sig", errors="replace"))]
+    try:
+        specs = [path for path in files if _SPEC.search(read_regular(path).decode("utf-8-sig", "replace"))]
+    except OSError as error:
+        raise UserError(f"{called or folder}: a YAML file right in it cannot be read: {error}") from None
     if not specs:
         raise UserError(f"{called or folder} has no spec: no YAML file right in it has the key `rewards` or `extends`")
     return specs

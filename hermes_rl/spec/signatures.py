@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from hermes_rl.others_files import read_regular
 from hermes_rl.spec.reward_rules import Requirement
 from hermes_rl.spec.sections.rewards import INJECTED
 
@@ -54,7 +55,7 @@ class CodeError(Exception):
 @lru_cache(maxsize=256)
 def _parse_file(path: str, changed: float) -> ast.Module:
     try:
-        return ast.parse(Path(path).read_bytes(), filename=path)
+        return ast.parse(read_regular(Path(path)), filename=path)
     except SyntaxError as error:
         raise CodeError(f"{path}:{error.lineno}: {error.msg}") from None
     except ValueError as error:

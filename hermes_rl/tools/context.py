@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, KilledByAgentError, SandboxFailure, UserError, agent_error
+from hermes_rl.others_files import LARGEST_DIRECTORY, read_regular
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import connect_programs
 from hermes_rl.sandbox.listener import Message
@@ -52,9 +53,11 @@ def _paths_inside(folder: Path) -> list[Path]:
 
 def _content(path: Path) -> tuple[bytes, int] | None:
     """Return bytes and permissions of a file, or None for a directory."""
-    if path.is_dir():
-        return None
-    return path.read_bytes(), path.stat().st_mode & 0o777
+    return None if path.is_dir() else _file_content(path)
+
+
+def _file_content(path: Path) -> tuple[bytes, int]:
+    return read_regular(path, LARGEST_DIRECTORY), path.stat().st_mode & 0o777
 
 
 def _store(path: Path, data: bytes) -> None:
@@ -261,7 +264,7 @@ class ToolContext(RenamedAttributes):
         source = Path(local)
         if not source.is_file():
             return _not_uploaded(-1, f"Local file not found: {local}")
-        written = self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
+        written = self.write_file(remote, *_file_content(source))
         if "error" in written:
             return _not_uploaded(1, written["error"])
         return _upload_result(remote, written["bytes_written"])
@@ -273,7 +276,7 @@ class ToolContext(RenamedAttributes):
         """
         source = Path(local)
         if not source.is_dir():
-            return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
+            return self.write_file(remote, *_file_content(source))
         sizes, problem = self._upload_folder(source, remote, replace=True)
         return {"files": len(sizes)} if problem is None else {"files": 0, "error": problem}
 

@@ -23,6 +23,7 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.plugins import did_you_mean, load_module, load_object
 from hermes_rl.threads import CallThrottle
 from hermes_rl.tools.base import ArgumentRule, DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
@@ -288,7 +289,7 @@ def described_tools(state: object, method: str, schemas: Schemas, choice: Choice
 @functools.lru_cache(maxsize=64)
 def _read_document(file: str) -> Any:
     try:
-        return read_json(Path(file).read_bytes())
+        return read_json(read_regular(Path(file)))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON: {error}") from error
 

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import LARGEST_DIRECTORY, append_to, read_regular
 from hermes_rl.terminal_text import escape_controls
 from hermes_rl.threads import run_in_thread
 from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
@@ -69,7 +70,7 @@ class Recorder:
         await run_in_thread(lambda: self._append(ANSWERS, line))
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        with self._writing, (self._folder / name).open("ab") as file:
+        with self._writing, append_to(self._folder / name) as file:
             file.write(write_json(line) + b"\n")
 
 
@@ -133,7 +134,7 @@ def _read_lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.exists():
         return []
     # Not `splitlines`: a result may contain other line separators unescaped, such as U+2028.
-    return [read_own_json(line) for line in path.read_bytes().split(b"\n") if line]
+    return [read_own_json(line) for line in read_regular(path, LARGEST_DIRECTORY).split(b"\n") if line]
 
 
 def _call_key(tool: str, arguments: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import pytest
 from tests.commands import Command, environment, hermes, started
 from tests.http_servers import Handler, serving
 from tests.runs.playing import lines
+from tests.service.served import Served
 from tests.waiting import BOUND, stays, until_blocking
 
 SPEC = """
@@ -39,6 +40,8 @@ import threading
 
 def rows(*, seed, split):
     """Yield rows; block before the one whose number is in the file `blocks`, as a request without an answer does."""
+    if os.environ.get("LEAVES_A_THREAD"):
+        concurrent.futures.ThreadPoolExecutor().submit(threading.Event().wait)
     for number in range(3):
         if os.path.exists("blocks") and open("blocks").read() == str(number):
             open("blocked", "w").close()
@@ -141,6 +144,14 @@ def test_run_whose_generator_blocked_continues(folder: Path, pool: str) -> None:
     done = hermes(*RUN, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert len(lines(folder / "run" / "groups.jsonl")) == 3
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signal_ends_service_in_which_a_thread_blocks(folder: Path, number: signal.Signals, expected: int) -> None:
+    with Served(folder / "spec.yaml", environ={"LEAVES_A_THREAD": "yes"}) as service:
+        service.process.send_signal(number)
+        assert service.process.wait(BOUND) == expected
+    assert "Traceback" not in service.said
 
 
 def test_sigterm_ends_process_that_user_code_forks(folder: Path) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -121,10 +122,15 @@ def test_a_number_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_full_disk_is_a_failed_run_that_names_the_file() -> None:
-    journal = Journal(Path("/dev/full"))
-    with pytest.raises(RunError, match="/dev/full cannot be written"):
-        journal.append({"a": 1})
+def test_a_full_disk_is_a_failed_run_that_names_the_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rollouts.jsonl")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # Python ignores the signal, so that writing fails
+    try:
+        with pytest.raises(RunError, match=r"rollouts\.jsonl cannot be written"):
+            journal.append({"a": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_default_directory_name_contains_the_rollout_fingerprint(spec: Spec) -> None:

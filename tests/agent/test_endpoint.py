@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ import aiohttp
 import pytest
 
 from hermes_rl import Group, Policy, Rollout, Sampled, Sampling, StopReason, attach_provenance
+from hermes_rl.agent import endpoint
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import AT_ONCE, Endpoint
 from hermes_rl.agent.program import record_run
@@ -489,3 +491,26 @@ async def test_connections_that_are_closed_half_way_are_not_reported(
         await until(lambda: played.result.turns_used == 1)
     assert [record.getMessage() for record in caplog.records] == []
     assert [call["kind"] for call in played.result.program.calls] == ["undelivered"]  # type: ignore[union-attr]
+
+
+async def test_large_requests_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loop: list[tuple[str, bool]] = []
+    for name in ("read_bounded", "run_exclusively"):
+        original = getattr(endpoint, name)
+
+        def watched(*arguments: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
+            on_loop.append((name, threading.current_thread() is threading.main_thread()))
+            return original(*arguments)
+
+        monkeypatch.setattr(endpoint, name, watched)
+    engine = Engine(0)
+    async with Asking(engine) as asking:
+        for text in ("small", "large " * 200_000):
+            asked = asyncio.create_task(asking.ask([{"role": "user", "content": text}]))
+            await asking.until_asked(1)
+            engine.release()
+            await asked
+            reads = [by_loop for name, by_loop in on_loop if name == "read_bounded"]
+            handed_over = [name for name, _ in on_loop if name == "run_exclusively"]
+            assert (reads, len(handed_over)) == (([True], 0) if text == "small" else ([False], 3))
+            on_loop.clear()

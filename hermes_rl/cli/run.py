@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, get_ident
+from threading import Event, current_thread, get_ident, main_thread
 from typing import Any, TypeVar, get_args
 
 from hermes_rl.analysis.report import write_report_or_say
@@ -187,12 +187,12 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     async def guarded() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        stopped, heard, blocked, main_thread = Event(), Event(), Event(), get_ident()
+        stopped, heard, blocked, thread = Event(), Event(), Event(), get_ident()
 
         def watch() -> None:
             if not heard.wait(LEAVING):
                 blocked.set()
-                signal.pthread_kill(main_thread, signal.SIGTERM)
+                signal.pthread_kill(thread, signal.SIGTERM)
 
         def end(signal_number: int, frame: object) -> None:
             if loop.is_closed() or blocked.is_set():
@@ -205,10 +205,9 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             loop.call_soon_threadsafe(task.cancel)
             run_detached(watch)
 
-        for stop_signal in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(
-                stop_signal, end
-            )  # closing the loop removes its handlers before the final messages are printed
+        # Not with the loop's own handlers: closing it removes them before the final messages are printed.
+        for stop_signal in (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ():
+            signal.signal(stop_signal, end)
         return await work
 
     try:

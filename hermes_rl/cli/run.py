@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, current_thread, get_ident, main_thread
+from types import FrameType
 from typing import Any, TypeVar, get_args
 
 from hermes_rl.analysis.report import write_report_or_say
@@ -194,7 +196,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
                 blocked.set()
                 signal.pthread_kill(thread, signal.SIGTERM)
 
-        def end(signal_number: int, frame: object) -> None:
+        def end(signal_number: int, frame: FrameType | None) -> None:
             if loop.is_closed() or blocked.is_set():
                 blocked.clear()
                 raise KeyboardInterrupt
@@ -205,10 +207,8 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             loop.call_soon_threadsafe(task.cancel)
             run_detached(watch)
 
-        # Not with the loop's own handlers: closing it removes them before the final messages are printed.
-        for stop_signal in (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ():
-            signal.signal(stop_signal, end)
-        return await work
+        with _hearing_signals(loop, end):
+            return await work
 
     try:
         return run_loop(guarded())
@@ -216,6 +216,31 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         for ignored_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ignored_signal, signal.SIG_IGN)  # only the final messages remain
         raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _hearing_signals(loop: asyncio.AbstractEventLoop, end: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `end` handle SIGTERM and SIGINT, from now on, in the main thread alone.
+
+    The loop is woken when one arrives: a signal that came just before the loop began to wait would be heard after it.
+    Its own handlers would be removed when it closes, before the final messages are printed.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop_signal, end)
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        loop.add_reader(reader, reader.recv, 4096)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(reader)
 
 
 def _end_at_once() -> None:

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from tests.commands import Command, environment, hermes, started
+from tests.commands import Command, environment, hermes, program, started
 from tests.http_servers import Handler, serving
 from tests.runs.playing import lines
 from tests.service.served import Served
@@ -216,3 +216,27 @@ def test_sigterm_ends_command_whose_output_blocks(recorded: Path, arguments: lis
 def processor_time(command: Command) -> object:
     """Return the state of a process and what it has used: both stay while it blocks."""
     return Path(f"/proc/{command.pid}/stat").read_text().rpartition(")")[2].split()[:13]
+
+
+UNNOTICED = """
+import asyncio, signal, threading, time
+from hermes_rl.cli.run import run_interruptible
+
+def elsewhere():
+    time.sleep(0.2)  # until the loop waits
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+async def work():
+    threading.Thread(target=elsewhere).start()
+    await asyncio.Event().wait()
+
+try:
+    run_interruptible(work())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_signal_that_does_not_end_the_wait_of_the_loop_is_heard(tmp_path: Path) -> None:
+    """One that arrives just before the loop begins to wait does not; neither does one to another thread."""
+    assert program(UNNOTICED, cwd=tmp_path).stdout == "interrupted\n"

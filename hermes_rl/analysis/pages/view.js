@@ -698,7 +698,7 @@ function specHead(spec, own) {
   const scored = own.filter((run) => typeof run.mean === "number" && !run.running && run.started).sort((a, b) => a.started - b.started);
   const mode = ["serve", "process", "evaluate"].map((one) => scored.filter((run) => run.mode === one)).sort((a, b) => b.length - a.length)[0];
   const best = mode.reduce((top, run) => (run.mean > (top?.mean ?? -Infinity) ? run : top), null);
-  return el("div", { class: "row" }, heading(2, spec), span("quiet small", many(own.length, "run")),
+  return el("div", { class: "row" }, heading(2, spec || "spec not read yet"), span("quiet small", many(own.length, "run")),
     mode.length > 2 ? [withWidth(trend(mode.slice(-30).map((run) => ({ ...run, label: named(run) })), 260, 36), 220),
       span("small", "last ", tile(mode.at(-1).mean), best === mode.at(-1) ? " the best so far" : ` best ${score(best.mean, 2)} (${named(best)})`)] : null);
 }

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.exactness import Finding
@@ -177,8 +179,9 @@ def test_doctor_has_nothing_against_processed_logprobs(
 async def test_a_reward_model_is_asked_on_each_of_its_paths(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    folder = tmp_path_factory.mktemp("rating")
     server = Vllm(
-        *(model, tmp_path_factory.mktemp("rating") / "log", "--runner", "pooling", "--convert", "classify"),
+        *(with_one_output(model, folder / "model"), folder / "log", "--runner", "pooling", "--convert", "classify"),
         *("--hf-overrides", '{"num_labels": 1}'),
     )
     server.start()
@@ -193,6 +196,17 @@ async def test_a_reward_model_is_asked_on_each_of_its_paths(
                     await rater.rated([*asked, {"role": "assistant", "content": "word " * 20_000}])
     finally:
         server.kill()
+
+
+def with_one_output(model: Path, folder: Path) -> Path:
+    """Return a copy of the model that also has a weight for its one output.
+
+    vLLM takes a weight that no file holds from unset memory, where numbers can be NaN.
+    """
+    shutil.copytree(model, folder)
+    width = json.loads((model / "config.json").read_text("utf-8"))["hidden_size"]
+    save_file({"score.weight": np.full((1, width), 0.1, np.float32)}, folder / "score.safetensors")
+    return folder
 
 
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(vllm: Vllm, model: Path, sums: Path) -> None:

@@ -511,7 +511,8 @@ class ActorHandle(WorkerHandle):
             self._actor = self._cluster.start_actor()
             if await self._open():
                 await self._listen()
-                await wait_for(handles.CLOSING, self._actor.close.remote())
+                for message in await wait_for(handles.CLOSING, self._actor.close.remote()):
+                    self._take_news(message)
         except TimeoutError:
             self.ended = "it said nothing any more"
         except self._errors.RayError as error:
@@ -712,6 +713,7 @@ class _Actor:
         messages, self.messages[:] = list(self.messages), []
         return [*messages, await self._run_on_loop(self._player.condition)]
 
-    async def close(self) -> None:
-        """Release everything."""
+    async def close(self) -> list[Mapping[str, Any]]:
+        """Release everything; return the last messages."""
         await self._run_on_loop(self._player.close)
+        return self.messages

@@ -159,7 +159,9 @@ class RolloutWorker:
             for acting in self._acting.values():
                 stack.push_async_callback(acting.role.close)
             tasks = list(self._tasks.values())
+            self._meter.close()  # rewards in threads outlive their rollouts
             await end_tasks(tasks)
+            self._tell({"usage": self._meter.record()})
 
     def _note(self, text: str) -> None:
         self._tell({"note": text})

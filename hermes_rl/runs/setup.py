@@ -279,6 +279,7 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
                 open_records(
                     directory, compiled, rows, launch.mode, plan.size, launch.progress, budget.meter
                 ) as records,
+                _usage_kept(directory, budget.meter),  # until the workers have ended, who may still report calls
                 open_workers(
                     WorkerSetup(spec, launch.mode, launch.environ, won=records.store.won),
                     count,
@@ -288,7 +289,6 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
                     launch.ray,
                     budget.meter,
                 ) as workers,
-                _usage_kept(directory, budget.meter),
             ):
                 offered, versions = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
                 made_with = provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, offered, versions)
@@ -312,6 +312,9 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
                         with launch.progress.watching(opened):
                             yield opened
                     finally:
+                        # Threads of user code may outlive their rollouts: a call that they make after the use of
+                        # models was recorded would be counted nowhere.
+                        budget.meter.close()
                         directory.add_images(compiled.images)
                         directory.add(
                             {

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
 from hermes_rl.scoring.reward_value import of_plain
+from hermes_rl.servers.usage import calls_while_awaited
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.reward_rules import require
 from hermes_rl.spec.sections.rewards import INJECTED
@@ -281,7 +282,8 @@ async def call_reward(
             job = _await_on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(run_reward)
             # Not `wait_for`, which can lose a cancellation that arrives at the moment when the reward returns.
             async with asyncio.timeout(seconds):
-                returned = await job
+                with calls_while_awaited():
+                    returned = await job
         except TimeoutError as error:
             raise RewardFailure(f"reward {reward.name!r} did not return within {seconds:g} s") from error
     return returned, time.perf_counter() - started

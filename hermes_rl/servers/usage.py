@@ -187,7 +187,8 @@ class Meter:
     async def count_request(self, role: str) -> None:
         """Count a request to a role's model as sent; raises CancelledError if the meter is closed."""
         if self.closed:
-            task = self._cancelled_task
+            # Only a closed budget ends what the task does; other blocks have been left by their task.
+            task = self._cancelled_task if self._outermost._closed else None
             if task is not None:
                 task.get_loop().call_soon_threadsafe(task.cancel)
             # This cancellation ends it here. A reward in a thread is not cancelled: its caller has stopped waiting.
@@ -244,6 +245,21 @@ class Meter:
         """Return the JSON form, with seconds to the millisecond."""
         with self._lock:
             return {role: {**usage.record(), "seconds": round(usage.seconds, 3)} for role, usage in self.roles.items()}
+
+
+@contextmanager
+def calls_while_awaited() -> Iterator[None]:
+    """Let no further call to a model start in a block that was left by an exception, such as a cancellation.
+
+    A reward in a thread cannot be stopped, and would go on calling judges, with pauses of minutes between attempts.
+    """
+    meter = Meter()
+    with meter.counting():
+        try:
+            yield
+        except BaseException:
+            meter.close()
+            raise
 
 
 async def begin_call(role: str) -> None:

@@ -17,6 +17,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
 from tests.runs.counting_server import COST, CountingServer, counting_server
+from tests.waiting import until
 
 SPEC = """
 dataset: {items: [ITEMS], eval: {fraction: 0.5}}
@@ -97,3 +98,39 @@ async def test_a_budget_is_exceeded_by_the_calls_in_flight_at_most(tmp_path: Pat
             if bound == "max_cost":
                 spent = sum(counts.get("cost", 0.0) for counts in usage.values())
             assert limit <= spent < limit + most * in_flight + 1e-9
+
+
+AFTERWARDS = """
+rewards:
+  word: {fn: "code.py:word"}
+  afterwards: {fn: "afterwards.py:afterwards", isolate: none}
+process: {groups: 1, group_size: 1}
+"""
+AFTERWARDS_CODE = """
+import asyncio, contextvars, pathlib, threading, time
+
+HERE = pathlib.Path(__file__).parent
+
+def afterwards(result, judge):
+    def ask():
+        while not (HERE / "ended").exists():
+            time.sleep(0.01)
+        try:
+            asyncio.run(judge.chat([{"role": "user", "content": "Is it good?"}]))
+        finally:
+            (HERE / "asked").touch()
+
+    threading.Thread(target=contextvars.copy_context().run, args=(ask,)).start()
+    return 0.0
+"""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # what its call raises
+async def test_no_model_is_called_after_the_end_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "afterwards.py").write_text(AFTERWARDS_CODE)
+    async with counting_server() as server:
+        usage = (await run(tmp_path, server, "process", **yaml.safe_load(AFTERWARDS)))["usage"]
+        (tmp_path / "ended").touch()
+        await until(lambda: (tmp_path / "asked").exists())
+        same(usage, server)
+        assert {call.role for call in server.calls} == {"policy"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import queue
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
+from hermes_rl.servers.usage import Meter, begin_call
 from hermes_rl.stop_reasons import StopReason
 from tests.waiting import until
 
@@ -294,3 +296,28 @@ async def test_reward_that_does_not_return_times_out(monkeypatch: pytest.MonkeyP
     with pytest.raises(RewardFailure, match="did not return within"):
         await result_of(released.wait)
     released.set()
+
+
+async def test_cancelled_reward_whose_thread_goes_on_calls_no_model() -> None:
+    going, released, outcome = threading.Event(), threading.Event(), queue.SimpleQueue[BaseException | None]()
+
+    def mine() -> None:
+        going.set()
+        released.wait()
+        try:
+            asyncio.run(begin_call("judge"))
+        except BaseException as error:
+            outcome.put(error)
+            raise
+        outcome.put(None)
+
+    with Meter(asyncio.current_task()).counting() as meter:
+        scoring = asyncio.create_task(result_of(mine))
+        await asyncio.to_thread(going.wait)
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+        released.set()
+        assert isinstance(await asyncio.to_thread(outcome.get), asyncio.CancelledError)
+    current = asyncio.current_task()
+    assert meter.record() == {} and current is not None and not current.cancelling()

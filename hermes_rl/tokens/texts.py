@@ -36,10 +36,10 @@ def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
     It consists of a letter and digits, which templates and JSON preserve. No suffix of it is a prefix of it, so it is
     found next to any text.
     """
-    while True:
-        word = f"q{secrets.randbelow(10**digits):0{digits}d}"
-        if not any(word in text for text in _strings(inputs)):
-            return word
+    joined = "\n".join(_strings(inputs))
+    while (word := f"q{secrets.randbelow(10**digits):0{digits}d}") in joined:
+        pass
+    return word
 
 
 def guarded(
@@ -261,7 +261,7 @@ class _Risk:
     def explains(self, encoded: Sequence[int], text: str) -> bool:
         """Return True if these tokens in `encoded` are exactly those contained in the text, in order."""
         written = [self.ids[match[0]] for match in self.pattern.finditer(text) if match[0] in self.ids]
-        return written == [token for token in encoded if token in self.tokens]
+        return written == list(filter(self.tokens.__contains__, encoded))
 
     def touches(self, texts: Collection[str]) -> bool:
         """Return False if none of these texts needs a break; all are checked at once."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,10 +36,7 @@ def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
     It consists of a letter and digits, which templates and JSON preserve. No suffix of it is a prefix of it, so it is
     found next to any text.
     """
-    joined = "\n".join(_strings(inputs))
-    while (word := f"q{secrets.randbelow(10**digits):0{digits}d}") in joined:
-        pass
-    return word
+    return _Strings.of(*inputs).new_word(digits)
 
 
 def guarded(
@@ -64,31 +61,32 @@ def guarded(
     if (refused := refused_part(messages, TEXT_PARTS)) is not None:
         raise TemplateRefused(refused)
     messages = [_text_parts_only(message) for message in messages]
+    strings = _Strings.of(messages, tools)
     for everywhere in (False, True):
-        guard = Guard(tokenizer, messages, tools, everywhere=everywhere)
+        guard = Guard(tokenizer, messages, tools, strings, everywhere=everywhere)
         encoded_prompt = make(guard)
         if guard.forged:
             continue  # the tokenizer normalizes texts: the source of a control token does not look like one
         if guard.broken:
-            other = Guard(tokenizer, messages, tools, everywhere=everywhere, digits=DIGITS[1])
+            other = Guard(tokenizer, messages, tools, strings, everywhere=everywhere, digits=DIGITS[1])
             other._encoded = guard._encoded  # the same pieces, unless the template changed the text
             if make(other) != encoded_prompt or other.forged:
                 raise TemplateRefused(
                     "the chat template changes texts, so control tokens cannot be distinguished from text"
                 )
         if write is not None:
-            _require_texts(messages, tools, write, since, guard.prompt)
+            _require_texts(messages, tools, write, since, guard.prompt, strings.new_word())
         return encoded_prompt
     raise TemplateRefused("the tokenizer produces control tokens that the rendered prompt does not contain")
 
 
-def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str) -> None:
+def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str, word: str) -> None:
     """Raise `TemplateRefused` unless each text from message `since` on is in the prompt complete, once and in order.
 
-    `write` writes the prompt again with two words around each text, which mark its position. Templates move system
-    texts to one place and read switches from them, and they omit parts of the model's turns.
+    `write` writes the prompt again with the word on both sides of each text, which marks its position. Templates move
+    system texts to one place and read switches from them, and they omit parts of the model's turns.
     """
-    word, order = stand_in(messages, tools), list[str]()
+    order = list[str]()
     indexes = dict[tuple[str, str], str]()
 
     def marked(role: str, text: str) -> str:
@@ -137,6 +135,7 @@ class Guard:
     """The texts of one conversation for one tokenizer, with their control tokens broken.
 
     Args:
+        strings: all strings of the messages and tools.
         everywhere: break texts at each character that is not part of a word, because the tokenizer creates control
             tokens from other strings.
     """
@@ -146,8 +145,9 @@ class Guard:
         tokenizer: Tokenizer,
         messages: Messages,
         tools: Tools | None,
+        strings: _Strings,
         *,
-        everywhere: bool = False,
+        everywhere: bool,
         digits: int = DIGITS[0],
     ) -> None:
         self._tokenizer = tokenizer
@@ -161,12 +161,12 @@ class Guard:
         """True if an encoded text had other control tokens than the text contains."""
         self.messages: Messages = messages
         self.tools = tools or None
-        if not everywhere and not self._of_others.touches(_strings((messages, tools))):
+        if not everywhere and not self._of_others.touches(strings):
             return  # these include the strings of the model's texts
         risks = [self._of_model if message.get("role") == "assistant" else self._of_others for message in messages]
         if not everywhere and not any(map(_is_risky, (*risks, self._of_others), (*messages, tools))):
             return
-        word = self._break = stand_in(messages, tools, digits=digits)
+        word = self._break = strings.new_word(digits)
         markup_pattern = re.compile(
             "|".join(map(re.escape, sorted(tokenizer.markup, key=len, reverse=True))) or r"(?!)"
         )
@@ -263,10 +263,10 @@ class _Risk:
         written = [self.ids[match[0]] for match in self.pattern.finditer(text) if match[0] in self.ids]
         return written == list(filter(self.tokens.__contains__, encoded))
 
-    def touches(self, texts: Collection[str]) -> bool:
+    def touches(self, strings: _Strings) -> bool:
         """Return False if none of these texts needs a break; all are checked at once."""
-        return self.edges.search("\n".join(texts)) is not None or any(
-            self._is_inside_string(text.strip()) for text in texts
+        return self.edges.search(strings.joined) is not None or any(
+            self._is_inside_string(text.strip()) for text in strings.each
         )
 
     def _is_inside_string(self, core: str) -> bool:
@@ -325,6 +325,28 @@ def _risks(tokenizer: Tokenizer) -> tuple[_Risk, _Risk]:
     return _Risk.from_strings(tokenizer.control, tokenizer), _Risk.from_strings(
         tokenizer.control | tokenizer.markup, tokenizer
     )
+
+
+@dataclass(frozen=True)
+class _Strings:
+    """The strings of some inputs, and all of them joined, which is searched at once."""
+
+    each: Collection[str]
+    joined: str
+
+    @classmethod
+    def of(cls, *inputs: Any) -> _Strings:
+        each = _strings(inputs)
+        return cls(each, "\n".join(each))
+
+    def new_word(self, digits: int = DIGITS[0]) -> str:
+        """Return a word as `stand_in` does. Nothing depends on its being secret, since it is in no input."""
+        while (word := f"q{_random.randrange(10**digits):0{digits}d}") in self.joined:
+            pass
+        return word
+
+
+_random = random.Random()
 
 
 def _is_risky(risk: _Risk, value: Any) -> bool:

@@ -22,8 +22,8 @@ def workers_of(starter: int) -> list[int]:
         pid = int(process.name)
         with suppress(OSError):
             is_worker = (process / "comm").read_text().strip() == NAME and alive(pid)
-            if is_worker and (_parent(_parent(pid)) == starter or (not shared and _directory(pid) == directory)):
-                parents[pid] = _parent(pid)
+            if is_worker and (parent_of(parent_of(pid)) == starter or (not shared and _directory(pid) == directory)):
+                parents[pid] = parent_of(pid)
     return sorted(pid for pid, parent in parents.items() if parent not in parents)
 
 
@@ -34,7 +34,8 @@ def alive(pid: int) -> bool:
     return False
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """Return the id of the parent of a process that is not reaped yet."""
     return int(_stat(pid)[1])
 
 

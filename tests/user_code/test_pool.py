@@ -11,6 +11,7 @@ import math
 import os
 import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,7 +32,6 @@ from hermes_rl.plugins import Code, load_object
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.threads import wait_for_loop
 from hermes_rl.user_code import pool as code_pool
-from hermes_rl.user_code import process as code_process
 from hermes_rl.user_code.failures import EndedError, ForeignError, NotCarriedError, OvertimeError
 from hermes_rl.user_code.pool import ProcessPool
 from hermes_rl.user_code.process import OOM_EARLY
@@ -38,7 +39,7 @@ from hermes_rl.user_code.proxies import lives_in_runner
 from hermes_rl.user_code.served import AT_ONCE
 from hermes_rl.user_code.wire import LARGEST
 from hermes_rl.user_code.worker import _Clock
-from tests.runs.processes import alive
+from tests.runs.processes import alive, parent_of
 from tests.thorough import THOROUGH
 from tests.waiting import until, until_blocking
 
@@ -70,6 +71,11 @@ async def loop(leave=None):
         case "exit": sys.exit(3)
     return loops.index(loop)
 def pid(): return os.getpid()
+def meet(folder, count):
+    # Waits until so many processes are in such a call at the same time.
+    open(f"{folder}/{os.getpid()}", "w").close()
+    while len(os.listdir(folder)) < count: time.sleep(0.001)
+    return os.getpid()
 def session(): return os.getsid(0)
 def order(): return int(open("/proc/self/oom_score_adj").read())
 def count():
@@ -187,9 +193,16 @@ def call(pool: ProcessPool, tmp_path: Path) -> Caller:
 # ------------------------------------------------------------------------------------------------ What a call gives
 
 
-def require_all_slots_free(pool: ProcessPool) -> None:
-    slots = pool._slots_here()
-    assert (slots._semaphore._value, slots._further, slots._waiting) == (code_pool.FREE, 0, 0)
+async def require_all_slots_free(call: Caller) -> None:
+    """Require that this event loop runs `FREE` calls at once: more only if none ends in time, and none less."""
+    for patience, count in ((0.001, 2 * code_pool.FREE), (600.0, code_pool.FREE)):
+        with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+            patch.setattr(code_pool, "MOMENT", patience)
+            patch.setattr(code_pool, "PATIENCE", patience)
+            given = {"folder": folder, "count": count}
+            meets = [call.code("meet")] * (2 * code_pool.FREE)
+            calls = [call.pool.call(code, given, "hermes_rl.plugins:identity", 60) for code in meets]
+            assert len(set(await asyncio.gather(*calls))) == count
 
 
 def test_call_returns_the_value_of_the_function(call: Caller) -> None:
@@ -451,7 +464,7 @@ def test_no_message_of_a_process_reaches_another_call_or_moves_code(
             if own:
                 await process.close()
         assert await pool.call(pid, {}, "hermes_rl.plugins:identity", 60) != os.getpid()
-        require_all_slots_free(pool)
+        await require_all_slots_free(call)
 
     asyncio.run(played())
 
@@ -494,7 +507,7 @@ async def test_cancelled_call_is_ended(call: Caller, pool: ProcessPool) -> None:
         await task
     await asyncio.to_thread(until_gone, pid)
     assert await pool.call(call.code("add"), {"a": 1, "b": 1}, "hermes_rl.plugins:identity", 60) == 2
-    require_all_slots_free(pool)
+    await require_all_slots_free(call)
 
 
 def test_what_a_call_has_started_ends_with_its_process(call: Caller, pool: ProcessPool) -> None:
@@ -545,10 +558,6 @@ async def test_session_ends_if_its_process_died_while_other_code_loaded(
     await asyncio.to_thread(until_gone, child)
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 DAEMON = """
 import os, signal, subprocess, sys
 CODE = "import subprocess; print(subprocess.Popen(['sleep', '777.0625'], stdout=-3).pid, flush=True); input()"
@@ -576,16 +585,35 @@ async def test_what_a_module_has_started_while_it_was_loaded_outlives_a_call(poo
         os.kill(daemon, signal.SIGKILL)
 
 
-def test_child_that_does_not_end_blocks_its_parent_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_process, "REAP_SECONDS", 0.01)
-    monkeypatch.setattr(code_process, "_exempt_pids", set())
-    with subprocess.Popen(["sleep", "777.375"]) as child:
-        assert code_process._reap_child(child.pid) is None
-        assert child.pid in code_process._exempt_pids, "the template no longer waits for it"
-        child.kill()
-        monkeypatch.setattr(code_process, "REAP_SECONDS", 60.0)
-        assert code_process._reap_child(child.pid) == signal.SIGKILL
-        assert code_process._reap_child(child.pid) is None, "nobody is there"
+TEMPLATE = """
+import os, sys
+from hermes_rl.user_code import process
+process.REAP_SECONDS = 0.01
+process.main(int(sys.argv[1]), lambda *_: os.posix_spawnp("sleep", ["sleep", "777.375"], os.environ))
+"""
+
+
+def test_child_that_does_not_end_blocks_its_parent_only_briefly() -> None:
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-c", TEMPLATE, str(theirs.fileno())]
+        template = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+
+    def ask(**request: Any) -> Any:
+        control.send(json.dumps(request).encode())
+        return json.loads(control.recv(1 << 16))
+
+    with template, control:
+        stays, ends = (ask(do="fork")["pid"] for _ in range(2))
+        assert ask(do="bury", pid=stays) == {"status": signal.SIGKILL}
+        os.kill(ends, signal.SIGTERM)
+        until_gone(ends)
+        assert ask(do="bury", pid=ends) == {"status": signal.SIGTERM}
+        assert ask(do="bury", pid=ends) == {"status": signal.SIGKILL}, "nobody is there"
+        control.close()
+        assert template.wait(60) == 0
+    assert alive(stays), "the template no longer waited for it"
+    os.kill(stays, signal.SIGKILL)
 
 
 def until_gone(pid: int) -> None:
@@ -610,10 +638,13 @@ def test_cancelled_calls_lose_no_pool_slots(call: Caller, pool: ProcessPool) -> 
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(value == 0.002 or isinstance(value, asyncio.CancelledError) for value in ended), ended
-        require_all_slots_free(pool)
 
-    with ThreadPoolExecutor(3) as threads:  # a loop each
-        list(threads.map(lambda seed: asyncio.run(some(seed)), range(6)))
+    with contextlib.ExitStack() as stack:
+        loops = [stack.enter_context(asyncio.Runner()) for _ in range(6)]
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(lambda loop, seed: loop.run(some(seed)), loops, range(6)))
+        for loop in loops:
+            loop.run(require_all_slots_free(call))
     assert call("add", a=1, b=1) == 2
 
 
@@ -626,23 +657,23 @@ def test_processes_end_with_the_runner_even_if_it_is_killed(tmp_path: Path) -> N
     code = Code.from_ref({str(tmp_path / "code.py")!r} + ":pid")
     def call(code):
         return asyncio.run(POOL.call(code, {{}}, "hermes_rl.plugins:identity", 60))
-    print(call(code), POOL._warm._process.pid, flush=True)
+    print(call(code), flush=True)
     call(Code.from_ref({str(tmp_path / "code.py")!r} + ":spins"))
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
     assert runner.stdout is not None
-    worker, warm = map(int, runner.stdout.readline().split())
+    worker = int(runner.stdout.readline())
+    warm = parent_of(worker)
     runner.send_signal(signal.SIGKILL)
     runner.communicate()
     until_gone(worker)
     until_gone(warm)
 
 
-def test_lost_warm_process_is_replaced(call: Caller, pool: ProcessPool) -> None:
-    call("pid")
-    assert pool._warm is not None
-    pool._warm._process.kill()
-    pool._warm._process.wait()
+def test_lost_warm_process_is_replaced(call: Caller) -> None:
+    warm = parent_of(call("pid"))
+    os.kill(warm, signal.SIGKILL)
+    until_gone(warm)
     try:
         assert call("add", a=1, b=1) == 2
     except RewardFailure:  # it was seen by this call, and the next one begins anew
@@ -650,15 +681,16 @@ def test_lost_warm_process_is_replaced(call: Caller, pool: ProcessPool) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_nothing_stays_open(call: Caller, pool: ProcessPool, lost: bool) -> None:
+def test_nothing_stays_open(call: Caller, pool: ProcessPool, tmp_path: Path, lost: bool) -> None:
+    (tmp_path / "met").mkdir()
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: call("sleeps", seconds=0.1), range(4)))
-    assert len(pool._free) > 1
+        pids = list(threads.map(lambda _: call("meet", folder=str(tmp_path / "met"), count=4), range(4)))
+    assert len(set(pids)) == 4 and all(map(alive, pids))
     assert len(list(Path("/proc/self/fd").iterdir())) > before
     if lost:
-        pool._warm._process.kill()  # type: ignore[union-attr]
+        os.kill(parent_of(pids[0]), signal.SIGKILL)
     pool.close()
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -32,7 +32,7 @@ from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.tokens.transcript import Transcript
 from tests.api.summing import CALL, END, TOKENIZER
 from tests.tokens.families import adder
-from tests.waiting import turns, until
+from tests.waiting import stays, turns, until
 
 EVERY: tuple[Kind, ...] = ("main", "subagents", "summaries", "side_calls", "rejected", "changed")
 
@@ -337,6 +337,7 @@ async def test_endpoint_stops_waiting_for_a_client_that_does_not_read(
         host, _, port = played.address.removeprefix("http://").removesuffix("/v1").partition(":")
         program = socket.socket()
         program.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        before = asyncio.all_tasks()
         program.connect((host, int(port)))
         body = json.dumps({**asked, "stream": True}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -345,8 +346,8 @@ async def test_endpoint_stops_waiting_for_a_client_that_does_not_read(
         acting = asyncio.ensure_future(act(program)) if act is trickle else act(program)
         engine.release()
         await until(lambda: played.result.turns_used == 1)
-        await until(lambda: not played.endpoint._waiting)  # although nothing is read
-        await until(lambda: not played.endpoint._handlers)  # and in the end nobody waits for the reader
+        await until(stays(lambda: played.endpoint.waiting, 2))  # although nothing is read
+        await until(lambda: asyncio.all_tasks() <= {*before, acting})  # and in the end nobody waits for the reader
         if acting is not None:
             acting.cancel()
         program.close()

@@ -142,11 +142,11 @@ async def test_plain_lists_of_schemas_stand_for_the_built_in_tools(chat: Scripte
 
 
 async def test_loop_without_a_task_id_removes_its_runtime(chat: ScriptedChat, policy: ModelClient) -> None:
-    before = set(base._live)
+    before = base.own_runtimes()
     chat.script = [calls(call("todo", {}))]
     schemas = [{"type": "function", "function": {"name": "todo"}}]
     await HermesAgentLoop(policy, schemas).run(GO)
-    assert set(base._live) == before
+    assert base.own_runtimes() == before
 
 
 async def test_a_task_id_keeps_its_machine_until_it_is_cleaned_up(chat: ScriptedChat, policy: ModelClient) -> None:

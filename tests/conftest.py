@@ -12,10 +12,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.rootfs import make_rootfs
+
+if TYPE_CHECKING:
+    from hermes_rl.tools.base import ToolRuntime
 
 # Where this machine is told to write no bytecode, each worker would rewrite all tests, and each process that a test
 # starts would compile the package, at every run: a tenth of what all tests take.
@@ -98,6 +102,22 @@ def packed_rootfs(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     subprocess.run(["tar", "-rf", plain, "-C", archive.parent, "./etc/issue"], check=True)
     subprocess.run(["gzip", "-1", plain], check=True)
     return archive
+
+
+@pytest.fixture
+def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[ToolRuntime]:
+    """Runtimes of the rollouts that the test starts in this process."""
+    from hermes_rl.tools.base import ToolRuntime
+
+    made: list[ToolRuntime] = []
+    original = ToolRuntime.__init__
+
+    def remember(self: ToolRuntime, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(ToolRuntime, "__init__", remember)
+    return made
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, attach_proven
 from hermes_rl.servers.base import ChatReply, ChatRequest
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tools import base
+from hermes_rl.tools.base import ToolRuntime, find_runtime
 from tests.agent.scripted_chat import ScriptedChat, refused, says
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 
@@ -166,14 +166,15 @@ async def test_the_simulated_user_answers_turns_without_calls(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("by", ["close", "environment"])
-async def test_a_session_that_is_closed_releases_its_sandbox(tmp_path: Path, by: str) -> None:
+async def test_a_session_that_is_closed_releases_its_sandbox(
+    tmp_path: Path, runtimes: list[ToolRuntime], by: str
+) -> None:
     text = """
 dataset: {items: [{word: hello}]}
 prompt: {user: "Say {{ word }}."}
 toolsets: [terminal]
 rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 """
-    before = set(base._live)
     call = {"id": "c", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo here"}'}}
     env = await open_env(spec_in(tmp_path, text)).open()
     session = await env.session(env.rows()[0])
@@ -181,7 +182,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
     turn = await session.step({"tool_calls": [call]})
     assert turn is not None
     assert "here" in turn.messages[-1]["content"]
-    [runtime] = [base._live[name] for name in set(base._live) - before]
+    (runtime,) = runtimes
     sandbox = await runtime.sandbox()
     assert sandbox.alive
     if by == "close":
@@ -190,7 +191,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
     else:
         await env.close()
     assert not sandbox.alive
-    assert set(base._live) == before
+    assert find_runtime(runtime.task_id) is None
     assert session.rollout is None
     with pytest.raises(UserError, match=r"no turn waits|is started once"):
         await session.step("hello")

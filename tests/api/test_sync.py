@@ -70,8 +70,9 @@ def test_forked_process_may_leave_the_block(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_a_process_cannot_be_pickled(tmp_path: Path) -> None:
-    with sync(open_env(spec_in(tmp_path))) as env, env.session(env.rows()[0]) as session:
-        for one in (env, env._env, session, env.groups(2, Sampler().policy())):
+    opened = open_env(spec_in(tmp_path))
+    with sync(opened) as env, env.session(env.rows()[0]) as session:
+        for one in (env, opened, session, env.groups(2, Sampler().policy())):
             for copied in (pickle.dumps, copy.deepcopy):
                 with pytest.raises(UserError, match="cannot be copied or pickled: make one in each process"):
                     copied(one)

@@ -294,24 +294,18 @@ async def test_groups_in_flight_keep_their_own_tools(model: WriterModel) -> None
     await env.shut_down()
 
 
-async def test_a_cancelled_group_leaves_no_sandbox(model: WriterModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_group_leaves_no_sandbox(model: WriterModel, runtimes: list[ToolRuntime]) -> None:
     model.delay = 5.0
-    live: list[ToolRuntime] = []
-    original = ToolRuntime.__init__
-
-    def remember(self: ToolRuntime, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        live.append(self)
-
-    monkeypatch.setattr(ToolRuntime, "__init__", remember)
     env = make(model)
     await env.setup()
     task = asyncio.create_task(env.collect_trajectories({"who": "Ann"}))
-    await until(lambda: len(live) >= 2)
+    await until(lambda: len(runtimes) >= 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert all(runtime._closed for runtime in live)
+    for runtime in runtimes:
+        with pytest.raises(UserError, match="was released already"):
+            await runtime.sandbox()
     await env.shut_down()
 
 

@@ -133,15 +133,15 @@ def _described(commit: str, folder: Path, name: str, what: str | None, within: s
     """Return the description of a revision: its files below a directory, the requested ones, or everything."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if what == "tree":
-        return [_entry(file, path) for file, path in files.items() if file.startswith(within)]
+        return [entry(file, path) for file, path in files.items() if file.startswith(within)]
     if what == "paths-info":
         wanted = json.loads(body)["paths"] if body[:1] == b"{" else urllib.parse.parse_qs(body.decode())["paths"]
-        return [_entry(file, files[file]) for file in wanted if file in files]
+        return [entry(file, files[file]) for file in wanted if file in files]
     about = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
     about |= {"private": False, "gated": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0}
     return {**about, "lastModified": "2026-01-01T00:00:00.000Z"}
 
 
-def _entry(name: str, path: Path) -> dict[str, Any]:
+def entry(name: str, path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}

@@ -79,8 +79,8 @@ def test_a_download_that_breaks_off_leaves_nothing(hub: Hub, tmp_path: Path) -> 
 def test_a_hub_that_names_files_elsewhere_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.real import hub as answers
 
-    plain = answers._entry
-    monkeypatch.setattr(answers, "_entry", lambda name, path: {**plain(name, path), "path": f"../../{name}"})
+    plain = answers.entry
+    monkeypatch.setattr(answers, "entry", lambda name, path: {**plain(name, path), "path": f"../../{name}"})
     with pytest.raises(UserError, match="not a name of a file that may be written here"):
         fetch("hf://owner/adding@main")
 

@@ -113,7 +113,7 @@ async def test_client_that_sends_no_complete_request_times_out(sent: bytes, monk
         http=TimedProtocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=60,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server._serve([listener]))
+    serving = asyncio.create_task(server.serve([listener]))
     try:
         started = time.monotonic()
         got = await asyncio.to_thread(raw, listener.getsockname()[1], sent, 20.0)

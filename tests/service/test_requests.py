@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.service.bodies import StepRequest
+from hermes_rl.values import too_many_values
 from tests.service.served import Served
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -138,13 +139,12 @@ async def test_a_large_body_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch)
     from hermes_rl.service import app
 
     threads: list[bool] = []
-    read = app._read_body
 
-    def watching(body: bytes) -> Any:
+    def watching(body: bytes, most: int) -> bool:
         threads.append(threading.current_thread() is threading.main_thread())
-        return read(body)
+        return too_many_values(body, most)
 
-    monkeypatch.setattr(app, "_read_body", watching)
+    monkeypatch.setattr(app, "too_many_values", watching)
     service = app.bare_app("", token=False)
 
     @service.post("/step")

@@ -174,16 +174,11 @@ def test_service_stops_with_the_reason_if_its_workers_keep_dying(tmp_path: Path)
 
 
 async def test_a_key_that_a_request_names_is_in_no_file_and_no_log(tmp_path: Path) -> None:
-    model, seen = policy(), list[str]()
-    sample = model._sample
+    def stumble(body: Any) -> None:
+        raise OSError("the server stumbles")
 
-    async def faulty(body: Any, *given: Any) -> Any:
-        seen.append("")
-        if len(seen) == 1:
-            raise OSError("the server stumbles")
-        return await sample(body, *given)
-
-    model._sample = faulty  # type: ignore[method-assign]
+    model = policy()
+    model.faults.append(stumble)
     async with model.running() as url:
         folder = tmp_path / "service"
         folder.mkdir()

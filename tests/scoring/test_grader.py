@@ -211,13 +211,12 @@ async def test_a_group_level_reward_may_take_any_argument() -> None:
     assert [value["mine"].value for value in values] == [0.5, 0.5]
 
 
-def test_rendered_arguments_are_asked_for_with_the_columns_of_the_row() -> None:
+async def test_rendered_arguments_are_asked_for_with_the_columns_of_the_row() -> None:
     seen: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
 
     def note(args: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:
         seen.append((args, item))
         return args
 
-    judge = Grader((graded(ranks),), note)
-    judge._arguments(judge.rewards[0], ITEM, {"group": []})
+    await grade_group(Grader((graded(ranks),), note), [1])
     assert seen == [({}, ITEM)]

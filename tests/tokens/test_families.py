@@ -58,10 +58,12 @@ def test_families_of_these_tests_are_made() -> None:
     assert [renderer_of(name).name for name in MARKS_OF] == list(MARKS_OF)
 
 
-def test_renderer_gets_no_picture_and_opens_nothing(tmp_path: Path) -> None:
+def test_renderer_gets_no_picture_and_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from renderers import Qwen3Renderer
+
     renderer = renderer_of("qwen3")
     given: list[Any] = []
-    renderer._renderer.render_ids = lambda messages, **_: given.append(messages) or [1]  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Qwen3Renderer, "render_ids", lambda _, messages, **__: given.append(messages) or [1])
     os.mkfifo(tmp_path / "pipe.png")
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)

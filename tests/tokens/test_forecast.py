@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.forecast import forecast
 from hermes_rl.tokens.load import load_tokenizer, make_renderer
 from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, require_tools
-from hermes_rl.tokens.tokenizer import _environment
 from tests.tokens.families import FAMILIES, FamilyTokenizer, tokenizer_of
 from tests.tokens.test_exactness import RENDERERS
 
@@ -40,10 +40,9 @@ def test_what_to_do_about_it_is_said() -> None:
 
 
 def changed(name: str, old: str, new: str) -> FamilyTokenizer:
-    tokenizer = FamilyTokenizer(name, FAMILIES[name])
-    assert old in FAMILIES[name].template
-    tokenizer._template = _environment().from_string(FAMILIES[name].template.replace(old, new).strip("\n"))
-    return tokenizer
+    family = FAMILIES[name]
+    assert old in family.template
+    return FamilyTokenizer(name, replace(family, template=family.template.replace(old, new)))
 
 
 def refuses_tools(tokenizer: Any) -> str:

@@ -388,6 +388,10 @@ async def test_an_api_that_was_restarted_is_noticed(monkeypatch: pytest.MonkeyPa
         await trainer.state()
 
 
+JOINED = {"status": "success", "batch_size": 8, "max_token_len": 64}
+"""What the API tells an environment that registers."""
+
+
 @pytest.mark.parametrize(
     ("status", "least", "wants"),
     [
@@ -399,11 +403,11 @@ async def test_an_api_that_was_restarted_is_noticed(monkeypatch: pytest.MonkeyPa
 )
 async def test_what_the_queue_takes_is_what_is_wanted(status: dict[str, Any], least: float | None, wants: int) -> None:
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response({"current_step": 2, **status})
+        return web.json_response({**JOINED, "current_step": 2, **status})
 
     async with answering(answer) as url:
-        trainer = client(url, batches_ahead=1, batch_size=8, min_batch_allocation=least, total_steps=100)
-        trainer._group_size = 2
+        trainer = client(url, batches_ahead=1, min_batch_allocation=least, total_steps=100)
+        await trainer.register(Registration("canned", 2, 100), DeliveryLog(None, "atropos"))
         assert (await trainer.state()).wants == wants
         await trainer.close()
 
@@ -418,11 +422,11 @@ async def test_trainer_state_counts_its_queue_and_finishes_at_the_last_step(
     """An environment that ended with the queue would miss the evaluation of the last step."""
 
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response({"current_step": step, "queue_size": queued, "self_queue_size": queued})
+        return web.json_response({**JOINED, "current_step": step, "queue_size": queued, "self_queue_size": queued})
 
     async with answering(answer) as url:
-        trainer = client(url, batch_size=8)
-        trainer._group_size = 2
+        trainer = client(url)
+        await trainer.register(Registration("canned", 2, 100), DeliveryLog(None, "atropos"))
         state = await trainer.state()
         assert (state.finished, state.wants > 0) == (finished, wants_more)
         await trainer.close()

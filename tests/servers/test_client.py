@@ -229,11 +229,10 @@ async def test_forgotten_rollouts_take_no_memory() -> None:
     pool = ServerPool([Fake("a"), Fake("b")])
     for number in range(70_000):
         pool.pick(str(number), [])
-    assert len(pool._server_of) == 65_536
+    assert sum(server.rollouts for server in pool) == 65_536
     for number in range(70_000):
         pool.unpin(str(number))
-    assert pool._server_of == {}
-    assert [server.rollouts for server in pool._servers] == [0, 0]
+    assert [server.rollouts for server in pool] == [0, 0]
 
 
 async def test_closing_twice_is_fine(loopback: Start) -> None:

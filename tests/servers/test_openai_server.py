@@ -402,7 +402,7 @@ async def test_no_request_but_the_calls_is_made(loopback: Start) -> None:
 def test_a_role_outlives_an_event_loop() -> None:
     async def ask(asked: ModelClient | None) -> ModelClient:
         server = await Loopback().start()
-        asked = asked or role(server)
+        asked = asked or role(server, RetryPolicy(attempts=1))
         config = asked.configs[0]
         assert config.base_url is not None
         reply = await asked.chat(HI) if config.base_url == server.url else None
@@ -417,5 +417,4 @@ def test_a_role_outlives_an_event_loop() -> None:
             await asked.chat(HI)  # its server is gone: a failure, not an error about event loops
         await asked.close()
 
-    asked._retry = RetryPolicy(attempts=1)
     asyncio.run(again())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
 import pytest
 
 from hermes_rl.errors import ServerFailure
+from hermes_rl.servers import client
 from hermes_rl.servers import pool as pool_module
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.client import ModelClient
@@ -41,10 +44,16 @@ class Flaky:
 
 
 def role_over(loop: VirtualLoop, *backends: Flaky, policy: RetryPolicy | None = None) -> tuple[ModelClient, list[str]]:
-    role, said = ModelClient("policy", list(backends), policy), []
-    role._pool = ServerPool(list(backends), clock=loop.time)
+    role, said = timed(loop, "policy", list(backends), policy), []
     role.tell(said.append)
     return role, said
+
+
+def timed(loop: VirtualLoop, *given: Any) -> ModelClient:
+    """Make a client whose servers rest by the loop's clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "ServerPool", partial(ServerPool, clock=loop.time))
+        return ModelClient(*given)
 
 
 async def lanes(role: ModelClient, count: int, until: float) -> int:
@@ -102,7 +111,6 @@ def test_unusable_responses_are_reported_once_and_are_not_an_outage() -> None:
 def test_outage_without_a_listener_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loop, server = VirtualLoop(), Flaky()
     server.down = (0.0, 30.0)
-    role = ModelClient("judge", [server])
-    role._pool = ServerPool([server], clock=loop.time)
+    role = timed(loop, "judge", [server])
     simulated(lanes(role, 8, 60.0), loop)
     assert [record.name for record in caplog.records] == [pool_module.__name__] * 2

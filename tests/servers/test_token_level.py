@@ -374,13 +374,12 @@ async def test_a_server_that_never_ends_its_pause_is_a_failure_in_the_end(monkey
 async def test_a_prompt_beyond_the_context_is_the_policys_doing() -> None:
     policy = TokenPolicy(SMALL, adds)
     async with policy.running() as url:
-        role = role_of("vllm", url)
-        backend = role._backends[0]
-        await role.chat(ChatRequest(HI))
-        backend._context = 10  # type: ignore[attr-defined]
-        with pytest.raises(ContextLengthExceeded, match="the model's context 10"):
-            await role.chat(ChatRequest(HI * 10))
-        await role.close()
+        async with role_of("vllm", url) as role:
+            policy.context = await role.count(ChatRequest(HI * 5))
+        async with role_of("vllm", url) as role:
+            await role.chat(ChatRequest(HI))
+            with pytest.raises(ContextLengthExceeded, match=f"the model's context {policy.context}"):
+                await role.chat(ChatRequest(HI * 10))
 
 
 async def test_the_bound_of_a_trajectory_holds_to_the_token() -> None:

@@ -53,6 +53,8 @@ class TokenPolicy:
         """Those that it was asked for, also where it does not have them."""
         self.cut_at: int | None = None
         """Tokens after which the next answer is aborted."""
+        self.context: int | None = None
+        """Longest conversation of its model; None: its list of models is not known."""
         self.going = asyncio.Event()
         self.going.set()
         self.random = random.Random(7)
@@ -82,6 +84,7 @@ class TokenPolicy:
             "/get_weight_version": lambda: {"weight_version": str(self.version)},
             "/model_info": lambda: {"model_path": "m", "weight_version": str(self.version)},
         }
+        app.router.add_get("/v1/models", self._models)
         for path, tell in told.items():
             app.router.add_get(path, functools.partial(self._told, tell))
         async with listening(app) as address:
@@ -173,6 +176,11 @@ class TokenPolicy:
         logprobs = [-self.random.random() for _ in ids]
         self.log.append(Logged(prompt, ids, logprobs, seed, self.version))
         return self.log[-1], finish
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if self.context is None:
+            raise web.HTTPNotFound
+        return web.json_response({"data": [{"id": "m", "max_model_len": self.context}]})
 
     async def _told(self, tell: Callable[[], dict[str, Any]], request: web.Request) -> web.Response:
         self.told.append(request.path)

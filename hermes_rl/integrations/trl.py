@@ -373,7 +373,7 @@ def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> 
         ids = model.generate(input_ids=prompts, attention_mask=attention, logits_processor=[scaled], **settings)
     values = torch.stack(scaled.collect_logprobs(ids), 1).tolist()
     return [
-        _until_end(line, logs, call[1]) for line, logs, call in zip(ids[:, width:].tolist(), values, calls, strict=True)
+        until_end(line, logs, call[1]) for line, logs, call in zip(ids[:, width:].tolist(), values, calls, strict=True)
     ]
 
 
@@ -404,7 +404,7 @@ class _Scaled:
             self._noted.append(chosen - self._last.logsumexp(-1))
 
 
-def _until_end(ids: list[int], logprobs: list[float], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
+def until_end(ids: list[int], logprobs: list[float], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
     """Return the tokens of one call up to its end; the batch ran until its longest call ended."""
     length = min(len(ids), sampling.max_tokens)
     length = next(

@@ -79,7 +79,7 @@ async def of_verl(folder: Path, change: Change) -> float:
 
     class Manager:
         async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-            answer = await sampler(prompt_ids, test_verl._sampling(sampling_params))
+            answer = await sampler(prompt_ids, test_verl.sampling_of(sampling_params))
             ids, logprobs, finish = change(list(answer.ids), list(answer.logprobs))
             finish = {"stop": "completed", "abort": "aborted"}[finish]
             return SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason=finish, extra_fields={})

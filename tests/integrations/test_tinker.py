@@ -15,6 +15,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools.base import ToolRuntime, find_runtime
 from tests.api.summing import CODE, COMPARED, END, MASKED, TEXT, TOKENIZER, write
 from tests.integrations.test_common import spec_file
 
@@ -114,15 +115,18 @@ async def test_what_the_spec_masks_is_marked_in_all_of_its_turns(door: ModuleTyp
     assert last.metrics["mask"] == 1.0
 
 
-async def test_second_start_releases_the_first_rollout(door: ModuleType, tmp_path: Path) -> None:
+async def test_second_start_releases_the_first_rollout(
+    door: ModuleType, tmp_path: Path, runtimes: list[ToolRuntime]
+) -> None:
     group, (env,) = await made(door, spec_file(tmp_path))
     with pytest.raises(UserError, match="call initial_observation first"):
         await env.step([1])
     await env.initial_observation()
-    first = env._session
     await env.initial_observation()
-    with pytest.raises(UserError, match="no turn waits"):
-        await env._on_loop(first.step([1]))
+    first, second = runtimes
+    with pytest.raises(UserError, match="was released already"):
+        await first.sandbox()
+    assert find_runtime(second.task_id) is second
     await group.cleanup()
 
 

@@ -352,10 +352,10 @@ def test_the_trainers_model_samples_in_batches_in_the_thread_that_trains(
 
 def test_nan_logprob_of_a_sampled_token_is_malformed() -> None:
     asked = Sampling(array("i", [1]), 8, (9,))
-    sampled = trl._until_end([1, 2], [-1.0, math.nan], asked)
+    sampled = trl.until_end([1, 2], [-1.0, math.nan], asked)
     with pytest.raises(Malformed, match="log-probability nan"):
         generated(sampled.ids, sampled.logprobs, sampled.finish)
-    assert trl._until_end([1, 9, 9], [1e-7, -1.0, math.nan], asked) == Sampled([1, 9], [0.0, -1.0], "stop")
+    assert trl.until_end([1, 9, 9], [1e-7, -1.0, math.nan], asked) == Sampled([1, 9], [0.0, -1.0], "stop")
 
 
 def test_calls_of_a_mixed_batch_are_sampled_with_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,7 +580,7 @@ def test_log_probabilities_that_do_not_exist_are_refused_and_never_made_up(tmp_p
     with HermesWorker(spec_in(tmp_path), configuration(max_staleness=None), **given) as worker:
         worker.start()
         with pytest.raises(UserError, match="no log-probabilities, and TRL trains with the log-probabilities"):
-            worker._playing.result(30)  # type: ignore[union-attr]
+            until_blocking(lambda: worker.check_health(30))
         assert worker.rollout_buffer.empty()
 
 

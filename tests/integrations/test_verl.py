@@ -33,7 +33,7 @@ class Manager:
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         self.asked.append((request_id, sampling_params))
-        answer: Sampled = await self.sampler(prompt_ids, _sampling(sampling_params))
+        answer: Sampled = await self.sampler(prompt_ids, sampling_of(sampling_params))
         ids, logprobs = list(answer.ids), list(answer.logprobs)
         size, turn = sampling_params["max_tokens"], "tool_response" in TOKENIZER.decode(prompt_ids)
         return SimpleNamespace(
@@ -44,7 +44,7 @@ class Manager:
         )
 
 
-def _sampling(given: dict[str, Any]) -> Sampling:
+def sampling_of(given: dict[str, Any]) -> Sampling:
     return Sampling(prompt=None, max_tokens=given["max_tokens"], stop_ids=())  # type: ignore[arg-type]
 
 
@@ -203,24 +203,31 @@ async def test_compared_members_are_refused_if_verl_does_not_identify_them(
         await played.run(dict(PARAMETERS), **sample(key, session_id=0))
 
 
-async def test_a_member_that_is_cancelled_leaves_the_others_their_group(tmp_path: Path) -> None:
+async def test_a_member_that_is_cancelled_leaves_the_others_their_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verl, "GROUP_START_SECONDS", 600.0)  # no group ends because of it
     played = loop(tmp_path, Manager(), COMPARED)
     key = (await rows(tmp_path))[0]
-    worker = await played._worker()
-    work = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(3)]
-    await until(lambda: worker._waiting.total() == 3)
+
+    def start(*members: int) -> list[asyncio.Task[Any]]:
+        return [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in members]
+
+    await asyncio.gather(*start(0, 1, 2, 3))  # from now on a member waits for the others as soon as it runs
+    before = asyncio.all_tasks()
+    work = start(0, 1, 2)
+    await until(lambda: len(asyncio.all_tasks() - before) == 4)  # they wait for their group
     work[0].cancel()
-    last = asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=3)))
-    ended = await asyncio.gather(*work, last, return_exceptions=True)
+    ended = await asyncio.gather(*work, *start(3), return_exceptions=True)
     assert [isinstance(one, asyncio.CancelledError) for one in ended] == [True, False, False, False]
     assert [outputs[0].reward_score for outputs in ended[1:]] == [2.0] * 3  # type: ignore[index]
     # Where nobody waits any more, the group ends too.
-    again = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(2)]
-    await until(lambda: worker._waiting.total() == 2)
+    again = start(0, 1)
+    await until(lambda: len(asyncio.all_tasks() - before) == 3)
     for one in again:
         one.cancel()
     await asyncio.gather(*again, return_exceptions=True)
-    await until(lambda: not worker._groups)
+    await until(lambda: asyncio.all_tasks() <= before)
 
 
 async def test_a_failed_member_fails_its_whole_group(tmp_path: Path) -> None:

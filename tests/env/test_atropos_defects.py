@@ -50,11 +50,13 @@ from hermes_rl.env.custom_collection import row_of
 from hermes_rl.env.serve import EnvHooks, serve_environment
 from hermes_rl.env.spec_env import env_config
 from hermes_rl.errors import RunError, ServerFailure
-from hermes_rl.rollouts.rollout import Group
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.trainers.base import Registered
 from tests.env.canned import NOBODY, Api, Canned, group, item, listening, make
+from tests.env.tracker import dropped, logged, tracked
 from tests.runs.offline_wandb import history
 from tests.trainers.collects import Collects
 
@@ -351,24 +353,14 @@ async def test_an_evaluation_after_the_last_step_is_logged(tmp_path: Path) -> No
 async def test_constant_rewards_give_finite_metrics() -> None:
     """Statistics of constant rewards become complex or NaN."""
 
-    class Logged:
-        metrics: dict[str, Any] = {}
-
-        def log(self, metrics: dict[str, Any], step: int) -> None:
-            self.metrics = metrics
-
-        def table(self, rows: Any) -> str:
-            return "table"
-
     env = make(ensure_scores_are_not_same=False)
-    env._wandb_run = logged = Logged()  # type: ignore[assignment]
     for number in range(3):
-        sent = Group(str(number), row_of(number), [], parts=[group(1.0, 1.0)])
+        keys = [RolloutKey(row_of(number), str(number), index, 2) for index in range(2)]
+        rollouts = [Rollout(key, 0, StopReason.FINISHED, score=1.0) for key in keys]
+        sent = Group(str(number), row_of(number), rollouts, parts=[group(1.0, 1.0)])
         await EnvHooks(env).sending(sent, sent.parts or [])
-        env._training_counts.scores.extend([1.0, 1.0])
         env.task_duration.append(0.1)
-    await env.wandb_log()
-    numbers = {name: value for name, value in logged.metrics.items() if name != "train/rollouts"}
+    numbers = {name: value for name, value in (await logged(env)).items() if name != "train/rollouts"}
     assert numbers["train/mean_reward"] == 1.0
     assert numbers["train/completion_lengths_std"] == 0.0
     assert all(math.isfinite(value) for value in numbers.values())
@@ -379,7 +371,7 @@ async def test_uniform_groups_are_excluded_only_when_configured(excluded: bool, 
     """A group of equal scores is dropped with a line in a debug log."""
     scores = iter([1.0, 1.0, 0.0, 1.0, *[0.5, 0.25] * 100])
     env = make(play=lambda number: item(next(scores)), ensure_scores_are_not_same=excluded, max_num_workers=1)
-    counts = env._training_counts.dropped  # held on to, since a log begins others
+    tracker = tracked(env)
     ((_, lines), *_) = await served(env)
     assert lines[0]["scores"] == sent
-    assert counts == ({"uniform": 1} if excluded else {})
+    assert tracker.dropped + await dropped(env) == ({"uniform": 1} if excluded else {})

@@ -19,6 +19,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import ToolRuntime
 from tests.env.greetings import Greetings
+from tests.env.tracker import dropped, logged, tracked
 from tests.env.writer_model import WriterModel, writer_model
 from tests.waiting import until
 
@@ -80,8 +81,10 @@ async def test_a_reward_that_raises_scores_nothing_and_drops_the_group(model: Wr
     await env.setup()
     group, _ = await env.collect_trajectories({"who": "Ann"})
     assert group is None
-    assert env._training_counts.scores == []
-    assert env._training_counts.dropped == {"reward_failure": 1}
+    tracker = tracked(env)
+    await env.wandb_log()
+    assert "train/mean_reward" not in tracker.steps[-1]
+    assert tracker.dropped == {"reward_failure": 1}
     await env.shut_down()
 
 
@@ -95,7 +98,7 @@ async def test_credit_for_other_turns_than_there_were_is_a_failure_of_the_reward
     env = make(model, Credits)
     await env.setup()
     assert await env.collect_trajectories({"who": "Ann"}) == (None, [])
-    assert env._training_counts.dropped == {"reward_failure": 1}
+    assert await dropped(env) == {"reward_failure": 1}
     assert "reward 'reward' returned 3 values for 2 turns" in caplog.text
     await env.shut_down()
 
@@ -105,7 +108,7 @@ async def test_its_own_evaluate_uses_the_loop_and_a_tool_context(model: WriterMo
     await env._run_evaluate()
     assert env.scores == [1.0, 1.0]
     assert json.loads((tmp_path / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
-    assert env._training_counts.scores == [], "an evaluation does not count as training"
+    assert "train/mean_reward" not in await logged(env), "an evaluation does not count as training"
 
 
 class Looks(Greetings):
@@ -143,8 +146,8 @@ async def test_custom_wandb_log_adds_to_the_default_metrics(model: WriterModel) 
     env = make(model)
     await env.setup()
     await env.collect_trajectories({"who": "Ann"})
-    assert env._training_counts.take()["train/mean_reward"] == 1.0
-    await env.wandb_log({"mine": 1})
+    metrics = await logged(env, {"mine": 1})
+    assert (metrics["train/mean_reward"], metrics["mine"]) == (1.0, 1)
     assert env.logged[-1]["mine"] == 1
     await env.shut_down()
 

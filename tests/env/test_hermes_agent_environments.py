@@ -22,6 +22,8 @@ from aiohttp import web
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 import hermes_rl
+from hermes_rl import HermesAgentBaseEnv
+from hermes_rl.env.program import run
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -76,6 +78,10 @@ async def program(module: str, *arguments: str, folder: Path, **environ: str) ->
     return await ended(process, 120)
 
 
+async def play(cls: type[HermesAgentBaseEnv], mode: str, given: list[str]) -> None:
+    await asyncio.to_thread(run, cls, [mode, *given])
+
+
 def metrics(folder: Path) -> dict[str, float]:
     found: dict[str, float] = json.loads((folder / "metrics.json").read_text())["results"]["all"]
     return found
@@ -95,9 +101,9 @@ def writes_the_word(messages: Messages) -> dict[str, Any]:
 async def test_terminal_test(serve: Serve, tmp_path: Path) -> None:
     model = await serve(writes_the_word)
     path = tmp_path / "groups.jsonl"
-    await TerminalTestEnv._run_program("process", flags(model, "--env.data_path_to_save_groups", str(path)))
+    await play(TerminalTestEnv, "process", flags(model, "--env.data_path_to_save_groups", str(path)))
     assert [one["scores"] for one in lines(path)] == [[1.0] * 3] * 3
-    await TerminalTestEnv._run_program("evaluate", flags(model, "--env.data_dir_to_save_evals", str(tmp_path)))
+    await play(TerminalTestEnv, "evaluate", flags(model, "--env.data_dir_to_save_evals", str(tmp_path)))
     assert metrics(tmp_path) == {"eval/num_samples": 1}
 
 
@@ -177,8 +183,8 @@ async def test_agentic_opd(tmp_path: Path) -> None:
             "--openai.base_url", url, "--openai.tokenizer_name", str(folder), "--env.tokenizer_name", str(folder),
             "--env.use_wandb", "false", "--env.distill_topk", "4", "--env.group_size", "2", "--env.total_steps", "1",
         ]  # fmt: skip
-        await AgenticOPDEnv._run_program("process", [*own, "--env.data_path_to_save_groups", str(path)])
-        await AgenticOPDEnv._run_program("evaluate", [*own, "--env.data_dir_to_save_evals", str(tmp_path)])
+        await play(AgenticOPDEnv, "process", [*own, "--env.data_path_to_save_groups", str(path)])
+        await play(AgenticOPDEnv, "evaluate", [*own, "--env.data_dir_to_save_evals", str(tmp_path)])
     (line,) = lines(path)
     assert line["scores"] == [1.0, 1.0]
     for tokens, ids, values in zip(line["tokens"], line["distill_token_ids"], line["distill_logprobs"], strict=True):
@@ -241,7 +247,7 @@ async def test_terminal_bench_2_and_its_lighter_kind(
     more = [
         "--env.dataset_name", str(tasks), "--env.data_dir_to_save_evals", str(tmp_path), "--env.eval_by", "[category]",
     ]  # fmt: skip
-    await cls._run_program("evaluate", flags(model, *more))
+    await play(cls, "evaluate", flags(model, *more))
     found = metrics(tmp_path)
     assert (found["eval/by/category/easy/mean_reward"], found["eval/by/category/easy/rows"]) == (1.0, 2.0)
     assert found["eval/by/category/hard/mean_reward"] == 0.0
@@ -258,7 +264,7 @@ async def test_missing_column_error_lists_the_existing_columns(
     model = await serve(answers)
     more = ["--env.dataset_name", str(tasks), "--env.eval_by", "[kind]"]
     with pytest.raises(UserError, match="have no column 'kind'; they have category, passed, reward, task_name"):
-        await TBLiteEvalEnv._run_program("evaluate", flags(model, *more))
+        await play(TBLiteEvalEnv, "evaluate", flags(model, *more))
 
 
 async def test_evaluation_reports_failures_not_caused_by_the_policy(
@@ -268,15 +274,15 @@ async def test_evaluation_reports_failures_not_caused_by_the_policy(
     model = await serve(answers)
     more = ["--env.dataset_name", str(tasks), "--env.data_dir_to_save_evals", str(tmp_path)]
     with pytest.raises(UserError, match=r"3 agent loops .* failed.*Dockerfile is not an image: build it"):
-        await TerminalBench2EvalEnv._run_program("evaluate", flags(model, *more, "--env.force_build", "true"))
+        await play(TerminalBench2EvalEnv, "evaluate", flags(model, *more, "--env.force_build", "true"))
     assert metrics(tmp_path)["eval/pass_rate"] == 0
     text = (tasks / "train.jsonl").read_text().replace(str(tmp_path / "images"), "registry.example/tb2")
     (tasks / "train.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"registry.example/tb2/\w+', which the backend bubblewrap cannot have"):
-        await TerminalBench2EvalEnv._run_program("evaluate", flags(model, *more))
+        await play(TerminalBench2EvalEnv, "evaluate", flags(model, *more))
     model.answer = refuses
     with pytest.raises(RunError, match=r"agent loops of this evaluation failed, which is nothing that the policy did"):
-        await WebResearchWithoutWeb._run_program("evaluate", flags(model))
+        await play(WebResearchWithoutWeb, "evaluate", flags(model))
 
 
 def refuses(messages: Messages) -> dict[str, Any]:
@@ -318,13 +324,13 @@ async def test_yc_bench_error_names_the_line_and_its_fix_works(
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     model = await serve(runs_the_company)
     with pytest.raises(UserError) as refused:
-        await YCBenchEvalEnv._run_program("evaluate", flags(model))
+        await play(YCBenchEvalEnv, "evaluate", flags(model))
     said = str(refused.value)
     assert "yc_bench.py:" in said and "DATABASE_URL in os.environ does not reach the agent's commands" in said
     assert "{'env': {'DATABASE_URL': …}}" in said and "`terminal_backend: none`" in said
     more = ["--env.db_dir", str(tmp_path / "games"), "--env.data_dir_to_save_evals", str(tmp_path)]
     given = [one if one != "local" else "none" for one in flags(model, *more)]
-    await GivenEnv._run_program("evaluate", given)
+    await play(GivenEnv, "evaluate", given)
     assert metrics(tmp_path) == {"eval/avg_composite_score": 0.75}
 
 

@@ -20,6 +20,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.scoring import reward_function
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.greetings import Greetings
+from tests.env.tracker import dropped
 from tests.env.writer_model import WriterModel, writer_model
 
 Reward = Callable[[Any, Any, Any, Any], Any]
@@ -123,7 +124,7 @@ async def ends(model: WriterModel, reward: Reward, caplog: pytest.LogCaptureFixt
     env = make(model, type("Endless", (Greetings,), {"compute_reward": reward}), 1)
     async with asyncio.timeout(30):
         assert await group_of(env) is None
-    assert env._training_counts.dropped == {"reward_failure": 1}
+    assert await dropped(env) == {"reward_failure": 1}
     return caplog.text
 
 

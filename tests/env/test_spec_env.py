@@ -9,6 +9,7 @@ from atroposlib.envs.base import BaseEnv
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig, SpecEnv, compile_spec, load_spec
 from hermes_rl.env.spec_env import env_config
 from hermes_rl.spec.overrides import parse_extra_args
+from tests.env.tracker import logged
 
 
 def make(*sets: str) -> SpecEnv:
@@ -80,6 +81,7 @@ async def test_evaluation_keeps_its_numbers_to_itself() -> None:
     env = make()
     await env.setup()
     await env.evaluate()
-    assert env._training_counts.scores == []
-    assert env._pending_metrics["eval/mean_reward"] > 0
+    metrics = await logged(env)
+    assert "train/mean_reward" not in metrics
+    assert metrics["eval/mean_reward"] > 0
     await env.shut_down()

@@ -11,6 +11,7 @@ from hermes_rl import compile_spec, load_spec
 from hermes_rl.errors import UserError
 from tests.env.greetings import Greetings
 from tests.env.test_handwritten import make
+from tests.env.tracker import logged
 from tests.env.writer_model import WriterModel, writer_model
 
 model = pytest.fixture(writer_model)
@@ -118,12 +119,12 @@ async def test_tool_errors_wait_for_wandb_log_under_their_name(model: WriterMode
     await env.setup()
     assert env._tool_error_buffer == []
     env._tool_error_buffer.append({"turn": 1, "tool": "mine", "args": "{}", "error": "broken"})
-    metrics = env._training_counts.take()
+    metrics = await logged(env)
     assert metrics["train/tool_errors_count"] == 1
     assert metrics["train/tool_error_details"] == "[turn 1] mine({}): broken"
     env._tool_error_buffer = [{"turn": 2, "tool": "t", "args": "", "error": "e"}]
     env._tool_error_buffer = []
-    assert env._training_counts.take()["train/tool_errors_count"] == 0
+    assert (await logged(env))["train/tool_errors_count"] == 0
     await env.shut_down()
 
 

@@ -18,7 +18,6 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.scoring.reward_value import RewardValue
-from hermes_rl.tools import context
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
@@ -596,12 +595,19 @@ async def test_a_name_with_a_line_separator_stands_for_no_other_name(
 
 @pytest.mark.slow
 async def test_more_modules_than_a_program_takes_arguments_hide_none(
-    library_of_pytest: tuple[SandboxFile, ...],
+    library_of_pytest: tuple[SandboxFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keys, remember = list[str](), ToolContext.remember
+
+    def noted(self: ToolContext, key: str, value: Any) -> None:
+        keys.append(key)
+        remember(self, key, value)
+
+    monkeypatch.setattr(ToolContext, "remember", noted)
     many = {f"m{number:05}{'x' * 240}.py": "" for number in range(9000)}
     case = pytest_case("many", "modules", files={"strict.py": LOOSE, **many}, tests=BY_LIBRARY, image=LIBRARY)
     assert (await judged(replace(case, command="python3 -m pytest -q tests"), library_of_pytest)).value == 0
-    assert max(len(key) for _, key in context._remembered) < 1000
+    assert max(map(len, keys)) < 1000
 
 
 # ------------------------------------------------------------------ each kind at each place

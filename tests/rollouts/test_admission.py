@@ -39,11 +39,12 @@ FIRST = PER_CORE * CORES
 
 
 class Machine:
-    """What is measured, as a test says it; `rollouts` are open, and each takes `work` of a core."""
+    """What is measured, as a test says it; `rollouts` are open, each takes `work` of a core and `filled` of memory."""
 
     def __init__(self, **given: Any) -> None:
         self.now = self.used = 0.0
-        self.free, self.waiting, self.work, self.places = 1.0, 0, 0.0, 1_000_000
+        self.free, self.filled, self.waiting, self.work, self.places = 1.0, 0.0, 0, 0.0, 1_000_000
+        self.cores = CORES
         self.others = 0.0
         """Cores that other programs keep busy."""
         self.rollouts = 0
@@ -52,8 +53,8 @@ class Machine:
             self,
             clock=lambda: self.now,
             used=lambda: self.used,
-            free=lambda: self.free,
-            cores=lambda: CORES,
+            free=lambda: self.free - self.rollouts * self.filled,
+            cores=lambda: self.cores,
             machine=lambda: [Used(min(self.now * CORES, self.used + self.others * self.now), CORES)],
         )
 
@@ -131,14 +132,8 @@ def test_the_use_of_a_container_is_measured_by_its_part(tmp_path: Path, monkeypa
 
 
 def test_admission_respects_free_memory() -> None:
+    assert 850 < Machine(filled=0.001).run(30) < 1400
     machine = Machine()
-
-    class Filling(Machine):
-        pass
-
-    filling = Filling()
-    filling.admission._free = lambda: 1 - filling.rollouts / 1000
-    assert 850 < filling.run(30) < 1400
     machine.free = 0.05
     assert machine.run(5) <= FIRST
 
@@ -160,10 +155,9 @@ def test_two_runs_of_one_process_open_together_what_the_cores_carry() -> None:
 
 
 def test_machines_that_come_and_go_count_from_then_on() -> None:
-    machine, cores = Machine(free=0.0, places=0), [4]
-    machine.admission._cores = lambda: cores[0]
+    machine = Machine(free=0.0, places=0)
     assert machine.run(1) == 4
-    cores[0] = 16
+    machine.cores = 16
     assert machine.run(1) == 16
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,9 +56,14 @@ def test_settled_groups_take_no_memory() -> None:
     assert grown < 100_000
 
 
-def test_full_temporary_directory_is_reported_with_a_hint() -> None:
+def test_full_temporary_directory_is_reported_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.execute("PRAGMA max_page_count = 3")
+
+    monkeypatch.setattr(sqlite3, "connect", Small)
     index = GroupIndex()
-    index._settled.execute("PRAGMA max_page_count = 3")
     with pytest.raises(RunError, match=r"temporary file of this run's index cannot be written.*TMPDIR"):
         for number in range(1_000):
             index.put(f"row-{number}", GroupEntry("row", number, "digest"), settled=True)

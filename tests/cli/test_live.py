@@ -177,18 +177,26 @@ def test_without_a_terminal_there_are_lines_and_no_controls(more: list[str], tmp
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_panel_fits_the_terminal(columns: int) -> None:
-    panel = LivePanel("a-rather-long-name-of-a-spec · process", Console(width=columns))
+async def test_the_panel_fits_the_terminal(columns: int) -> None:
+    class Busy(Watched):
+        def status(self) -> RunStatus:
+            return RunStatus(
+                64, None, {"model": 50, "tools": 10, "rewards": 3}, 7, 1_234_567, 1.5,
+                {"sandbox_failure": 3}, "rollouts retried: 3", False,
+            )  # fmt: skip
+
+    panel = LivePanel("a-rather-long-name-of-a-spec · process", Console(file=io.StringIO(), width=columns))
     panel.start(100, 0)
-    panel._folder = "outputs/" + "x" * 100
-    panel._status = RunStatus(
-        64, None, {"model": 50, "tools": 10, "rewards": 3}, 7, 1_234_567, 1.5,
-        {"sandbox_failure": 3}, "rollouts retried: 3", False,
-    )  # fmt: skip
     panel.values = {f"reward-{n}": panel.values["score"].__class__([0.0, 0.5, 1.0]) for n in range(8)}
-    with panel.console.capture() as captured:
-        panel.console.print(panel.panel())
-    lines = captured.get().splitlines()
+
+    def drawn() -> str:
+        with panel.console.capture() as captured:
+            panel.console.print(panel.panel())
+        return captured.get()
+
+    with panel.watching(Busy("outputs/" + "x" * 100)):
+        await until(lambda: "in flight 64" in drawn())
+        lines = drawn().splitlines()
     assert max(map(len, lines)) <= columns
     text = " ".join(" ".join(lines).split())
     assert "waiting for the model 50" in text and "starting or waiting 1" in text and "7 calls wait" in text

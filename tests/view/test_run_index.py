@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import weakref
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,26 +31,54 @@ def names(run_index: RunIndex) -> list[str]:
     return [run["run"] for run in found["runs"]]
 
 
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[RunRecord]]:
+    """All indexes that were made, of which some may be in memory."""
+    made: list[weakref.ref[RunRecord]] = []
+
+    class Noted(RunRecord):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(run_index, "RunRecord", Noted)
+    return made
+
+
+def kept(records: list[weakref.ref[RunRecord]]) -> list[str]:
+    """The directories of the runs whose index is in memory."""
+    return [record.path.name for made in records if (record := made()) is not None]
+
+
 def test_the_indexes_of_runs_that_were_not_looked_at_are_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[weakref.ref[RunRecord]]
 ) -> None:
     monkeypatch.setattr(run_index, "MOST_INDEXED", 25)
     runs = several(tmp_path, 6, 10)
     for name in names(runs) * 2:
         assert runs.overview(name)[1]["rollouts"] == 10
         assert len(runs.rollouts(name, {})["rollouts"]) == 10
-        kept = [one for one in runs._runs.values() if one.record is not None]
-        assert len(kept) <= 3
-        assert kept[-1].name == name
+        assert len(kept(records)) <= 3
+        assert name.rpartition("-")[0] in kept(records)
     assert [run["rollouts"] for run in runs.runs()["runs"]] == [10] * 6
 
 
-def test_run_index_bounds_cached_sort_orders(tmp_path: Path) -> None:
+def test_run_index_bounds_cached_sort_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[weakref.ref[array[int]]] = []
+    chosen = RolloutQuery.chosen
+
+    def noted(self: RolloutQuery, *arguments: Any) -> array[int]:
+        order = chosen(self, *arguments)
+        orders.append(weakref.ref(order))
+        return order
+
+    monkeypatch.setattr(RolloutQuery, "chosen", noted)
     runs = several(tmp_path, 1, 10)
     (name,) = names(runs)
     for place in range(3 * run_index.ORDERED):
         runs.rollouts(name, {"least": str(place / 100)})
-    assert len(runs._runs[name].ordered) == run_index.ORDERED
+    assert [order() is not None for order in orders].count(True) == run_index.ORDERED
+    assert len(orders) == 3 * run_index.ORDERED
 
 
 def test_large_run_is_listed_before_it_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,16 +144,27 @@ def test_a_tool_that_failed_is_found_by_its_name(tmp_path: Path) -> None:
         assert len(asked.chosen(record)) == count
 
 
-def test_run_in_use_keeps_its_index_while_another_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_use_keeps_its_index_while_another_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[weakref.ref[RunRecord]]
+) -> None:
     monkeypatch.setattr(run_index, "MOST_INDEXED", 0)
     runs = several(tmp_path, 2, 3)
     one, other = names(runs)
-    with runs._hold_run(one) as held:
-        record = held.read()
+    shown_previews = run_index.shown_previews
+
+    def meanwhile(record: RunRecord, *arguments: Any) -> Any:
         assert runs.overview(other)[1]["rollouts"] == 3
-        assert held.record is record
+        return shown_previews(record, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_index, "shown_previews", meanwhile)
+        assert len(runs.rollouts(one, {})["rollouts"]) == 3
+    assert kept(records) == [one.rpartition("-")[0]]
+    made = len(records)
+    runs.rollouts(one, {})
+    assert len(records) == made, "it is not read again"
     runs.overview(other)
-    assert held.record is None
+    assert kept(records) == [other.rpartition("-")[0]]
 
 
 def test_requests_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.sandboxes import RewardSandboxes, kept_artifacts
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.setup import RunOptions
-from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tools.artifacts import ArtifactRequest
 from hermes_rl.tools.base import ToolRuntime, find_runtime
@@ -222,27 +223,20 @@ async def test_fresh_sandboxes_have_nothing_of_anybody(tmp_path: Path) -> None:
 async def test_own_sandbox_is_given_back_before_a_fresh_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive: list[int] = []
+    made, alive = list[Sandbox](), list[int]()
+
+    def noted(config: SandboxConfig) -> Sandbox:
+        alive.append(sum(sandbox.alive for sandbox in made))
+        made.append(create_sandbox(config))
+        return made[-1]
+
     (tmp_path / "spec.yaml").write_text(LAID)
     (tmp_path / "look.py").write_text(LOOK)
-    monkeypatch.setattr("hermes_rl.rollouts.sandboxes.ToolRuntime", _counting(alive))
+    monkeypatch.setattr("hermes_rl.tools.base.create_sandbox", noted)
     spec = load_spec(tmp_path / "spec.yaml")
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"group_size": 1})})
     await run_process(spec, RunOptions("process", out=tmp_path / "run"))
-    assert alive == [0]
-
-
-def _counting(alive: list[int]) -> Any:
-    """Each fresh runtime notes how many other sandboxes are alive when it is made."""
-    from hermes_rl.tools import base
-
-    class Counting(base.ToolRuntime):
-        def __init__(self, *given: Any, **named: Any) -> None:
-            others = [each._sandbox for each in base._live.values() if each.of_a_run]
-            alive.append(sum(sandbox is not None and sandbox.alive for sandbox in others))
-            super().__init__(*given, **named)
-
-    return Counting
+    assert alive == [0, 0]
 
 
 DAEMONS = """

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from hermes_rl.plugins import Code, load_object
+from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.sandbox.user_code import ConfinedPool
 from hermes_rl.user_code import environment
 from hermes_rl.user_code.failures import EndedError, ForeignError, OvertimeError
+from tests.sandbox.test_cleanup import ended
+from tests.waiting import until_blocking
 
 PLAIN = "builtins:str"
 SECRET = "s3cr3t-of-the-runner"
@@ -274,14 +277,9 @@ def test_endless_evaluated_text_is_ended_with_its_children(pool: ConfinedPool, s
 
 
 def test_code_without_end_ends_with_the_pool(pool: ConfinedPool, scorer: Path) -> None:
-    code = _code(scorer, "shown")
-
-    async def held() -> int:
-        process = await pool.hold(code)
-        assert process._worker is not None
-        return process._worker.pid
-
-    pid = asyncio.run(held())
-    assert Path(f"/proc/{pid}").exists()
+    before = set(descendants(os.getpid()))
+    asyncio.run(pool.hold(_code(scorer, "shown")))
+    started = set(descendants(os.getpid())) - before
+    assert len(started) > 1
     pool.close()
-    assert not Path(f"/proc/{pid}").exists()
+    until_blocking(lambda: all(map(ended, started)))

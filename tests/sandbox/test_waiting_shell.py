@@ -372,7 +372,7 @@ async def test_the_file_that_a_waiting_shell_has_keeps_its_size() -> None:
 
 async def test_abandoned_shell_server_reads_no_file_when_ready() -> None:
     server = ShellServer(1, lambda: None)
-    file = server._file
+    file = server.inherited()[3]
     server.end(0)
     server.close()
     other = os.open(os.devnull, os.O_RDONLY)  # its number may be that of another file by now

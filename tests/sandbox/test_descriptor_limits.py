@@ -14,9 +14,10 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox, SandboxConfig
 from hermes_rl.sandbox.channel import Connection, ConnectionLoss, Diagnosis
-from hermes_rl.sandbox.launcher import memory_file, socket_pair
+from hermes_rl.sandbox.launcher import launcher, memory_file, socket_pair
 from hermes_rl.sandbox.wire import IN_FILE, LAST_PIECE, PIECE, encode_number, pack, unpack
 from hermes_rl.stop_reasons import StopReason
+from tests.sandbox.test_launcher import user_of
 from tests.waiting import until
 
 FLOOD = """
@@ -105,21 +106,16 @@ async def test_sandboxes_of_root_are_different_users_outside(on_image: bool, roo
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root shows the files of an image as another user's")
 async def test_users_of_images_are_used_again_and_mounts_do_not_add_up(rootfs: Path) -> None:
-    from hermes_rl.sandbox import bubblewrap
-
-    for _ in range(3):
-        async with create_sandbox(SandboxConfig(image=str(rootfs))):
-            pass
-    known = len(bubblewrap._image_users)
-    for _ in range(5):
-        async with create_sandbox(SandboxConfig(image=str(rootfs))):
-            pass
-    assert len(bubblewrap._image_users) == known
+    users = set()
+    for _ in range(6):
+        async with create_sandbox(SandboxConfig(image=str(rootfs))) as sandbox:
+            users.add(user_of(sandbox))
+    assert len(users) == 1
 
     def mounts() -> int:
         return Path("/proc/thread-self/mounts").read_text().count("/mounts/")
 
-    assert bubblewrap.launcher().call(mounts).result() == 0
+    assert launcher().call(mounts).result() == 0
 
 
 @pytest.mark.parametrize("code", [errno.ETOOMANYREFS, errno.ENFILE])

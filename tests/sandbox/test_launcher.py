@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import bubblewrap
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.sandbox.bubblewrap import _has_users, _image_mounts, _image_users, _lays_images
+from hermes_rl.sandbox.base import Sandbox, SandboxConfig
+from hermes_rl.sandbox.bubblewrap import _has_users, _lays_images
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.sandbox.image_mounts import ImageMounts
+from hermes_rl.sandbox.images import cache_folder
 from hermes_rl.sandbox.launcher import Launcher, Program, launcher
 
 
@@ -90,29 +92,34 @@ def test_it_reaps_under_a_stream_of_starts() -> None:
 async def test_cancelled_start_leaves_no_image_mount(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not _lays_images():
         pytest.skip("this kernel does not show an image as another user's")
-    working, go_on, lay = threading.Event(), threading.Event(), bubblewrap._mount_image
+    working, go_on, lay = threading.Event(), threading.Event(), ImageMounts.lay
 
-    def slowly(folder: Path, user: int) -> Path | None:
+    def slowly(self: ImageMounts, folder: Path, uid: int) -> Path:
         working.set()
         go_on.wait(30)
-        return lay(folder, user)
+        return lay(self, folder, uid)
 
     config = SandboxConfig(image=str(rootfs))
     async with create_sandbox(config) as sandbox:  # unpacks what all of them need
-        await sandbox.run("true")
-    free = sorted(_image_users)
-    monkeypatch.setattr(bubblewrap, "_mount_image", slowly)
+        user = user_of(sandbox)
+    monkeypatch.setattr(ImageMounts, "lay", slowly)
     starting = asyncio.create_task(create_sandbox(config).start())
     assert await asyncio.to_thread(working.wait, 30)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     go_on.set()
-    place = _image_mounts(os.getpid())._root
     laid: list[Path] | None = None
     async with asyncio.timeout(30):
         while laid != []:
-            laid = await asyncio.wrap_future(launcher().call(lambda: list(place.iterdir())))
-    assert sorted(_image_users) == free, "its user is there for the next one"
+            laid = await asyncio.wrap_future(launcher().call(lambda: list((cache_folder() / "mounts").iterdir())))
     async with create_sandbox(config) as sandbox:
         assert (await sandbox.run("echo works")).output == "works\n"
+        assert user_of(sandbox) == user, "its user is there for the next one"
+
+
+def user_of(sandbox: Sandbox) -> int:
+    """The user of a sandbox's first process on this machine."""
+    assert isinstance(sandbox, HelperSandbox)
+    status = Path(f"/proc/{sandbox.pid}/status").read_text()
+    return int(status.partition("Uid:")[2].split()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -207,9 +208,23 @@ async def test_sandboxes_cannot_lock_or_watch_shared_files() -> None:
         assert "tac" not in ended.output, "and nobody else's"
 
 
-async def test_what_is_mounted_below_a_folder_is_shown(tmp_path: Path) -> None:
-    assert bubblewrap._read_only("/dev", "/there") == ("--ro-bind", "/dev", "/there")
-    assert bubblewrap._read_only(str(tmp_path / "gone"), "/there") == ()
+@pytest.mark.skipif(not Path("/sys/fs/cgroup").is_mount(), reason="nothing is mounted below /sys")
+async def test_what_is_mounted_below_a_folder_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "SYSTEM", (*bubblewrap.SYSTEM, "/sys"))
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        listed = await sandbox.run("ls /sys/fs/cgroup")
+    assert listed.exit_code == 0 and listed.output
+
+
+async def test_sandbox_starts_without_a_folder_that_an_update_has_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setattr(bubblewrap, "SYSTEM", (*bubblewrap.SYSTEM, folder))
+        async with create_sandbox(SandboxConfig()) as sandbox:
+            assert (await sandbox.stat(folder)).kind == "directory"
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        with pytest.raises(FileNotFoundError):
+            await sandbox.stat(folder)
 
 
 async def test_two_sandboxes_side_by_side(backend: str) -> None:

@@ -32,7 +32,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.stop_reasons import StopReason
 from tests.sandbox.conftest import fake_engine, remove_leftovers
 from tests.sandbox.test_cleanup import marked
-from tests.waiting import until
+from tests.waiting import BOUND, until
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]
@@ -434,24 +434,25 @@ async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
     plan: Plan, docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    listen, begun, ended = docker.Rendezvous._listen, asyncio.Event(), threading.Event()
+    mkdtemp, made, go_on = tempfile.mkdtemp, asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def slowly(self: docker.Rendezvous) -> None:
-        loop.call_soon_threadsafe(begun.set)
-        time.sleep(0.2)
-        listen(self)
-        ended.set()
+    def slowly(*arguments: Any, **options: Any) -> str:
+        folder = mkdtemp(*arguments, **options)
+        loop.call_soon_threadsafe(made.set)
+        assert go_on.wait(BOUND)
+        return folder
 
-    monkeypatch.setattr(docker.Rendezvous, "_listen", slowly)
+    monkeypatch.setattr(tempfile, "mkdtemp", slowly)
     sandbox = create_sandbox(CONFIG)
     starting = asyncio.create_task(sandbox.start())
-    await begun.wait()
+    await made.wait()
+    assert list(tmp_path.glob("hermes-rl-*"))
     starting.cancel()
+    go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await starting
     await sandbox.close()
-    await until(ended.is_set)
     await until(lambda: not list(tmp_path.glob("hermes-rl-*")))
 
 

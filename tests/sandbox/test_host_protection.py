@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -110,11 +110,17 @@ def first(sandbox: Sandbox) -> int:
     return isolation_of(sandbox).first
 
 
-def end_itself(sandbox: Sandbox) -> None:
-    """Make the helper end as by a fault of its own: it cannot tell a broken socket from any other."""
-    assert isinstance(sandbox, HelperSandbox)
-    assert sandbox.connection._socket is not None
-    sandbox.connection._socket.shutdown(socket.SHUT_WR)
+@pytest.fixture
+def end_itself(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the newest helper end as by a fault of its own: it cannot tell a broken socket from any other."""
+    controls, take = list[socket.socket](), channel.Connection.open
+
+    def noted(self: channel.Connection, control: socket.socket) -> None:
+        controls.append(control)
+        take(self, control)
+
+    monkeypatch.setattr(channel.Connection, "open", noted)
+    return lambda: controls[-1].shutdown(socket.SHUT_WR)
 
 
 # ------------------------------------------------------------------ descriptors
@@ -281,12 +287,12 @@ async def test_what_does_not_end_by_itself_is_killed(monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------------ whose doing
 
 
-async def test_a_helper_that_ends_by_itself_is_the_agents_doing(fenced: Sandbox) -> None:
-    assert isinstance(fenced, HelperSandbox)
-    await fenced.run("true")
-    end_itself(fenced)
-    with pytest.raises(SandboxFailure) as caught:
-        await fenced.run("sleep 30")
+async def test_a_helper_that_ends_by_itself_is_the_agents_doing(end_itself: Callable[[], None]) -> None:
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await sandbox.run("true")
+        end_itself()
+        with pytest.raises(SandboxFailure) as caught:
+            await sandbox.run("sleep 30")
     assert caught.value.stop_reason is StopReason.SANDBOX_KILLED
 
 
@@ -297,23 +303,27 @@ async def test_killed_helper_is_an_infrastructure_failure(fenced: Sandbox) -> No
     assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
 
 
-async def test_sandbox_that_ends_before_agent_code_is_an_infrastructure_failure() -> None:
-    sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, HelperSandbox)
-    await sandbox._isolate()
-    end_itself(sandbox)
-    with pytest.raises(SandboxFailure) as caught:
-        await sandbox.stat("/")
+async def test_sandbox_that_ends_before_agent_code_is_an_infrastructure_failure(
+    end_itself: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare(self: Sandbox) -> None:
+        end_itself()
+        await self.stat("/")
+
+    monkeypatch.setattr(Sandbox, "prepare", prepare)
+    with pytest.raises(SandboxFailure, match="was lost") as caught:
+        await create_sandbox(SandboxConfig()).start()
     assert caught.value.stop_reason is StopReason.SANDBOX_FAILURE
-    await sandbox.close()
 
 
-async def test_what_was_done_to_a_sandbox_is_an_answer_to_rewards_and_no_failure() -> None:
+async def test_what_was_done_to_a_sandbox_is_an_answer_to_rewards_and_no_failure(
+    end_itself: Callable[[], None],
+) -> None:
     async with ToolRuntime(SandboxConfig(), task_id="held") as runtime:
-        sandbox = await runtime.sandbox()
+        await runtime.sandbox()
         context = ToolContext("held")
         assert (await asyncio.to_thread(context.write_file, "laid", "x")) == {"bytes_written": 1}
-        end_itself(sandbox)
+        end_itself()
         await runtime.settle()
         assert (await asyncio.to_thread(context.terminal, "true"))["exit_code"] == 137
         await asyncio.to_thread(context.restore)

@@ -12,7 +12,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +25,9 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import remote
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import MARK, ResourceLimits, Sandbox, SandboxConfig
+from hermes_rl.sandbox.helper_system import children
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
-from hermes_rl.sandbox.remote_worker import BASE, CLASSES, bound_outputs, connected
+from hermes_rl.sandbox.remote_worker import BASE, CLASSES, bound_outputs
 from hermes_rl.stop_reasons import StopReason
 from tests.sandbox import test_background, test_commands, test_sandbox_files
 from tests.waiting import until, until_blocking
@@ -116,23 +118,27 @@ async def test_missing_response_is_caused_by_the_agent_on_an_unshared_account(
     answered: str, shared: bool, blamed: StopReason
 ) -> None:
     class Answers:
-        """A link to a machine whose programs say something of their own."""
+        """A link to a machine whose programs say something of their own once they are not `honest`."""
 
         open = True
+        honest = False
+
+        async def start(self, *_: object) -> None: ...
 
         async def execute(self, asked: str, *_: object) -> str:
-            return answered.replace("MARK", mark_of(asked))
+            return ("MARK(L2hvbWU=)MARK" if self.honest else answered).replace("MARK", mark_of(asked))
 
         async def close(self) -> None: ...
 
-    address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
-    sandbox = RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address))
-    sandbox._link = Answers()  # type: ignore[assignment]
-    sandbox.machine = replace(sandbox.machine, shared=shared)
     for exposed, stop_reason in ((False, StopReason.SANDBOX_FAILURE), (True, blamed)):
-        sandbox._exposed = exposed
+        link = Answers()
+        sandbox, link.honest = sandbox_of(link), exposed
+        sandbox.machine = replace(sandbox.machine, shared=shared)
         with pytest.raises(SandboxFailure, match="answer") as caught:
+            await sandbox.start()
+            link.honest = False
             await sandbox.stat("file")
+        assert not link.honest, "it has started where agents may have been"
         assert (caught.value.stop_reason, sandbox.killed_by_agent) == (
             stop_reason,
             stop_reason is StopReason.SANDBOX_KILLED,
@@ -142,6 +148,14 @@ async def test_missing_response_is_caused_by_the_agent_on_an_unshared_account(
 def mark_of(asked: str) -> str:
     """The mark that a script is to put around its answer."""
     return base64.b64decode(asked.split()[3]).decode().partition("mark=")[2].partition("\n")[0]
+
+
+def sandbox_of(link: object, **settings: Any) -> RemoteSandbox:
+    """A sandbox that is not started, with this link."""
+    address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "Link", lambda: link)
+        return RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address, **settings))
 
 
 @pytest.mark.slow
@@ -157,17 +171,15 @@ async def test_closing_ends_what_still_runs_there(ssh: SandboxConfig) -> None:
 
 
 @pytest.mark.slow
-async def test_a_machine_that_floods_fills_no_memory(ssh: SandboxConfig) -> None:
+async def test_a_machine_that_floods_fills_no_memory(ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in the way of an answer is the machine's, and so the agent's: it may send anything."""
-    sandbox = create_sandbox(ssh)
-    assert isinstance(sandbox, RemoteSandbox)
-    async with sandbox:
-        link, worker = sandbox._link, sandbox._link._process
-        assert worker is not None
-        before = peak(worker.pid), peak(os.getpid())
+    link = remote.Link()
+    monkeypatch.setattr(remote, "Link", lambda: link)
+    async with create_sandbox(ssh) as sandbox:
+        before = peak(worker()), peak(os.getpid())
         with pytest.raises(SandboxFailure, match="more than the 1000 characters"):
             await link.execute("head -c 300000000 /dev/zero | tr '\\0' y", None, 60, 1000)
-        after = peak(worker.pid), peak(os.getpid())
+        after = peak(worker()), peak(os.getpid())
         assert max(late - early for early, late in zip(before, after, strict=True)) < 50 << 20
         assert await link.execute("printf %800s", None, 60, 1000) == " " * 800
         assert (await sandbox.run("echo on")).output == "on\n"
@@ -181,17 +193,22 @@ async def test_a_machine_that_answers_nonsense_is_lost(
     words: list[str], ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its programs may be the agent's: what they say must not look like a mistake of ours."""
-    sandbox = create_sandbox(ssh)
-    assert isinstance(sandbox, RemoteSandbox)
 
-    async def execute(command: str, *_: object) -> str:
+    async def execute(self: remote.Link, command: str, *_: object) -> str:
         mark = mark_of(command)
         return f"{mark}({' '.join(words)}){mark}"
 
-    monkeypatch.setattr(sandbox._link, "execute", execute)
+    monkeypatch.setattr(remote.Link, "execute", execute)
+    sandbox = create_sandbox(ssh)
     for asked in (sandbox.run("true"), sandbox.spawn("true"), sandbox.stat("x")):
         with pytest.raises(SandboxFailure, match="cannot be read"):
             await asked
+
+
+def worker() -> int:
+    """The process of the one machine that is open."""
+    (pid,) = (pid for pid in children(os.getpid()) if b"remote_worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid
 
 
 def peak(pid: int) -> int:
@@ -305,7 +322,6 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
     assert set(inspect.signature(found.execute).parameters) >= {"command", "cwd", "timeout", "stdin_data"}
     assert list(inspect.signature(found.cleanup).parameters) == ["self"]
     if backend == "ssh":
-        assert list(inspect.signature(found._build_ssh_command).parameters) == ["self", "extra_args"]
         for replaced in ("init_session", "_establish_connection", "_detect_remote_home", "_ensure_remote_dirs"):
             assert list(inspect.signature(getattr(found, replaced)).parameters) == ["self"]
     kept = importlib.import_module(BASE)._BoundedOutputCollector
@@ -331,13 +347,15 @@ def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: P
 
 
 class LocalLink:
-    """A link to this machine, which answers neither the scripts of `silent` nor anything once it is not `up`."""
+    """A link to this machine, which answers neither the scripts of `silent` nor anything while it is not `up`."""
 
     open = True
 
     def __init__(self, *silent: bytes) -> None:
         self.silent, self.up = silent, True
         self.running = self.most = 0
+
+    async def start(self, *_: object) -> None: ...
 
     async def execute(self, asked: str, stdin: str | None, _: float, characters: int = remote.SMALL) -> str:
         self.running += 1
@@ -359,13 +377,20 @@ class LocalLink:
     async def close(self) -> None: ...
 
 
-def sandbox_here(link: LocalLink, folder: Path) -> RemoteSandbox:
-    address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
-    sandbox = RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address))
-    sandbox._link, sandbox._box = link, str(folder / "box")  # type: ignore[assignment]
-    sandbox.home = sandbox.workdir = str(folder)
-    sandbox._exposed = True
-    return sandbox
+@asynccontextmanager
+async def sandbox_here(link: LocalLink, **settings: Any) -> AsyncIterator[RemoteSandbox]:
+    """A started sandbox on this machine."""
+    sandbox = sandbox_of(link, **settings)
+    try:
+        async with sandbox:
+            yield sandbox
+    finally:
+        shutil.rmtree(box_of(sandbox), ignore_errors=True)
+
+
+def box_of(sandbox: Sandbox) -> Path:
+    """The directory of all files of a sandbox on an account that others use too."""
+    return Path(sandbox.home).parent
 
 
 needs_extra = pytest.mark.skipif(
@@ -375,76 +400,97 @@ needs_extra = pytest.mark.skipif(
 
 
 @needs_extra
-async def test_output_stays_when_the_command_removes_the_files_of_its_sandbox(tmp_path: Path) -> None:
-    sandbox = sandbox_here(LocalLink(), tmp_path)
-    done = await sandbox.run(f"echo said; rm -rf {sandbox._box}; echo wrong >&2; exit 3", merge_stderr=False)
+async def test_output_stays_when_the_command_removes_the_files_of_its_sandbox() -> None:
+    async with sandbox_here(LocalLink()) as sandbox:
+        remove = f"echo said; rm -rf {box_of(sandbox)}; echo wrong >&2; exit 3"
+        done = await sandbox.run(remove, merge_stderr=False)
+        assert not box_of(sandbox).exists()
     assert (done.exit_code, done.stdout, done.stderr) == (3, b"said\n", b"wrong\n")
 
 
 @needs_extra
 @pytest.mark.parametrize("up", [True, False])
 async def test_command_that_hangs_is_lost_only_if_the_machine_does_not_respond(
-    up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SPARE_SECONDS", 0)
     monkeypatch.setattr(remote, "transfer_seconds", lambda size: 0.0)
     link = LocalLink(remote.RUN, remote.READ)
-    sandbox, link.up = sandbox_here(link, tmp_path), up
-    if up:
-        assert (await sandbox.run("true", timeout=0)).timed_out
-        with pytest.raises(TimeoutError):
-            await sandbox.read_file("file")
-    else:
-        for call in (sandbox.run("true", timeout=0), sandbox.read_file("file")):
-            with pytest.raises(SandboxFailure, match="did not answer"):
-                await call
+    async with sandbox_here(link) as sandbox:
+        link.up = up
+        if up:
+            assert (await sandbox.run("true", timeout=0)).timed_out
+            with pytest.raises(TimeoutError):
+                await sandbox.read_file("file")
+        else:
+            for call in (sandbox.run("true", timeout=0), sandbox.read_file("file")):
+                with pytest.raises(SandboxFailure, match="did not answer"):
+                    await call
 
 
 @needs_extra
-@pytest.mark.parametrize("up", [True, False])
-async def test_lifetime_that_ends_while_the_machine_is_silent_is_not_the_agents(up: bool, tmp_path: Path) -> None:
-    link = LocalLink()
-    sandbox, link.up, sandbox._running = sandbox_here(link, tmp_path), up, 1
-    await sandbox._expire()
-    assert (sandbox.killed_by_agent, sandbox.expired) == (up, False)
+@pytest.mark.parametrize(("up", "blamed"), [(True, StopReason.SANDBOX_KILLED), (False, StopReason.SANDBOX_FAILURE)])
+async def test_lifetime_that_ends_while_the_machine_is_silent_is_not_the_agents(up: bool, blamed: StopReason) -> None:
+    class Hanging(LocalLink):
+        """Its commands run until it is closed."""
+
+        async def execute(self, asked: str, *arguments: Any) -> str:
+            if remote.RUN in base64.b64decode(asked.split()[3]):
+                await closed.wait()
+                raise SandboxFailure("it is closed")
+            return await super().execute(asked, *arguments)
+
+        async def close(self) -> None:
+            closed.set()
+
+    link, closed = Hanging(), asyncio.Event()
+    async with sandbox_here(link, lifetime=0.1) as sandbox:
+        link.up = up
+        with pytest.raises(SandboxFailure, match="lifetime") as caught:
+            await sandbox.run("sleep 600")
+    assert (caught.value.stop_reason, sandbox.killed_by_agent, sandbox.expired) == (blamed, up, False)
 
 
 @needs_extra
-async def test_commands_of_a_sandbox_wait_for_their_turn(tmp_path: Path) -> None:
+async def test_commands_of_a_sandbox_wait_for_their_turn() -> None:
     link = LocalLink()
-    sandbox = sandbox_here(link, tmp_path)
-    await asyncio.gather(*(sandbox.make_dir("folder") for _ in range(3 * remote.SANDBOX_COMMANDS_AT_ONCE)))
+    async with sandbox_here(link) as sandbox:
+        await asyncio.gather(*(sandbox.make_dir("folder") for _ in range(3 * remote.SANDBOX_COMMANDS_AT_ONCE)))
     assert link.most == remote.SANDBOX_COMMANDS_AT_ONCE
 
 
 @needs_extra
-async def test_path_that_is_too_long_is_refused_as_by_the_kernel(tmp_path: Path) -> None:
-    sandbox, path = sandbox_here(LocalLink(), tmp_path), "a/" * 50_000
-    for call in (sandbox.read_file(path), sandbox.rename("a", path)):
-        with pytest.raises(OSError, match="File name too long"):
-            await call
-    assert (await sandbox.run("true", cwd=path)).exit_code == 126
+async def test_path_that_is_too_long_is_refused_as_by_the_kernel() -> None:
+    path = "a/" * 50_000
+    async with sandbox_here(LocalLink()) as sandbox:
+        for call in (sandbox.read_file(path), sandbox.rename("a", path)):
+            with pytest.raises(OSError, match="File name too long"):
+                await call
+        assert (await sandbox.run("true", cwd=path)).exit_code == 126
 
 
 @needs_extra
 async def test_directory_with_too_many_entries_is_refused_however_long_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote, "LISTING", 2000)
-    (tmp_path / "many").mkdir()
-    for name in range(100):
-        (tmp_path / "many" / f"{name:0100}").touch()
-    with pytest.raises(OSError, match="More than 3 entries"):
-        await sandbox_here(LocalLink(), tmp_path).list_dir("many", limit=3)
+    async with sandbox_here(LocalLink()) as sandbox:
+        many = Path(sandbox.home, "many")
+        many.mkdir()
+        for name in range(100):
+            (many / f"{name:0100}").touch()
+        with pytest.raises(OSError, match="More than 3 entries"):
+            await sandbox.list_dir("many", limit=3)
 
 
 @needs_extra
 async def test_error_number_instead_of_the_end_of_processes_is_an_invalid_response(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote, "KILL", b"fail 5\n")
-    with pytest.raises(SandboxFailure, match="cannot be read: Input/output error"):
-        await sandbox_here(LocalLink(), tmp_path).kill_all()
+    async with sandbox_here(LocalLink()) as sandbox:
+        with pytest.raises(SandboxFailure, match="cannot be read: Input/output error"):
+            await sandbox.kill_all()
 
 
 @pytest.fixture
@@ -492,8 +538,7 @@ async def test_startup_files_that_flood_fill_no_memory(ssh: SandboxConfig, start
     startup_file.write_text("head -c 300000000 /dev/zero")
     link = remote.Link()
     await link.start("ssh", machine(ssh).arguments, "true")
-    assert link._process is not None
-    assert peak(link._process.pid) < 150 << 20
+    assert peak(worker()) < 150 << 20
     await link.close()
 
 
@@ -504,15 +549,20 @@ def test_output_of_the_last_command_is_not_stored(monkeypatch: pytest.MonkeyPatc
     assert base._BoundedOutputCollector(1 << 60).max_chars < 10_000
 
 
-def test_connection_forwards_nothing_and_notices_a_silent_network(tmp_path: Path) -> None:
-    module = pytest.importorskip(CLASSES["ssh"][0], reason="the extra hermes is not installed")
+@needs_extra
+async def test_connection_forwards_nothing_and_notices_a_silent_network(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("ForwardAgent yes\nForwardX11 yes\nRemoteForward 1234 localhost:80\n")
-    found = connected(module.SSHEnvironment)
-    connection = found.__new__(found)
-    vars(connection).update(host="host", user="user", port=22, key_path="", control_socket=tmp_path / "s", _trusted=[])
-    line = connection._build_ssh_command(["-G", "-F", str(tmp_path / "config")])
-    settings = subprocess.run(line, check=True, capture_output=True, text=True).stdout.splitlines()
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config -G "$@" >>{tmp_path}/settings\n')
+    program.chmod(0o755)
+    address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
+    environ = {**os.environ, **address, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    link = remote.Link()
+    await link.start("ssh", machine(SandboxConfig(backend="ssh", network=True, environ=environ)).arguments, "", environ)
+    await link.close()
+    settings = (tmp_path / "settings").read_text().splitlines()
     assert {"forwardagent no", "forwardx11 no", "serveraliveinterval 15"} <= set(settings)
+    assert not {"forwardagent yes", "forwardx11 yes", "serveraliveinterval 0"} & set(settings)
     assert not any(setting.startswith("remoteforward") for setting in settings)
 
 
@@ -536,22 +586,20 @@ async def test_closing_ends_the_clients_of_a_worker_that_does_not_end(
     ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "RELEASE_SECONDS", 0.1)
-    sandbox = create_sandbox(ssh)
-    assert isinstance(sandbox, RemoteSandbox)
-    async with sandbox:
+    async with create_sandbox(ssh) as sandbox:
         running = asyncio.create_task(sandbox.run("touch started; exec sleep 600"))
         await until(Path(sandbox.home, "started").exists)
-        worker = sandbox._link._process
-        assert worker is not None
-        children = Path("/proc", str(worker.pid), "task").glob("*/children")
-        clients = [int(pid) for file in children for pid in file.read_text().split()]
+        holder = worker()
+        variables = Path(f"/proc/{holder}/environ").read_bytes().split(b"\0")
+        (connections,) = (value for name, _, value in (each.partition(b"=") for each in variables) if name == b"TMPDIR")
+        clients = children(holder)
         assert clients
-        os.kill(worker.pid, signal.SIGSTOP)
+        os.kill(holder, signal.SIGSTOP)
     await until(lambda: all(map(over, clients)))
     with pytest.raises(SandboxFailure):
         await running
-    asked(remote.KILL, named=f"{MARK}={sandbox.id}", signal="9", folder=sandbox._box)
+    asked(remote.KILL, named=f"{MARK}={sandbox.id}", signal="9", folder=str(box_of(sandbox)))
     for process in Path("/proc").glob("[0-9]*"):  # its connection, which ssh would keep for five minutes
         with contextlib.suppress(OSError):
-            if os.fsencode(sandbox._link._home) in (process / "cmdline").read_bytes():
+            if connections in (process / "cmdline").read_bytes():
                 os.kill(int(process.name), signal.SIGKILL)

@@ -6,9 +6,11 @@ import asyncio
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import UserError, install_command
+from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import DISTRIBUTIONS
 from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesSession, HermesToolsets
@@ -110,7 +113,15 @@ async def test_what_the_tool_calls_an_error_is_one(searches: Searches) -> None:
         assert outcome.error is not None
 
 
-async def test_rollouts_share_nothing_and_leave_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of all temporary ones, with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as folder, monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+async def test_rollouts_share_nothing_and_leave_nothing(place: Path) -> None:
     hermes = HermesToolsets({"PATH": os.environ["PATH"]})
     toolkit = Toolkit(await asyncio.to_thread(hermes.tools, "skills"))
     skill = "---\nname: secret\ndescription: mine\n---\n# Secret\nxyzzy\n"
@@ -120,24 +131,26 @@ async def test_rollouts_share_nothing_and_leave_nothing(tmp_path: Path) -> None:
         assert made.error is None, made
         assert "secret" in json.dumps(await Player(one)("skills_list"))
         assert "secret" not in json.dumps(await Player(other)("skills_list"))
-        folder = hermes._folder
-        assert folder is not None
-        assert len(list(folder.glob("rollout-*"))) == 2
-    await until(lambda: not list(folder.glob("rollout-*")))
+        assert len(list(place.glob("*/rollout-*"))) == 2
+    await until(lambda: not list(place.glob("*/rollout-*")))
     await hermes.close()
-    assert not folder.exists()
+    assert not list(place.iterdir())
 
 
 async def test_process_that_ends_during_a_call_is_reported_and_replaced(searches: Searches) -> None:
     searches.delay = 30
     async with playing("search", SEARXNG_URL=searches.url) as play:
-        session = play.runtime.toolkit.tools[0]._toolsets.session(play.runtime)  # type: ignore[attr-defined]
         call = asyncio.create_task(play.outcome("web_search", '{"query": "x"}'))
         await until(lambda: searches.queries)
-        session._writer.transport.abort()
+        (process,) = filter(serves_a_rollout, descendants(os.getpid()))
+        os.kill(process, signal.SIGKILL)
         assert "ended during the call; the next one finds another" in (await call).content
         searches.delay = 0
         assert "ended during" not in (await play.outcome("web_search", '{"query": "x"}')).content
+
+
+def serves_a_rollout(pid: int) -> bool:
+    return os.getsid(pid) == pid and b"hermes_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def test_what_is_missing_is_named() -> None:
@@ -172,10 +185,9 @@ async def test_a_process_that_ended_between_two_calls_is_not_waited_for() -> Non
         async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             return await asyncio.open_connection(host, port)
 
-    session = HermesSession(Connected())  # type: ignore[arg-type]
+    session, before = HermesSession(Connected()), asyncio.all_tasks()  # type: ignore[arg-type]
     assert await session.call("web_search", {"query": "a"}) == "found"
-    assert session._reading is not None
-    await asyncio.wait([session._reading])
+    await asyncio.gather(*asyncio.all_tasks() - before)  # the session has noticed the end of the connection
     async with asyncio.timeout(10):
         assert await session.call("web_search", {"query": "b"}) == "found"
     await session.close()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hermes_rl.sandbox import channel, docker_engine
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, SandboxService
-from hermes_rl.sandbox.docker import IN_FORCE, Container, Docker
+from hermes_rl.sandbox.docker import IN_FORCE, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.stop_reasons import StopReason
 from hermes_rl.tools.search import Query, search
@@ -415,15 +415,13 @@ async def test_buffers_of_sockets_have_a_limit() -> None:
 async def test_limit_dropped_by_the_engine_is_an_error_unless_best_effort(
     key: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = Container._container_body
+    create = docker_engine.Engine.create
 
-    def without(self: Container, *args: Any) -> dict[str, Any]:
-        made = body(self, *args)
-        made["HostConfig"].pop(key)
-        made["HostConfig"].pop("MemorySwap")
-        return made
+    async def without(self: docker_engine.Engine, container_name: str, body: Mapping[str, Any]) -> list[str]:
+        host = {option: value for option, value in body["HostConfig"].items() if option not in (key, "MemorySwap")}
+        return await create(self, container_name, {**body, "HostConfig": host})
 
-    monkeypatch.setattr(Container, "_container_body", without)
+    monkeypatch.setattr(docker_engine.Engine, "create", without)
     asked: dict[str, Any] = {name: {"memory": 128 << 20, "processes": 40, "cpu": 0.5}[name]}
     with pytest.raises(UserError, match=rf"limits\.{name} cannot be enforced"):
         await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(**asked))).start()

@@ -388,7 +388,7 @@ def stepped_by_trl(spec: Path, write: Callable[[str], str], **given: Any) -> Not
             return [[*tokenizer.encode(one, add_special_tokens=False), end] for one in said], None
 
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return trl.GRPOTrainer._compute_loss(self, model, inputs)
+            return super(Checked, self)._compute_loss(model, inputs)  # TRL has no log-probabilities to check
 
     with door.HermesEnvironments(spec) as environments:
         trainer = Scripted(

@@ -183,6 +183,8 @@ class CompiledSpec:
             await role.close()
 
     async def __aenter__(self) -> Self:
+        for role in self.roles.values():
+            role.bind_to_loop()
         return self
 
     async def __aexit__(

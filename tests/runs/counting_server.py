@@ -33,11 +33,16 @@ class Called:
 
 @dataclass
 class CountingServer:
-    """Replies depend on the request alone; `fails` is the share of requests that get status 500."""
+    """Replies depend on the request alone; `fails` is the share of requests that get status 500.
+
+    Requests wait until `held` is set, if there is one. With `unreadable` no verdict of the judge can be read.
+    """
 
     fails: float = 0.0
     calls: list[Called] = field(default_factory=list)
     in_flight: int = 0
+    held: asyncio.Event | None = None
+    unreadable: bool = False
     url: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -66,6 +71,8 @@ class CountingServer:
             text = json.dumps([body.get("seed"), body["messages"]], sort_keys=True)
             draw = random.Random(hashlib.sha256(text.encode()).hexdigest())
             await asyncio.sleep(draw.random() * 0.01)
+            if self.held is not None:
+                await self.held.wait()
         finally:
             self.in_flight -= 1
         if self._random.random() < self.fails or request.transport is None or request.transport.is_closing():
@@ -85,6 +92,8 @@ class CountingServer:
         return web.json_response({"model": f"the {role}", "choices": [choice], "usage": usage})
 
     def _reply(self, role: str, body: dict[str, Any], draw: random.Random, turns: int) -> tuple[dict[str, Any], str]:
+        if role == "judge" and self.unreadable:
+            return {"content": "so"}, "stop"
         if role == "judge":
             return {"content": json.dumps({"score": draw.choice([0, 0.5, 1]), "reason": "so"})}, "stop"
         if body.get("tools") and turns < 6 and draw.random() < 0.6:

@@ -212,6 +212,8 @@ class Env(OfThisProcess, RenamedAttributes):
                 logger.info("recording rollouts of %s in %s", self.spec.name, self._directory.path)
                 self._meter = meter_of(self._directory.read_run_info())
                 self._compiled.keep = partial(keep_artifacts, self._directory.artifacts)
+            for role in self._compiled.roles.values():
+                role.count_by(self._meter)
             for rows in self._rows.values():
                 first = await RowSource(rows).first()
                 if first is not None:

@@ -60,6 +60,8 @@ async def regrade(
             rows = await asyncio.to_thread(load_rows, spec, split_of(mode), notify=progress.note)
             size = spec.group_size(mode)
             meter = meter_of(run_info)
+            for role in compiled.roles.values():
+                role.count_by(meter)
             async with open_records(directory, compiled, rows, mode, size, progress, meter) as records:
                 new = {"grading": records.grading.record(), "usage": meter.record()}
                 directory.rewrite(spec, {**run_info, **new})

@@ -151,6 +151,7 @@ class RolloutWorker:
         self._compiled.seating.won |= self._opening.won
         for role in self._compiled.roles.values():
             role.tell(self._note)
+            role.count_by(self._meter)
         return None
 
     async def close(self) -> None:

@@ -245,10 +245,11 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
         require_shares(spec, count or 1)
     async with compiled:
         await require_reachable("policy", compiled.policy.configs)
+        meter = Meter()
         for name, role in compiled.roles.items():
-            await require_address(name, role.configs if name != "policy" else ())
-        for role in compiled.roles.values():
             role.tell(launch.progress.note)
+            role.count_by(meter)
+            await require_address(name, role.configs if name != "policy" else ())
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
         if launch.pick is not None:
             rows = await asyncio.to_thread(launch.pick, rows)
@@ -274,7 +275,7 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
             compiled.keep = partial(keep_artifacts, directory.artifacts)
             if not directory.has_rollouts and launch.out is None and (new := changed_sections(directory, spec, launch)):
                 launch.progress.note(f"{new}: starting a new run; the earlier run remains")
-            budget = budget_of(spec, launch.mode, meter_of(directory.read_run_info()))
+            budget = budget_of(spec, launch.mode, meter_of(directory.read_run_info(), meter))
             async with (
                 open_records(
                     directory, compiled, rows, launch.mode, plan.size, launch.progress, budget.meter
@@ -312,9 +313,6 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
                         with launch.progress.watching(opened):
                             yield opened
                     finally:
-                        # Threads of user code may outlive their rollouts: a call that they make after the use of
-                        # models was recorded would be counted nowhere.
-                        budget.meter.close()
                         directory.add_images(compiled.images)
                         directory.add(
                             {
@@ -384,9 +382,9 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
     )
 
 
-def meter_of(run_info: Mapping[str, Any]) -> Meter:
-    """Return a meter that has counted the calls of earlier starts of a run, from its `run.json`."""
-    meter = Meter()
+def meter_of(run_info: Mapping[str, Any], meter: Meter | None = None) -> Meter:
+    """Return a meter, by default a new one, with the calls of earlier starts of a run, from its `run.json`."""
+    meter = meter or Meter()
     for role, counts in (run_info.get("usage") or {}).items():
         meter.add(role, Usage.from_record(counts))
     return meter
@@ -394,7 +392,11 @@ def meter_of(run_info: Mapping[str, Any]) -> Meter:
 
 @asynccontextmanager
 async def _usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[None]:
-    """Write the use of models into `run.json` at intervals and at the end, so that it outlives a killed run."""
+    """Write the use of models into `run.json` at intervals and at the end, so that it outlives a killed run.
+
+    At the end the meter is closed: threads of user code may outlive their rollouts, and a later call of theirs would
+    be counted nowhere.
+    """
 
     async def keep() -> None:
         written = meter.record()
@@ -409,6 +411,7 @@ async def _usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[No
         yield
     finally:
         await end_tasks([keeping])
+        meter.close()
         directory.add({"usage": meter.record()})
 
 

@@ -42,6 +42,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
+from hermes_rl.servers.usage import Meter
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.spec.server_types import TEXT_PARTS
 from hermes_rl.threads import settled
@@ -273,6 +274,10 @@ class ModelClient:
         """Allow the servers the configured maximum of concurrent calls; stop adapting."""
         for server in self._pool:
             server.limiter.fix()
+
+    def count_by(self, meter: Meter) -> None:
+        """Count calls with this meter if no other one counts them: a thread that user code starts has no context."""
+        self._pool.meter = meter
 
     def share(self, index: int, count: int) -> None:
         """Use one of `count` equal parts of each server's concurrent calls; `index` is its index, from 0."""

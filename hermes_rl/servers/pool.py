@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from hermes_rl.servers.base import POLICY, Backend, ChatReply, ChatRequest, ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed, public_url
-from hermes_rl.servers.usage import Usage, begin_call, cached_tokens_of, end_call, price_of
+from hermes_rl.servers.usage import Meter, Usage, begin_call, cached_tokens_of, end_call, price_of
 from hermes_rl.values import is_number
 
 # ------------------------------ How many calls a server gets at a time: a bound that follows how the server does
@@ -283,6 +283,8 @@ class ServerPool:
         """Receives one message when a server is down or failing, and one when it recovers."""
         self.last_failure = ""
         """Error of the last failed attempt."""
+        self.meter: Meter | None = None
+        """Counts the calls that no other meter counts, such as those of threads that user code has started."""
 
     def __iter__(self) -> Iterator[PooledServer]:
         return iter(self._servers)
@@ -339,11 +341,11 @@ class ServerPool:
             server.served += 1
             probe, started_at = server.health.record_start(), self.clock()
             try:
-                await begin_call(self._role)
+                await begin_call(self._role, self.meter)
                 reply = _add_cost(await server.backend.attempt(request), server.backend.config.prices)
                 usage = Usage()
                 usage.add(reply.usage, reply.timing.generating)
-                end_call(self._role, usage)
+                end_call(self._role, usage, self.meter)
                 server.limiter.answered(self.clock() - started_at)
                 self._note_success(server)
             except ContextLengthExceeded:

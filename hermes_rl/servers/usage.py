@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from hermes_rl.errors import RunError
 from hermes_rl.values import is_number, parse_count
 
 REFUSED = 0.1
@@ -185,8 +186,13 @@ class Meter:
             listener()
 
     async def count_request(self, role: str) -> None:
-        """Count a request to a role's model as sent; raises CancelledError if the meter is closed."""
+        """Count a request to a role's model as sent.
+
+        If the meter is closed, this raises CancelledError, or RunError if the call belongs to no rollout or reward.
+        """
         if self.closed:
+            if self._outer_meter is None and self._task is None:
+                raise RunError("no further call to a model starts: the run has ended, or its budget is used up")
             # Only a closed budget ends what the task does; other blocks have been left by their task.
             task = self._cancelled_task if self._outermost._closed else None
             if task is not None:
@@ -262,13 +268,13 @@ def calls_while_awaited() -> Iterator[None]:
             raise
 
 
-async def begin_call(role: str) -> None:
-    """Count a request with the meter that counts calls here, if there is one; see `Meter.begin`."""
-    if (meter := _current.get()) is not None:
+async def begin_call(role: str, otherwise: Meter | None = None) -> None:
+    """Count a request with the meter that counts calls here, or else with another one; see `Meter.count_request`."""
+    if (meter := _current.get() or otherwise) is not None:
         await meter.count_request(role)
 
 
-def end_call(role: str, usage: Usage) -> None:
+def end_call(role: str, usage: Usage, otherwise: Meter | None = None) -> None:
     """Count its answer."""
-    if (meter := _current.get()) is not None:
+    if (meter := _current.get() or otherwise) is not None:
         meter.end(role, usage)

@@ -107,7 +107,7 @@ rewards:
 process: {groups: 1, group_size: 1}
 """
 AFTERWARDS_CODE = """
-import asyncio, contextvars, pathlib, threading, time
+import asyncio, contextvars, functools, pathlib, threading, time
 
 HERE = pathlib.Path(__file__).parent
 
@@ -120,14 +120,17 @@ def afterwards(result, judge):
         finally:
             (HERE / "asked").touch()
 
-    threading.Thread(target=contextvars.copy_context().run, args=(ask,)).start()
+    threading.Thread(target=THREAD).start()
     return 0.0
 """
+THREADS = ("functools.partial(contextvars.copy_context().run, ask)", "ask")
+"""Targets of threads: in the context of the reward, and in none."""
 
 
+@pytest.mark.parametrize("thread", THREADS)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # what its call raises
-async def test_no_model_is_called_after_the_end_of_a_run(tmp_path: Path) -> None:
-    (tmp_path / "afterwards.py").write_text(AFTERWARDS_CODE)
+async def test_no_model_is_called_after_the_end_of_a_run(tmp_path: Path, thread: str) -> None:
+    (tmp_path / "afterwards.py").write_text(AFTERWARDS_CODE.replace("THREAD", thread))
     async with counting_server() as server:
         usage = (await run(tmp_path, server, "process", **yaml.safe_load(AFTERWARDS)))["usage"]
         (tmp_path / "ended").touch()

@@ -3,16 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.spec.load import load_spec
+from tests.commands import program
 from tests.runs.counting_server import counting_server
-from tests.runs.test_budgets import write_spec
+from tests.runs.test_budgets import run, same, write_spec
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "Is it good?"}]
+THREADED = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+def threaded(result, judge):
+    ask = lambda word: asyncio.run(judge.chat([{"role": "user", "content": word}]))
+    with ThreadPoolExecutor(3) as pool:
+        return len(list(pool.map(ask, ("one", "two", "three")))) / 3
+"""
+OWN_CODE = """
+from hermes_rl import compile_spec, load_spec
+
+QUESTION = [{"role": "user", "content": "What comes next?"}]
+
+class Mine(compile_spec(load_spec("spec.yaml"))):
+    async def setup(self):
+        await self.server.chat_completion(messages=QUESTION)
+        await super().setup()
+
+    async def get_next_item(self):
+        await self.server.chat_completion(messages=QUESTION)
+        return await super().get_next_item()
+
+    async def postprocess_histories(self, group):
+        await self.server.chat_completion(messages=QUESTION)
+        return group
+
+Mine.cli()
+"""
+
+
+def usage_in(folder: Path) -> dict[str, dict[str, float]]:
+    usage: dict[str, dict[str, float]] = json.loads((folder / "run.json").read_text())["usage"]
+    return usage
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_calls_of_threads_that_a_reward_starts_are_counted(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "threaded.py").write_text(THREADED)
+    rewards = {"threaded": {"fn": "threaded.py:threaded", "isolate": "none"}}
+    process = {"groups": 1, "group_size": 2, "workers": workers}
+    async with counting_server() as server:
+        same((await run(tmp_path, server, "process", rewards=rewards, process=process))["usage"], server)
+        assert sum(call.role == "judge" for call in server.calls) >= 6
+
+
+async def test_calls_of_an_environments_methods_are_counted(tmp_path: Path) -> None:
+    async with counting_server() as server:
+        write_spec(tmp_path, server, process={"groups": 1, "group_size": 2})
+        done = await asyncio.to_thread(program, OWN_CODE, "process", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        same(usage_in(next(tmp_path.rglob("run.json")).parent), server)
 
 
 async def test_call_of_a_thread_does_not_end_with_another_thread(tmp_path: Path) -> None:

@@ -63,11 +63,13 @@ class TeacherServer(ScriptedServer):
     def __init__(self) -> None:
         super().__init__("m", TOKENIZER)
         self.asked: list[list[int]] = []
+        self.requests = 0
         self.refused: str | None = None
         self.most = 20
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
+        self.requests += 1
         if self.refused is not None and self.refused in TOKENIZER.decode(body["prompt"]):
             return web.json_response({"error": {"message": "not this one"}}, status=400)
         assert "prompt_logprobs" in body, "a teacher samples nothing"
@@ -105,6 +107,12 @@ async def play(text: str, folder: Path) -> tuple[ProcessSummary, list[dict[str, 
     spec = parse_spec(text)
     summary, directory = await run_process(spec, RunOptions("process", folder, progress=Progress(quiet=True)))
     return summary, lines(directory.path / "groups.jsonl")
+
+
+async def test_each_request_to_the_teacher_is_counted(teacher: tuple[TeacherServer, str], tmp_path: Path) -> None:
+    server, url = teacher
+    await play(text_of(url), tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["usage"]["teacher"]["calls"] == server.requests >= 5
 
 
 def check(line: dict[str, Any], top_k: int) -> None:

@@ -39,7 +39,7 @@ from hermes_rl.runs.renderer_check import require_same_tokenizer
 from hermes_rl.runs.rollout_worker import WorkerSetup, encoder_with
 from hermes_rl.runs.run import Plan, RowSource, Run, RunBudget
 from hermes_rl.runs.run_log import run_log
-from hermes_rl.runs.setup import budget_of, meter_of, open_records, require_machine
+from hermes_rl.runs.setup import budget_of, meter_of, open_records, require_machine, usage_kept
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import PolicyWorkers, Workers, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
@@ -211,6 +211,7 @@ class Env(OfThisProcess, RenamedAttributes):
                 self._stack.enter_context(run_log(self._directory.path, Progress(quiet=True), self._environ))
                 logger.info("recording rollouts of %s in %s", self.spec.name, self._directory.path)
                 self._meter = meter_of(self._directory.read_run_info())
+                await self._stack.enter_async_context(usage_kept(self._directory, self._meter))
                 self._compiled.keep = partial(keep_artifacts, self._directory.artifacts)
             for role in self._compiled.roles.values():
                 role.count_by(self._meter)
@@ -228,6 +229,7 @@ class Env(OfThisProcess, RenamedAttributes):
     async def close(self) -> None:
         """Stop running rollouts and release everything, even if a part of that fails; may be called twice."""
         self._closed = True
+        self._meter.close()
         try:
             async with self._stack as stack:  # callbacks run in reverse order, and all of them run
                 if self._directory is not None:
@@ -251,7 +253,7 @@ class Env(OfThisProcess, RenamedAttributes):
         await self.close()
 
     def _note_end(self, directory: RunDirectory) -> None:
-        directory.add({"ended": moment(), "usage": self._meter.record()})
+        directory.add({"ended": moment()})
 
     async def _open_workers(self) -> None:
         worker_count, ray = self._workers_wanted, self._ray

@@ -17,7 +17,7 @@ from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.setup import Records, generation_params, meter_of, open_records
+from hermes_rl.runs.setup import Records, generation_params, meter_of, open_records, usage_kept
 from hermes_rl.servers.base import POLICY
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -44,7 +44,7 @@ async def regrade(
     """Score the rollouts in a run directory again, and judge them again if their rewards changed; no rollout is run.
 
     `overrides` change the run's spec. Raises `UserError` if there is no run, the change affects how rollouts run, or a
-    reward needs data that was not recorded; `RunError` if a judge could not be called; nothing was changed.
+    reward needs data that was not recorded; `RunError` if a judge could not be called; no record was changed.
     """
     directory, run_info = _open_directory(path)
     mode: Mode = run_info["mode"]
@@ -62,7 +62,10 @@ async def regrade(
             meter = meter_of(run_info)
             for role in compiled.roles.values():
                 role.count_by(meter)
-            async with open_records(directory, compiled, rows, mode, size, progress, meter) as records:
+            async with (
+                usage_kept(directory, meter),
+                open_records(directory, compiled, rows, mode, size, progress, meter) as records,
+            ):
                 new = {"grading": records.grading.record(), "usage": meter.record()}
                 directory.rewrite(spec, {**run_info, **new})
                 if mode == "process":

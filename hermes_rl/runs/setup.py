@@ -44,7 +44,7 @@ from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.stop_reasons import RETRIES_EXHAUSTED
 from hermes_rl.threads import acquire_in_thread, end_tasks, run_in_thread
 
-KEPT = 5.0
+KEPT = 1.0
 """Seconds between two records of the use of models."""
 
 
@@ -277,10 +277,10 @@ async def open_run(spec: Spec, launch: RunOptions, hooks: CustomHooks | None = N
                 launch.progress.note(f"{new}: starting a new run; the earlier run remains")
             budget = budget_of(spec, launch.mode, meter_of(directory.read_run_info(), meter))
             async with (
+                usage_kept(directory, budget.meter),  # until the workers have ended, who may still report calls
                 open_records(
                     directory, compiled, rows, launch.mode, plan.size, launch.progress, budget.meter
                 ) as records,
-                _usage_kept(directory, budget.meter),  # until the workers have ended, who may still report calls
                 open_workers(
                     WorkerSetup(spec, launch.mode, launch.environ, won=records.store.won),
                     count,
@@ -340,8 +340,8 @@ async def open_records(
     """Open the store and the file of groups, with every rollout updated to the spec's rewards and scoring; `meter`
     counts the calls of judges.
 
-    Raises `UserError` if the records are of another run, or cannot be graded again; nothing was changed. Raises
-    `RunError` if a judge could not be called; nothing was changed.
+    Raises `UserError` if the records are of another run, or cannot be graded again, and `RunError` if a judge could
+    not be called; no record was changed.
     """
     spec = compiled.spec
     grading = Grading.from_spec(spec, compiled.grader, size)
@@ -391,20 +391,24 @@ def meter_of(run_info: Mapping[str, Any], meter: Meter | None = None) -> Meter:
 
 
 @asynccontextmanager
-async def _usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[None]:
+async def usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[None]:
     """Write the use of models into `run.json` at intervals and at the end, so that it outlives a killed run.
 
     At the end the meter is closed: threads of user code may outlive their rollouts, and a later call of theirs would
     be counted nowhere.
     """
+    written = meter.record()
+
+    def write() -> None:
+        nonlocal written
+        if (usage := meter.record()) != written:
+            directory.add({"usage": usage})
+            written = usage
 
     async def keep() -> None:
-        written = meter.record()
         while True:
             await asyncio.sleep(KEPT)
-            if (usage := meter.record()) != written:
-                directory.add({"usage": usage})
-                written = usage
+            write()
 
     keeping = asyncio.create_task(keep())
     try:
@@ -412,7 +416,7 @@ async def _usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[No
     finally:
         await end_tasks([keeping])
         meter.close()
-        directory.add({"usage": meter.record()})
+        write()
 
 
 def budget_of(spec: Spec, mode: Mode, meter: Meter | None = None) -> RunBudget:

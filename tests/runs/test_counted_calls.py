@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from hermes_rl import open_env
+from hermes_rl.errors import RunError
 from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.regrade import regrade
+from hermes_rl.runs.setup import RunOptions
 from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.overrides import parse_extra_args
 from tests.commands import program
 from tests.runs.counting_server import counting_server
-from tests.runs.test_budgets import run, same, write_spec
+from tests.runs.test_budgets import AFTERWARDS, AFTERWARDS_CODE, THREADS, run, same, write_spec
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "Is it good?"}]
@@ -69,6 +77,44 @@ async def test_calls_of_an_environments_methods_are_counted(tmp_path: Path) -> N
         done = await asyncio.to_thread(program, OWN_CODE, "process", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         same(usage_in(next(tmp_path.rglob("run.json")).parent), server)
+
+
+async def fail_to_resume(folder: Path) -> None:
+    changed = parse_extra_args((), ["rewards.judged.args.rubric=It is short."])
+    spec = load_spec(folder / "spec.yaml", overrides=changed, mode="evaluate", environ={})
+    await run_evaluate(spec, RunOptions("evaluate", folder / "out", progress=Progress(quiet=True)))
+
+
+async def fail_to_regrade(folder: Path) -> None:
+    changed = parse_extra_args((), ["rewards.judged.args.rubric=It is short."])
+    await regrade(folder / "out", changed, {}, progress=Progress(quiet=True))
+
+
+@pytest.mark.parametrize("grade", [fail_to_resume, fail_to_regrade])
+async def test_calls_of_a_regrading_that_fails_are_counted(tmp_path: Path, grade: Any) -> None:
+    async with counting_server() as server:
+        await run(tmp_path, server, "evaluate", evaluate={"rollouts": 1})
+        before = len(server.calls)
+        server.unreadable = True
+        with pytest.raises(RunError, match="could not be regraded"):
+            await grade(tmp_path)
+        assert len(server.calls) > before
+        await until(lambda: not server.in_flight)
+        same(usage_in(tmp_path / "out"), server)
+
+
+@pytest.mark.parametrize("thread", THREADS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # what its call raises
+async def test_no_model_is_called_after_an_environment_has_closed(tmp_path: Path, thread: str) -> None:
+    (tmp_path / "afterwards.py").write_text(AFTERWARDS_CODE.replace("THREAD", thread))
+    async with counting_server() as server:
+        path = write_spec(tmp_path, server, **yaml.safe_load(AFTERWARDS))
+        async with open_env(path, record=tmp_path / "record") as env:
+            await env.run(env.rows()[0])
+        (tmp_path / "ended").touch()
+        await until(lambda: (tmp_path / "asked").exists())
+        same(usage_in(tmp_path / "record"), server)
+        assert {call.role for call in server.calls} == {"policy"}
 
 
 async def test_call_of_a_thread_does_not_end_with_another_thread(tmp_path: Path) -> None:

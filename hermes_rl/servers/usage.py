@@ -182,8 +182,7 @@ class Meter:
             total += usage
         if self._outer_meter is not None:
             self._outer_meter.add(role, usage)
-        for listener in tuple(self._listeners):
-            listener()
+        self._notify()
 
     async def count_request(self, role: str) -> None:
         """Count a request to a role's model as sent.
@@ -201,6 +200,7 @@ class Meter:
             await asyncio.sleep(REFUSED)
             raise asyncio.CancelledError
         self._outermost._sent(role, 1)
+        self._outermost._notify()
 
     def end(self, role: str, usage: Usage) -> None:
         """Count a request that was sent as answered."""
@@ -219,6 +219,10 @@ class Meter:
         with self._lock:
             self.roles.setdefault(role, Usage()).unanswered += requests
 
+    def _notify(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
     def close(self) -> None:
         """Let no further call start that it counts; calls that are under way are answered and counted."""
         self._closed = True
@@ -230,7 +234,10 @@ class Meter:
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` after each answer, in the thread that counted it."""
+        """Call `listener` before each request and after each answer, in the thread that counted it.
+
+        A worker that is killed has reported the requests that it will not see answered.
+        """
         self._listeners.append(listener)
         try:
             yield

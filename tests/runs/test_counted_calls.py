@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hermes_rl import open_env
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
 from hermes_rl.runs.setup import RunOptions
@@ -21,6 +24,7 @@ from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.commands import program
 from tests.runs.counting_server import counting_server
+from tests.runs.processes import workers_of
 from tests.runs.test_budgets import AFTERWARDS, AFTERWARDS_CODE, THREADS, run, same, write_spec
 from tests.waiting import until
 
@@ -77,6 +81,22 @@ async def test_calls_of_an_environments_methods_are_counted(tmp_path: Path) -> N
         done = await asyncio.to_thread(program, OWN_CODE, "process", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         same(usage_in(next(tmp_path.rglob("run.json")).parent), server)
+
+
+async def test_requests_that_a_killed_worker_had_sent_are_counted(tmp_path: Path) -> None:
+    async with counting_server() as server:
+        server.held = asyncio.Event()
+        path = write_spec(tmp_path, server, process={"groups": 2, "group_size": 2, "concurrency": 4, "workers": 2})
+        launch = RunOptions("process", tmp_path / "out", progress=Progress(quiet=True))
+        running = asyncio.create_task(run_process(load_spec(path, mode="process", environ={}), launch))
+        await until(lambda: running.done() or server.in_flight == 4)
+        for worker in workers_of(os.getpid()):
+            os.kill(worker, signal.SIGKILL)
+        server.held.set()
+        await running
+        usage = usage_in(tmp_path / "out")
+        assert usage["policy"]["unanswered"] >= 4
+        same(usage, server)
 
 
 async def fail_to_resume(folder: Path) -> None:

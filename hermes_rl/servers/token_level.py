@@ -128,7 +128,9 @@ class TokenServer:
         prompt = ids(text)
         scores, timing = await self._source.score(prompt, top_k, request)
         config = self.config
-        return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
+        # A token that the server samples too, as vLLM must, is not used and not counted.
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": 0, "total_tokens": len(prompt)}
+        return ChatReply({}, None, usage, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Continue a text or token ids unchanged, without rendering and parsing."""

@@ -63,13 +63,14 @@ class TeacherServer(ScriptedServer):
     def __init__(self) -> None:
         super().__init__("m", TOKENIZER)
         self.asked: list[list[int]] = []
-        self.requests = 0
+        self.lengths: list[int] = []
+        """Tokens of each request."""
         self.refused: str | None = None
         self.most = 20
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
-        self.requests += 1
+        self.lengths.append(len(body["prompt"]))
         if self.refused is not None and self.refused in TOKENIZER.decode(body["prompt"]):
             return web.json_response({"error": {"message": "not this one"}}, status=400)
         assert "prompt_logprobs" in body, "a teacher samples nothing"
@@ -107,12 +108,6 @@ async def play(text: str, folder: Path) -> tuple[ProcessSummary, list[dict[str, 
     spec = parse_spec(text)
     summary, directory = await run_process(spec, RunOptions("process", folder, progress=Progress(quiet=True)))
     return summary, lines(directory.path / "groups.jsonl")
-
-
-async def test_each_request_to_the_teacher_is_counted(teacher: tuple[TeacherServer, str], tmp_path: Path) -> None:
-    server, url = teacher
-    await play(text_of(url), tmp_path)
-    assert json.loads((tmp_path / "run.json").read_text())["usage"]["teacher"]["calls"] == server.requests >= 5
 
 
 def check(line: dict[str, Any], top_k: int) -> None:
@@ -181,6 +176,15 @@ async def test_run_without_a_teacher_records_no_teacher_fields(tmp_path: Path) -
     _, groups = await play(text, tmp_path / "run")
     assert all(line[name] is None for line in groups for name in ("ref_logprobs", "distill_token_ids"))
     assert all("teacher" not in line for line in lines(tmp_path / "run" / "rollouts.jsonl"))
+
+
+async def test_each_request_to_the_teacher_is_counted_and_priced(teacher: Teaching, tmp_path: Path) -> None:
+    server, url = teacher
+    await play(text_of(url, **{"model: m,": "model: m, prices: {prompt: 2, completion: 8},"}), tmp_path)
+    usage = json.loads((tmp_path / "run.json").read_text())["usage"]["teacher"]
+    assert usage.pop("seconds") > 0 and len(server.lengths) >= 5
+    assert usage.pop("cost") == pytest.approx(sum(server.lengths) * 2e-6)
+    assert usage == {"calls": len(server.lengths), "prompt_tokens": sum(server.lengths), "completion_tokens": 0}
 
 
 async def test_teacher_failure_is_retried_and_never_scored(teacher: Teaching, tmp_path: Path) -> None:

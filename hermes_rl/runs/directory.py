@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, count
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST_NAME = 60
 """Characters of a model's name in the name of a directory."""
+_adding = threading.Lock()
 FORMAT = 2
 """Format version of the files of a run directory; `run.json` contains it under `format`."""
 
@@ -172,8 +174,9 @@ class RunDirectory:
         return digest.hexdigest()
 
     def add(self, entries: Mapping[str, Any]) -> None:
-        """Add entries to `run.json`."""
-        self.write_json("run.json", {**self.read_run_info(), **entries})
+        """Add entries to `run.json`; several threads of a run may do that at a time."""
+        with _adding:
+            self.write_json("run.json", {**self.read_run_info(), **entries})
 
     def add_images(self, images: Mapping[str, Iterable[str]]) -> None:
         """Record digests of images in which rollouts ran, by name; a name may refer to several digests over time."""

@@ -397,18 +397,15 @@ async def usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[Non
     At the end the meter is closed: threads of user code may outlive their rollouts, and a later call of theirs would
     be counted nowhere.
     """
-    written = meter.record()
-
-    def write() -> None:
-        nonlocal written
-        if (usage := meter.record()) != written:
-            directory.add({"usage": usage})
-            written = usage
+    first = meter.record()
 
     async def keep() -> None:
+        written = first
         while True:
             await asyncio.sleep(KEPT)
-            write()
+            if (usage := meter.record()) != written:
+                directory.add({"usage": usage})
+                written = usage
 
     keeping = asyncio.create_task(keep())
     try:
@@ -416,7 +413,8 @@ async def usage_kept(directory: RunDirectory, meter: Meter) -> AsyncIterator[Non
     finally:
         await end_tasks([keeping])
         meter.close()
-        write()
+        if (usage := meter.record()) != first:
+            directory.add({"usage": usage})
 
 
 def budget_of(spec: Spec, mode: Mode, meter: Meter | None = None) -> RunBudget:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,14 @@ def test_a_run_of_an_earlier_form_is_refused_by_name(tmp_path: Path) -> None:
         RunDirectory.choose(spec, "process", tmp_path)
     (tmp_path / "rollouts.jsonl").write_text("")
     assert RunDirectory.choose(spec, "process", tmp_path).path == tmp_path
+
+
+def test_entries_that_threads_add_at_the_same_time_all_remain(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    names = [f"entry {number}" for number in range(100)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: directory.add({name: 1}), names))
+    assert directory.read_run_info().keys() == set(names)
 
 
 def test_run_json_survives_surrogates_nan_and_huge_numbers(tmp_path: Path) -> None:

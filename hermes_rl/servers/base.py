@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from hermes_rl.errors import HermesRLError, ServerFailure
 from hermes_rl.spec.server_types import CHAT_PARTS, ServerType, refused_part, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, format_ids, ids, numbers
-from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, read_bounded, write_message
+from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, parse_count, read_bounded, write_message
 
 T = TypeVar("T")
 
@@ -618,6 +618,8 @@ class Sampled:
     model: str | None = None
     oldest: int | None = None
     """Version that sampled the first token, if the weights have changed since; `version` sampled the last token."""
+    cached: int = 0
+    """Tokens of the prompt that came from the server's cache, if it reports them; they may have a separate price."""
 
 
 class Dialect(Protocol):
@@ -709,7 +711,9 @@ def scores_of_prompt(position_scores: Any, prompt: array[int], top_k: int) -> To
     return scores_of(by_id, prompt, top_k)
 
 
-def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
+def generated(
+    ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None, cached: Any = None
+) -> Sampled:
     """Validate a response and return a `Sampled`; `Sampling.checked` compares it with the request.
 
     Raises:
@@ -731,7 +735,8 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
         raise Malformed(f"the server broke its answer off ({finish})")
     if not ids and reason != ABORT:
         raise Malformed("the answer has no tokens")
-    return Sampled(list(ids), values, reason, version_of(version), model if isinstance(model, str) else None)
+    name = model if isinstance(model, str) else None
+    return Sampled(list(ids), values, reason, version_of(version), name, cached=parse_count(cached))
 
 
 def version_of(value: Any) -> int | None:

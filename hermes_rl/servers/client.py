@@ -402,7 +402,7 @@ class SampledByFunction:
             )
         try:
             ids, logprobs = numbers_of(answer.ids), numbers_of(answer.logprobs)
-            chunk = generated(ids, logprobs, answer.finish, answer.version, answer.model)
+            chunk = generated(ids, logprobs, answer.finish, answer.version, answer.model, answer.cached)
             chunk = sampling.checked(replace(chunk, oldest=version_of(answer.oldest)))
             self._check(chunk, sampling)
         except UNREADABLE as error:
@@ -516,8 +516,12 @@ class Generation:
     timing: Timing = field(default_factory=Timing)
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that the server received, under its own names."""
+    cached: int = 0
+    """Tokens of the prompt that came from the server's cache."""
 
     def append(self, chunk: Sampled, timing: Timing) -> None:
+        if not self.ids:  # the prompts of later pieces contain the first one
+            self.cached = chunk.cached
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
         self.finish, self.model = chunk.finish, chunk.model

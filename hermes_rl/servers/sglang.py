@@ -74,8 +74,9 @@ class Generate:
         if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) > 1 for pair in pairs):
             raise Malformed("the answer has no output_token_logprobs")
         finish = meta.get("finish_reason")
-        reason = finish.get("type") if isinstance(finish, dict) else finish
-        return generated([pair[1] for pair in pairs], [pair[0] for pair in pairs], reason, meta.get("weight_version"))
+        reason, cached = finish.get("type") if isinstance(finish, dict) else finish, meta.get("cached_tokens")
+        tokens, logprobs = [pair[1] for pair in pairs], [pair[0] for pair in pairs]
+        return generated(tokens, logprobs, reason, meta.get("weight_version"), cached=cached)
 
 
 def _meta_info(data: Any) -> dict[str, Any]:

@@ -238,11 +238,12 @@ class TokenServer:
 
     def _reply(self, step: Step, generation: Generation, message: dict[str, Any], texts: list[str] | None) -> ChatReply:
         counts = {"prompt_tokens": len(step.prompt), "completion_tokens": len(step.completion)}
+        details = {"prompt_tokens_details": {"cached_tokens": min(generation.cached, len(step.prompt))}}
         called = bool(message.get("tool_calls")) and step.finish == "stop"
         return ChatReply(
             message=message,
             finish_reason="tool_calls" if called else step.finish,
-            usage={**counts, "total_tokens": sum(counts.values())},
+            usage={**counts, "total_tokens": sum(counts.values()), **(details if generation.cached else {})},
             model=generation.model or self.config.model,
             server_type=self.config.type,
             logprobs=None if texts is None else step.logprobs.tolist(),

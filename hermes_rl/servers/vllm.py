@@ -17,6 +17,7 @@ from hermes_rl.servers.base import (
     generated,
     scores_of_prompt,
 )
+from hermes_rl.servers.usage import cached_tokens_of
 from hermes_rl.tokens.transcript import TokenLogprobs
 
 
@@ -56,8 +57,10 @@ class Completions:
             raise Malformed("the answer has no token_ids: vLLM from 0.10.2 on returns them")
         logprobs = choice.get("logprobs")
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
-        version = data.get("weight_version")
-        return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"))
+        version, usage = data.get("weight_version"), data.get("usage")
+        # With --enable-prompt-tokens-details.
+        cached = cached_tokens_of(usage) if isinstance(usage, dict) else 0
+        return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"), cached)
 
 
 def _first_choice(data: Any) -> dict[str, Any]:

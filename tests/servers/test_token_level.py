@@ -85,6 +85,25 @@ async def test_ids_go_in_and_ids_and_logprobs_come_out(kind: str) -> None:
     assert result.usage.completion_tokens == len(sequence.trained)
 
 
+def _cached(body: dict[str, Any]) -> None:
+    if "meta_info" in body:
+        body["meta_info"]["cached_tokens"] = 4
+    else:
+        body["usage"] = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_cached_tokens_that_a_server_reports_have_their_price(kind: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    policy.faults = [_cached]
+    async with policy.running() as url:
+        role = role_of(kind, url, prices={"prompt": 1e6, "completion": 0.0, "cached": 0.0})
+        replies = [await role.chat(ChatRequest(HI)) for _ in range(2)]
+        await role.close()
+    costs = [reply.usage["prompt_tokens"] - reply.usage["cost"] for reply in replies]
+    assert costs == pytest.approx([4, 0]), "the second answer names no cached tokens"
+
+
 async def test_vllm_without_the_path_is_asked_the_older_way_and_probed_once() -> None:
     policy = TokenPolicy(SMALL, adds, ("generate",))
     async with policy.running() as url:

@@ -261,6 +261,7 @@ class Vllm(Engine):
         options = ["--max-model-len", "1024", "--max-num-seqs", "64", "--max-num-batched-tokens", "65536"]
         options += [
             "--enforce-eager",
+            "--enable-prompt-tokens-details",
             "--dtype",
             "float32",
             "--enable-auto-tool-choice",

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.exactness import Finding
 from hermes_rl.servers.factory import create_client, token_server
 from hermes_rl.servers.sampling_check import measure
@@ -162,6 +162,15 @@ def test_doctor_finds_raw_logprobs_at_another_temperature_than_1(vllm: Vllm, mod
     own, neutral = doctor_on_sampling(vllm, model, sums)
     assert own.startswith("FAIL  sampling (vllm): 2000 draws of one token with temperature 0.7: total variation ")
     assert neutral.startswith("ok    sampling (vllm): 2000 draws of one token with temperature 1: total variation 0.0")
+
+
+async def test_cached_tokens_of_a_prompt_are_counted(vllm: Vllm, model: Path) -> None:
+    config = ServerConfig("vllm", f"{vllm.url}/v1", "tiny", tokenizer=str(model))
+    request = ChatRequest([{"role": "user", "content": "What is 2 + 3? " * 60}], max_tokens=2)
+    async with create_client("policy", [config]) as role:
+        first, second = [(await role.chat(request)).usage for _ in range(2)]
+    assert first["prompt_tokens"] == second["prompt_tokens"]
+    assert second["prompt_tokens"] > second["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_doctor_has_nothing_against_processed_logprobs(

@@ -8,8 +8,10 @@ import os
 import random
 import resource
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hermes_rl.servers.base import ServerConfig
@@ -52,6 +54,22 @@ def clean_up(output: int, client: int) -> None:
     os.read(client, 1)
     tell(output, "cleaned up")
     time.sleep(600)
+
+
+ENTRY = b'{"entry": "tests.forked:describe", "name": "x", "preload": [], "linger": 0, "client": false}'
+ODD_MESSAGES = (b"\0\0\0\5hello", b"[]", b"[" * 50_000, b"{}", b'{"entry": 1}', b'{"client": true}', ENTRY)
+
+
+def write_into_sockets(output: int) -> None:
+    """Send the odd message of a number to each socket of this process; the one after the last comes with pipes."""
+    number = int(os.environ["NUMBER"])
+    for entry in sorted(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as end:
+            if number < len(ODD_MESSAGES):
+                end.send(ODD_MESSAGES[number])
+            else:
+                socket.send_fds(end, ODD_MESSAGES[-1:], [output] * 4)
+    tell(output, "written")
 
 
 def exit_with_7(output: int) -> None:

@@ -28,6 +28,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -436,15 +437,17 @@ class _Server:
             data, descriptors, flags, _ = socket.recv_fds(client, REQUEST_BYTES, MOST_DESCRIPTORS)
         except ConnectionError:
             data, descriptors, flags = b"", [], 0
-        if not data:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        request = _read_request(data, descriptors, truncated=bool(flags & socket.MSG_CTRUNC))
+        if request is None:
+            # It has ended, or code in it wrote into this socket: that must not end the children of other clients.
+            for descriptor in descriptors:
+                os.close(descriptor)
             self._poll.unregister(client)
             del self._clients[client.fileno()]
             client.close()
-            return
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-        request = json.loads(data)
-        if flags & socket.MSG_CTRUNC:
+        elif flags & socket.MSG_CTRUNC:
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
             for descriptor in descriptors[:1]:
@@ -523,6 +526,28 @@ class _Server:
                 with suppress(ProcessLookupError):
                     kill(child.pid, signal.SIGKILL)
             child.deadline = None
+
+
+_FORM: Mapping[str, type | tuple[type, ...]] = {
+    "entry": str, "name": str, "preload": list, "linger": (int, float), "client": bool
+}  # fmt: skip
+"""Keys of a request for a process, with their types."""
+
+
+def _read_request(data: bytes, descriptors: Sequence[int], *, truncated: bool) -> dict[str, Any] | None:
+    """Return a client's request, or None if it is not one that clients send with such descriptors."""
+    try:
+        request = json.loads(data)
+        if "entry" in request:
+            fits = request.keys() == _FORM.keys() and all(isinstance(request[key], _FORM[key]) for key in _FORM)
+            least = 4  # the status, the settings and the two outputs
+        else:
+            least = int(request.keys() == {"client"})
+            fits = bool(least) or request.keys() == {"preload"}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    fits = fits and (truncated or len(descriptors) >= least)
+    return request if fits and all(stat.S_ISSOCK(os.fstat(each).st_mode) for each in descriptors[:1]) else None
 
 
 def _refuse_client(connection: socket.socket, reason: str) -> None:

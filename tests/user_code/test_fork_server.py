@@ -21,7 +21,7 @@ from hermes_rl.runs.handles import PRELOAD
 from hermes_rl.user_code.fork_server import ForkServer, StartedProcess
 from hermes_rl.user_code.worker import MODULES
 from tests.commands import ROOT
-from tests.forked import occurrences
+from tests.forked import ODD_MESSAGES, occurrences
 from tests.http_servers import Handler, serving
 from tests.runs.processes import alive, parent_of
 
@@ -239,6 +239,17 @@ def test_killed_child_leaves_the_others_and_nothing_of_itself(start: Starter) ->
     assert not Path(f"/proc/{killed.pid}").exists()
     assert other.poll() is None
     assert alive(other.pid)
+
+
+@pytest.mark.parametrize("number", range(len(ODD_MESSAGES) + 1))
+def test_code_that_writes_into_its_sockets_ends_no_other_process(start: Starter, number: int) -> None:
+    waits, told = start("wait")
+    told()
+    server = start.server_pid
+    environ = {"NUMBER": str(number), "PATH": os.environ["PATH"]}
+    assert start("write_into_sockets", may_start=True, environ=environ)[1]() == "written"
+    assert start("describe")[1]()["parent"] == server
+    assert waits.poll() is None
 
 
 def test_killed_server_takes_its_children_along_and_is_replaced(start: Starter) -> None:

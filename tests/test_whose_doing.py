@@ -111,6 +111,7 @@ OF_A_CALLER: Places = {
     "plugins.py": "Code.load_module",
     "rollouts/rollout.py": "Rollout.examples Group.advantages",
     "rollouts/sandboxes.py": "kept_artifacts _load_artifact",
+    "servers/usage.py": "Meter.count_request",
     "threads.py": "wait_for_loop",
     "tools/base.py": "ToolRuntime._released",
     "tools/context.py": "ToolContext.runtime ToolContext._wait ToolContext.terminal_apart ConfinedContext._refused",

@@ -381,9 +381,9 @@ async def test_cancelled_read_of_a_large_file_leaks_no_descriptor(
     await fenced.read_file("/etc/passwd")  # answered after it
     await asyncio.sleep(0)
     reading.cancel()
+    let_go.set()  # it may wait for its thread
     with pytest.raises(asyncio.CancelledError):
         await reading
-    let_go.set()
     await occupied
     await until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
 

@@ -141,15 +141,15 @@ class Conversations:
         tools: Sequence[Mapping[str, Any]],
         answer: Message,
         before: int | None = None,
-        came: int | None = None,
+        requested_at: int | None = None,
     ) -> ProgramCall:
         """Add a request and the policy's reply.
 
         Args:
             before: number of calls with a reply at the time of the request; None: all known calls.
-            came: time of the request, as counted by `tick`; None: now.
+            requested_at: time of the request, as counted by `tick`; None: now.
         """
-        came = self.tick() if came is None else came
+        requested_at = self.tick() if requested_at is None else requested_at
         calls, digests = self._digests_of(list(messages))
         tool_calls = canonical_calls(answer)
         call_index, after = len(self.calls), _extend_digest(digests[-1], answer, tool_calls)
@@ -165,7 +165,7 @@ class Conversations:
             root = self.calls[continues].root
         else:
             root = digests[-1]
-        self._enter(root, origin, came, tools=bool(tools), is_continuing=continues is not None)
+        self._enter(root, origin, requested_at, tools=bool(tools), is_continuing=continues is not None)
         request = _extend_digest(digests[-1], {"role": "tools", "content": list(tools)}, [])
         text = text_of(answer.get("content")).strip()
         before = call_index if before is None else before
@@ -185,7 +185,7 @@ class Conversations:
         conversation = self._conversations[call.root]
         conversation.delivered = min(conversation.delivered, call.delivered)
 
-    def _enter(self, root: bytes, origin: int | None, came: int, *, tools: bool, is_continuing: bool) -> None:
+    def _enter(self, root: bytes, origin: int | None, requested_at: int, *, tools: bool, is_continuing: bool) -> None:
         """Assign a request to its conversation, creating the conversation if needed."""
         conversation = self._conversations.get(root)
         if conversation is None:
@@ -194,12 +194,12 @@ class Conversations:
                 # Its start was rewritten, or a summary of the main conversation replaced it.
                 after = self.calls[origin].root if self.calls[origin].tools or not tools else UNKNOWN
                 self._successors.setdefault(after, []).append(root)
-            conversation = self._conversations[root] = _Conversation(came, came, tools, after)
-            if came < self._first_action_time() and len(self.early) < MOST_EARLY:
+            conversation = self._conversations[root] = _Conversation(requested_at, requested_at, tools, after)
+            if requested_at < self._first_action_time() and len(self.early) < MOST_EARLY:
                 self.early.append(root)
         conversation.started_at, conversation.latest = (
-            min(conversation.started_at, came),
-            max(conversation.latest, came),
+            min(conversation.started_at, requested_at),
+            max(conversation.latest, requested_at),
         )
         conversation.tools |= tools
         conversation.is_continued |= is_continuing

@@ -22,7 +22,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure, UserError
 from hermes_rl.others_files import read_regular
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.runs.regrading import obstacle
+from hermes_rl.runs.regrading import regrade_obstacle
 from hermes_rl.runs.store import result_of
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.scoring.reward_value import RewardValue
@@ -225,8 +225,8 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
         matching_rows = [each for each in rows if each.key == key] if key is not None else by_question.get(question, [])
         if len(matching_rows) != 1:
             count_text = f"{len(matching_rows)} rows" if matching_rows else "no row"
-            which = f"with the key {key!r}" if key is not None else "whose prompt its user says first"
-            raise UserError(f"{file}: there is {count_text} {which}; name the row's key: --row KEY")
+            which = f"with the key {key!r}" if key is not None else "whose prompt is its first user message"
+            raise UserError(f"{file}: there is {count_text} {which}; pass the row's key with --row KEY")
         graded.append(await _grade_one(compiled, str(file), matching_rows[0], result))
     return graded
 
@@ -271,4 +271,4 @@ def _judging_obstacle(reward: GradedReward) -> str | None:
         return "it compares the rollouts of a group"
     if reward.function.uses_context:
         return "it looks into a sandbox (ctx), and a trajectory has none"
-    return obstacle(reward)
+    return regrade_obstacle(reward)

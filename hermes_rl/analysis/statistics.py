@@ -87,7 +87,7 @@ def headline(rollouts: Rollouts, lines: Rollouts, usage: Mapping[str, Usage], su
 
 
 def numbers(rollouts: Rollouts, lines: Rollouts, scoring: Scoring, categories: Categories) -> dict[str, Any]:
-    """Return the numbers on the page of a run, without its rollouts.
+    """Return the statistics on the page of a run; the rollouts themselves are not included.
 
     Args:
         rollouts: the rollouts that count.

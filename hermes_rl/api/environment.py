@@ -507,8 +507,8 @@ class Env(OfThisProcess, RenamedAttributes):
             raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
         if max_staleness is not None and self.spec.other_policies:
             raise UserError(
-                f"max_staleness: {self.spec.other_policies} is trained too, whose versions this bound does not know; "
-                "look at the `weights` of each rollout's examples"
+                f"max_staleness: it cannot be checked for {self.spec.other_policies}, which is trained too; check the "
+                "`weights` of each rollout's examples instead"
             )
 
         _require_whole("retries", retries, 0)

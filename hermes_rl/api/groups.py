@@ -119,7 +119,7 @@ class Groups(OfThisProcess, AbstractAsyncContextManager["Groups"]):
         now, oldest = await self._weights(), group.provenance.oldest if group.provenance is not None else None
         if now is None or oldest is None:
             raise UserError(
-                "max_staleness: the policy does not tell the version of its weights. Set `policy.version` before the "
+                "max_staleness: the policy does not report the version of its weights. Set `policy.version` before the "
                 "first group, give the policy a `version`, or let each answer carry one"
             )
         return "stale" if now - oldest > self._max_staleness else None

@@ -595,7 +595,7 @@ def compare(
     as_json: JsonOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Compare runs row by row, with the role of chance."""
+    """Compare runs row by row, and show if the differences exceed chance."""
     from hermes_rl.cli.compare import CompareRequest, compare_paths
 
     request = CompareRequest(

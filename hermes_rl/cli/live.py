@@ -175,7 +175,7 @@ class LivePanel(Progress):
                     raise
                 except Exception as error:  # noqa: BLE001
                     if not reported:
-                        self.say(f"the panel cannot be drawn ({type(error).__name__}: {error}); the run goes on")
+                        self.say(f"the panel cannot be drawn ({type(error).__name__}: {error}); the run continues")
                     reported = True
 
     def panel(self) -> RenderableType:

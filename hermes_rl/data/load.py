@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from hermes_rl.data.harbor import tasks_of
 from hermes_rl.data.hub import HubOutOfReachError
-from hermes_rl.data.rows import Row, Rows, combined, derive, fraction_of, seeded
+from hermes_rl.data.rows import Row, Rows, combined_hash, derive, fraction_of, seeded
 from hermes_rl.data.sources import Opened, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
@@ -104,7 +104,7 @@ Split = Literal["train", "eval"]
 def require_split(split: object) -> None:
     """Raise UserError if there is no such split."""
     if split not in get_args(Split):
-        raise UserError(f"there are the splits train and eval, not {split!r:.60}")
+        raise UserError(f"unknown split {split!r:.60}: the splits are train and eval")
 
 
 def split_of(mode: Mode) -> Split:
@@ -166,7 +166,7 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False)
     """
     rule = spec.dataset.eval
     if (split == "eval") != (rule is not None and rule.only) and (rule is None or rule.only):
-        return Rows.from_sequence((), fingerprint=combined(()))
+        return Rows.from_sequence((), fingerprint=combined_hash(()))
     source, opened = _choose_source(spec, notify)
     return _SplitFilter(spec, split, source, opened, notify).rows(lazily=lazily)
 
@@ -245,7 +245,7 @@ class _SplitFilter:
         if self.spec.dataset.order is not None and self.split == "train":
             rows = ordered(rows, self.spec.dataset.order)
         rows = rows[: self._limit()]
-        fingerprint = combined(f"{row.key} {row.digest}" for row in rows)
+        fingerprint = combined_hash(f"{row.key} {row.digest}" for row in rows)
         return Rows.from_sequence(rows, fingerprint=fingerprint, fallback=self.fallback)
 
     def _without_eval_split(self, rows: list[Row]) -> list[Row]:
@@ -285,7 +285,7 @@ class _SplitFilter:
                 rows = shuffled_stream(rows, self.spec.dataset.shuffle)
             return islice(rows, self._limit())
 
-        sample = combined(f"{row.key} {row.digest}" for row in islice(make(), _SAMPLE))
+        sample = combined_hash(f"{row.key} {row.digest}" for row in islice(make(), _SAMPLE))
         return Rows(make, length=None, fingerprint=sample, fallback=self.fallback)
 
     def _split_rows(self, rows: Iterator[Row]) -> Iterator[Row]:

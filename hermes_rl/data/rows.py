@@ -54,7 +54,7 @@ def fraction_of(digits: str) -> float:
     return int(digits[:13], 16) / 16**13
 
 
-def combined(parts: Iterable[str]) -> str:
+def combined_hash(parts: Iterable[str]) -> str:
     """Return one hash of several texts, as 64 hex digits."""
     total = hashlib.sha256()
     for part in parts:

@@ -160,8 +160,8 @@ def require_exact(spec: Spec) -> None:
         not server.kind.tells_version and server.weights_path is None for server in policy
     ):
         raise UserError(
-            "serve.max_staleness: the policy's server does not tell the version of its weights. Name a path at it that "
-            'answers {"version": N} under weights_path, or leave max_staleness out'
+            "serve.max_staleness: the policy's server does not report the version of its weights. Set weights_path to "
+            'a path that returns {"version": N}, or remove max_staleness'
         )
     if spec.serve.allow_inexact or all(server.kind.exact for server in policy):
         return

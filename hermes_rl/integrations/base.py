@@ -81,7 +81,7 @@ class TrainerAdapter:
         seats: bool = False,
     ) -> None:
         self.trainer, self.env, self.policy, self._seats = trainer, env, policy, seats
-        self.agent_settings = own_settings(sampling, trainer, config_location)
+        self.agent_settings = merged_agent_settings(sampling, trainer, config_location)
         self._retries, self._exact = retries, not allow_inexact
         self._room = asyncio.Semaphore(concurrency or 1_000_000)
         self._opening: asyncio.Task[Any] | None = None
@@ -222,7 +222,7 @@ class TrainerAdapter:
         return require_carried(rollout, self.trainer).examples(one=one, exact=self._exact)
 
 
-def own_settings(sampling: Mapping[str, Any] | None, trainer: str, config_location: str) -> dict[str, Any]:
+def merged_agent_settings(sampling: Mapping[str, Any] | None, trainer: str, config_location: str) -> dict[str, Any]:
     """Return the user's settings of `agent`.
 
     Raises:
@@ -236,10 +236,10 @@ def own_settings(sampling: Mapping[str, Any] | None, trainer: str, config_locati
     return settings
 
 
-def row_named(value: Any, problem: str, door: str, split: str | None = None) -> tuple[str, str]:
+def row_named(value: Any, problem: str, docs_page: str, split: str | None = None) -> tuple[str, str]:
     """Return the split and the key of the row that a trainer's data name.
 
-    `door` is the name of the integration's page in the docs.
+    `docs_page` is the name of the integration's page in `docs/integrations`.
 
     Args:
         value: a mapping with `split` and `key`, or its JSON text.
@@ -253,7 +253,7 @@ def row_named(value: Any, problem: str, door: str, split: str | None = None) -> 
         row = json.loads(value) if isinstance(value, str) else value
         return str(row["split"] if split is None else row.get("split", split)), str(row["key"])
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError):
-        raise UserError(f"{problem}: write the data as docs/integrations/{door}.md shows") from None
+        raise UserError(f"{problem}: write the data as docs/integrations/{docs_page}.md shows") from None
 
 
 # ---------------------------------------------------------------------------- sampling parameters, by vLLM's names

@@ -130,13 +130,13 @@ def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
         )
 
 
-def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
+def require_one_stepped(env: hermes_rl.Env, integration: str) -> None:
     """Raise `UserError` if `policy` acts for seats other than the trained seat: the client steps only that one."""
     stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.opponents or (seat.server,))]
     if stepped != env.spec.trained_seats:
         raise UserError(
-            f"agents: {', '.join(stepped) or 'no seats'} use the server `policy`, and {door} answers for the trained "
-            "seat alone: give the others other servers, or step a session (docs/python.md)"
+            f"agents: {', '.join(stepped) or 'no seats'} use the server `policy`, and {integration} answers for the "
+            "trained seat alone: give the others other servers, or step a session (docs/python.md)"
         )
 
 

@@ -15,7 +15,14 @@ from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError, install_command
-from hermes_rl.integrations.base import BatchPlace, TrainerAdapter, own_settings, parameters, require_score, row_named
+from hermes_rl.integrations.base import (
+    BatchPlace,
+    TrainerAdapter,
+    merged_agent_settings,
+    parameters,
+    require_score,
+    row_named,
+)
 from hermes_rl.spec.new_names import with_renamed_parameters
 
 GROUP_START_SECONDS = 60.0
@@ -56,7 +63,7 @@ class VerlAgentLoop:
         self._config = trainer_config.config.actor_rollout_ref.rollout
         _require_exact_settings(self._config)
         self._made_of = spec, server_manager, tokenizer, renderer
-        agent_settings = own_settings(sampling, "verl", "the configuration of verl")
+        agent_settings = merged_agent_settings(sampling, "verl", "the configuration of verl")
         self._settings: dict[str, Any] = {
             "sampling": agent_settings,
             "retries": retries,

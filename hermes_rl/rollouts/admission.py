@@ -147,8 +147,8 @@ class Fixed:
         return open_rollouts < self.concurrency and carried
 
 
-class Used(NamedTuple):
-    """CPU seconds used so far, on a number of cores."""
+class CpuUse(NamedTuple):
+    """CPU seconds used so far, and the number of cores that provided them."""
 
     seconds: float
     cores: float
@@ -175,7 +175,7 @@ class Adaptive:
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
         cores: Callable[[], int] | None = None,
-        machine: Callable[[], Sequence[Used]] | None = None,
+        machine: Callable[[], Sequence[CpuUse]] | None = None,
         descriptors: CapacityCheck | None = None,
         memory: CapacityCheck | None = None,
     ) -> None:
@@ -220,8 +220,8 @@ class Adaptive:
         self._memory = self._free()
         self._ceiling = int(open_rollouts * GROWTH) + 1
 
-    def _measure(self) -> list[Used]:
-        return [Used(self._used(), self._cores()), *self._machine()]
+    def _measure(self) -> list[CpuUse]:
+        return [CpuUse(self._used(), self._cores()), *self._machine()]
 
 
 Admission = Fixed | Adaptive
@@ -234,7 +234,7 @@ def admission(
     used: Callable[[], float] | None = None,
     free: Callable[[], float] | None = None,
     cores: Callable[[], int] | None = None,
-    machine: Callable[[], Sequence[Used]] | None = None,
+    machine: Callable[[], Sequence[CpuUse]] | None = None,
     descriptors: CapacityCheck | None = None,
 ) -> Admission:
     """Return a fixed admission if `concurrency` is set, otherwise an adaptive one; the policy is configured
@@ -299,13 +299,13 @@ def usable_cores() -> int:
     return cores if quota is None else max(1, min(cores, round(quota)))
 
 
-def whole_machine() -> list[Used]:
+def whole_machine() -> list[CpuUse]:
     """Return the CPU use of all programs on this process's cores, and of its control group if it has a quota."""
     cores = os.sched_getaffinity(0)
-    cores_used = [Used(seconds, len(cores)) for seconds in busy_seconds(_read_text(Path("/proc/stat")), cores)]
+    cores_used = [CpuUse(seconds, len(cores)) for seconds in busy_seconds(_read_text(Path("/proc/stat")), cores)]
     quota = core_quota(_read_text(CONTROL_GROUP / "cpu.max"))
     usage = re.search(r"^usage_usec (\d+)$", _read_text(CONTROL_GROUP / "cpu.stat"), re.MULTILINE)
-    return cores_used if quota is None or usage is None else [*cores_used, Used(int(usage[1]) / 1e6, quota)]
+    return cores_used if quota is None or usage is None else [*cores_used, CpuUse(int(usage[1]) / 1e6, quota)]
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> list[float]:

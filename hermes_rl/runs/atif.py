@@ -31,13 +31,13 @@ def write_trajectories(
 
     `chosen` returns the indexes of the members of a group that are written, by their scores; `trained` the ids of the
     members that are trained on. Files of others, which an earlier export wrote, are removed. Raises `UserError` if the
-    directory holds other files, or cannot be written.
+    directory contains other files, or cannot be written.
     """
     count = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.suffix != ".json" for path in folder.iterdir()):
-            raise UserError(f"{folder} holds other files; name a folder that is new, or of an earlier export")
+            raise UserError(f"{folder} contains other files; choose a new directory or one of an earlier export")
         for members in groups:
             chosen_indexes, trained_ids = chosen([line["score"] for line in members]), trained(members)
             for index, line in enumerate(members):

@@ -182,7 +182,7 @@ def _doubt_about(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | Non
 def failures(
     findings: DeepFindings, played: Mapping[str, list[Rollout]], asking: Mapping[str, str], elsewhere: str | None = None
 ) -> None:
-    """Add each failure of a reward once, with the kind of answer at which it came first."""
+    """Add each different failure of a reward once, with the first kind of answer that caused it."""
     first: dict[str, str] = {}
     for kind, rollouts in played.items():
         for rollout in rollouts:

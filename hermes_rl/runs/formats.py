@@ -92,7 +92,7 @@ class RecordedRollouts:
 def write_format(kind: str, path: Path, recorded: RecordedRollouts, choice: RolloutChoice) -> list[str]:
     """Write a format into its file, which for `atif` is a directory, and return a message about each file. Blocks.
 
-    Raises `RunError` if a file cannot be written, and `UserError` if the directory holds other files.
+    Raises `RunError` if a file cannot be written, and `UserError` if the directory contains other files.
     """
     return _WRITERS[kind](path, recorded, choice)
 

@@ -80,7 +80,7 @@ COUNT = "eval/reward_count/"
 """Prefix of the metric with the number of rollouts in a mean, if not all graded rollouts have the value."""
 COUNT_PASS = "eval/pass_count/"
 """Prefix of the metric with the number of rows in pass@k and pass^k, if not all have k graded rollouts."""
-Row = Sequence[Played]
+RowRollouts = Sequence[Played]
 """All rollouts of one row."""
 
 
@@ -99,7 +99,7 @@ def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
 
 
 def metrics_of(
-    rows: Sequence[Row], rollouts_per_row: int, success: float, span: tuple[float, float]
+    rows: Sequence[RowRollouts], rollouts_per_row: int, success: float, span: tuple[float, float]
 ) -> dict[str, float]:
     """Return all metrics; means are over graded rollouts, and `eval/ungraded` is the number of ungraded ones.
 
@@ -140,7 +140,7 @@ _TOLD_BY = ("eval/mean_reward", "eval/mean_reward_stderr", "eval/rows", "eval/un
 
 
 def metrics_by(
-    rows: Sequence[Row], column: str, values: Sequence[str], rollouts_per_row: int, success: float
+    rows: Sequence[RowRollouts], column: str, values: Sequence[str], rollouts_per_row: int, success: float
 ) -> dict[str, float]:
     """Return the mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
 
@@ -212,7 +212,7 @@ def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     return rated
 
 
-def scores_of(row: Row) -> list[float]:
+def scores_of(row: RowRollouts) -> list[float]:
     return [rollout.score for rollout in row if rollout.score is not None]
 
 
@@ -229,7 +229,7 @@ def _pass_metrics(clusters: Sequence[Sequence[float]], size: int, success: float
     return metrics
 
 
-def _reward_metrics(graded: Row) -> dict[str, float]:
+def _reward_metrics(graded: RowRollouts) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     # An agent may name the metrics of a reward, other ones in each rollout.
     names = {name: Counter[str]() for rollout in graded for name in rollout.rewards}
@@ -251,7 +251,7 @@ def _reward_metrics(graded: Row) -> dict[str, float]:
     }
 
 
-def _usage_metrics(graded: Row) -> dict[str, float]:
+def _usage_metrics(graded: RowRollouts) -> dict[str, float]:
     if not graded:
         return {}
     calls = sum(rollout.calls for rollout in graded)

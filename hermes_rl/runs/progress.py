@@ -89,7 +89,7 @@ class Tracker:
         except Exception as error:  # noqa: BLE001 - whatever the client raises, no run ends for want of a chart
             self._failed = True
             logger.warning(
-                "wandb gets nothing more of this run (%s: %s); the run goes on, and its directory has all rollouts",
+                "stopped logging to wandb (%s: %s); the run continues, and its directory has all rollouts",
                 type(error).__name__,
                 error,
             )

@@ -237,7 +237,7 @@ class Rescoring:
         return line
 
 
-def obstacle(reward: GradedReward) -> str | None:
+def regrade_obstacle(reward: GradedReward) -> str | None:
     """Return why a reward cannot judge recorded rollouts, or None if it can."""
     if reward.function.uses_context and not reward.fresh:
         return "it reads the rollout's sandbox (ctx), which no longer exists; `sandbox: fresh` reads saved artifacts"
@@ -256,7 +256,7 @@ def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
     obstacles = [
         (reward.name, reason)
         for reward in grader.rewards
-        if reward.name in reward_names and (reason := obstacle(reward))
+        if reward.name in reward_names and (reason := regrade_obstacle(reward))
     ]
     if obstacles:
         lines = [
@@ -326,7 +326,9 @@ class Rejudging:
             if StopReason(line["stop_reason"]) not in JUDGEABLE or line.get("first_stop_reason") is None:
                 return set()
             missing = set(self.grading.paying(line)) - set(line["rewards"])
-            judgeable = all(obstacle(reward) is None for reward in self.grader.rewards if reward.name in missing)
+            judgeable = all(
+                regrade_obstacle(reward) is None for reward in self.grader.rewards if reward.name in missing
+            )
             return missing | (changed & set(self.grading.paying(line))) if judgeable else set()
         return changed & set(self.grading.paying(line))
 

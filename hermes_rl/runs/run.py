@@ -350,7 +350,7 @@ class GroupRunner(Protocol):
 
 @runtime_checkable
 class GroupSerializer(Protocol):
-    """Environment that makes, or changes, the records of a group by user code."""
+    """Environment whose user code makes or changes the records of a group."""
 
     async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
 

@@ -164,7 +164,7 @@ class SpecRun:
         self.run.wake()
 
     def finish(self) -> None:
-        """Start nothing new, and end when the rollouts in flight have ended."""
+        """Let the run end after the rollouts in flight, and start no others. Does not wait."""
         self.run.budget.ended = "you asked for it"
         self.run.wake()
 

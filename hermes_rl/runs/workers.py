@@ -74,7 +74,7 @@ TAKEN = 5.0
 
 
 class WorkerSource(Protocol):
-    """Source of workers."""
+    """Creates workers, and decides how many may run and where: on this machine or on a Ray cluster."""
 
     worker_count: int
     """Requested number of workers."""

@@ -200,7 +200,7 @@ class Engine:
         return joined(await self._call("GET", f"/containers/{name}/logs", query)).decode("utf-8", "replace").strip()
 
     async def remove(self, name: str) -> None:
-        """Kill and remove it; a missing container, or one that is being removed, is not an error."""
+        """Kill and remove a container; one that is missing or being removed is not an error."""
         try:
             await self._call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
         except EngineError as error:

@@ -43,9 +43,9 @@ _EXTENSIONS = """
     po pot mo dat data in out expected golden snap diff patch log
     npy npz parquet bin gz bz2 xz ttf woff woff2 mp3 typed example
 """
-ADDED = frozenset(f".{extension}" for extension in _EXTENSIONS.split())
+NEW_EXTENSIONS_ALLOWED = frozenset(f".{extension}" for extension in _EXTENSIONS.split())
 """File extensions that legitimate patches add: source, data, documents, additional tests."""
-ADDED_NAMES = re.compile(
+NEW_FILES_ALLOWED = re.compile(
     r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"
     r"|(GNU)?[Mm]akefile|Dockerfile|Jenkinsfile|Procfile|Gemfile|Rakefile|BUILD|WORKSPACE|CODEOWNERS|py\.typed"
     r"|\.(gitignore|gitattributes|gitkeep|keep|editorconfig|dockerignore|npmignore|eslintrc|prettierrc|flake8|pylintrc)"
@@ -100,8 +100,8 @@ class Steering:
         name = posixpath.basename(path)
         return (
             self._trusted(path)
-            or posixpath.splitext(name)[1].lower() in ADDED
-            or ADDED_NAMES.fullmatch(name) is not None
+            or posixpath.splitext(name)[1].lower() in NEW_EXTENSIONS_ALLOWED
+            or NEW_FILES_ALLOWED.fullmatch(name) is not None
         )
 
     def modules(self, paths: Iterable[str]) -> dict[str, list[str]]:

@@ -141,7 +141,7 @@ class Asking(Peer):
         raise AttributeError(f"{name} is not accessible to isolated code")
 
     def forgets(self) -> None:
-        raise GoneError("it may not reset the shared objects")
+        raise GoneError("isolated code must not reset the shared objects")
 
     def show(self, output: Any) -> None:
         for stream, text, *more in output:

@@ -496,7 +496,7 @@ def _read_logprobs(logprobs: Any, max_tokens: int | None) -> tuple[list[float] |
     except (KeyError, TypeError):
         return None, None
     if max_tokens is not None and len(tokens) > max_tokens:
-        raise Malformed(f"the answer has {len(tokens)} tokens, and at most {max_tokens} were asked for")
+        raise Malformed(f"the answer has {len(tokens)} tokens; at most {max_tokens} were requested")
     if not all(map(is_number, logprobs)) or SENTINEL in logprobs:
         return None, None
     return [_check_logprob(value) for value in logprobs], tokens
@@ -566,7 +566,7 @@ class Sampling:
             Malformed: it has more tokens than requested, or a token outside the vocabulary.
         """
         if len(sampled.ids) > self.max_tokens:
-            raise Malformed(f"the answer has {len(sampled.ids)} tokens, and at most {self.max_tokens} were asked for")
+            raise Malformed(f"the answer has {len(sampled.ids)} tokens; at most {self.max_tokens} were requested")
         if (largest := max(sampled.ids, default=0)) > self.largest:
             raise Malformed(f"the answer has the token {largest}, and the vocabulary ends with {self.largest}")
         return sampled
@@ -684,11 +684,13 @@ def scores_of(position_scores: Any, prompt: array[int], top_k: int) -> TokenLogp
         if max(values.values()) > ROUNDING:
             raise Malformed(f"the log-probability {max(values.values())} is above 0, which no token can have")
         if not 0 <= min(values) <= max(values) <= LARGEST_ID:
-            raise Malformed(f"the answer has the token {min(values)} or {max(values)} at a place, which none can be")
+            raise Malformed(
+                f"the answer has the token {min(values)} or {max(values)} at a position, which is not a token id"
+            )
         values = {candidate: min(value, 0.0) for candidate, value in values.items()}
         best = sorted(values, key=lambda candidate: -values[candidate])[:top_k]
         if len(best) < top_k:
-            raise Malformed(f"the answer has {len(best)} tokens at a place, and {top_k} were asked for")
+            raise Malformed(f"the answer has {len(best)} candidate tokens at a position; {top_k} were requested")
         token_logprobs.append(values[token])
         top_ids.extend(best)
         top_logprobs.extend(values[candidate] for candidate in best)

@@ -66,11 +66,11 @@ async def _check_sampling(server: TokenServer, sampling: Sampling, shaping: str)
 
 
 async def _sample_probes(server: TokenServer, sampling: Sampling) -> list[Sampled]:
-    return await sampled(server, [replace(sampling, seed=seed) for seed in range(PROBES)])
+    return await sample_all(server, [replace(sampling, seed=seed) for seed in range(PROBES)])
 
 
-async def sampled(server: TokenServer, requests: Iterable[Sampling]) -> list[Sampled]:
-    """Return the answers to bare requests, in their order; several are in flight, as many as the server takes."""
+async def sample_all(server: TokenServer, requests: Iterable[Sampling]) -> list[Sampled]:
+    """Sample each request, and return the results in order; at most `max_concurrency` requests are in flight."""
     room = asyncio.Semaphore(min(_CALLS_AT_ONCE, server.config.max_concurrency))
 
     async def one(request: Sampling) -> Sampled:

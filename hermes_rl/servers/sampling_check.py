@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, drawn_seed
-from hermes_rl.servers.exactness import Finding, describe_sampling, sampled
+from hermes_rl.servers.exactness import Finding, describe_sampling, sample_all
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -122,7 +122,7 @@ async def _draw_pairs(server: TokenServer, sampling: Sampling, pairs: int) -> tu
     """Draw one token for each of two turns of many rollouts, all in the same context."""
     turns = ((drawn_seed(rollout, "rollout"), turn) for turn in (1, 2) for rollout in range(pairs))
     seeds = (drawn_seed(seed, "turn", turn) for seed, turn in turns)
-    answers = await sampled(server, (replace(sampling, seed=seed) for seed in seeds))
+    answers = await sample_all(server, (replace(sampling, seed=seed) for seed in seeds))
     return answers[:pairs], answers[pairs:]
 
 

@@ -75,14 +75,14 @@ class Batch:
         others = self._service.env.spec.other_policies
         if self._request.max_staleness is not None and others:
             reason = (
-                f"{others} is trained too, whose versions this bound does not know; each rollout says its `weights`"
+                f"it cannot be checked for {others}, which is trained too; check the `weights` of each rollout instead"
             )
             raise wrong("several_policies", "max_staleness", reason)
         if self._request.max_staleness is not None and await self._current_version() is None:
             raise wrong(
                 "no_version",
                 "max_staleness",
-                "the policy does not tell the version of its weights: send `version` with the policy, and PUT "
+                "the policy does not report the version of its weights: send `version` with the policy, and PUT "
                 "/v1/policy when it changes, or name its `weights_path`",
             )
         self.version = self.policy.version

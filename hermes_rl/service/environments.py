@@ -73,7 +73,7 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
     async def policy(news: PolicyUpdate) -> Response:
         """Take up that the weights have changed, for all environments or for none."""
         for service, _ in environments.values():
-            service.policies.require_rise(news)
+            service.policies.require_newer_version(news)
         for service, _ in environments.values():
             service.policies.tell(news)
         await asyncio.gather(*(service.env.sync_policies() for service, _ in environments.values()))

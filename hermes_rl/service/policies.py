@@ -63,14 +63,14 @@ class Policies:
 
     def tell(self, news: PolicyUpdate) -> None:
         """Apply new weights to every policy; raises `Refused` if the version is older than an announced one."""
-        self.require_rise(news)
+        self.require_newer_version(news)
         for weights in (self._last, *(weights for _, weights in self._policies.values())):
             weights.tell(news.version, news.model)
         if news.logprob_difference is not None:
             self.difference.tell(news.logprob_difference.mean, news.logprob_difference.largest)
 
-    def require_rise(self, news: PolicyUpdate) -> None:
-        """Raise Refused if the version is older than an announced one."""
+    def require_newer_version(self, news: PolicyUpdate) -> None:
+        """Raise `Refused` if the version is lower than the newest one that was reported."""
         newest = max([*self.versions, self._last.version or 0])
         if news.version < newest:
             raise wrong(

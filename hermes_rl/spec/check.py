@@ -44,7 +44,7 @@ from hermes_rl.spec.templates import TemplateError, coerce, has_template, render
 
 # -------------------------------------------------------------------------- Templates, rendered with sample rows
 
-Row = Mapping[str, Any]
+RowColumns = Mapping[str, Any]
 TEXT = object()
 """The type of a place that is text, whatever a template gives; the others are checked as their target."""
 IMAGE = object()
@@ -57,12 +57,12 @@ class SampleRow(NamedTuple):
     """A row that templates are rendered with."""
 
     key: str
-    columns: Row
+    columns: RowColumns
 
 
 def check_samples(
     spec: Spec,
-    samples: Sequence[Row],
+    samples: Sequence[RowColumns],
     findings: Findings,
     keys: Sequence[str] = (),
     failed: Iterable[NodePath] = (),
@@ -87,7 +87,7 @@ def check_samples(
         _check_row(spec, row, keys[row_number - 1] if keys else str(row_number), failed, findings)
 
 
-def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
+def _check_row(spec: Spec, row: RowColumns, key: str, failed: set[NodePath], findings: Findings) -> None:
     _check_texts(spec, row, key, failed, findings)
     for prompt_path, prompt in _prompt_values(spec):
         if isinstance(prompt.messages, tuple) and not _has_failed(prompt_path, failed):
@@ -124,7 +124,7 @@ def _report_row_errors(node_path: NodePath, key: str, failed: set[NodePath], fin
         findings.extend(list(error.problems), [])
 
 
-def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
+def _check_texts(spec: Spec, row: RowColumns, key: str, failed: set[NodePath], findings: Findings) -> None:
     """Check each value by itself, so that the place of one that fails is named."""
     of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
     of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
@@ -144,7 +144,7 @@ def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings
 
 
 def _check_carried(
-    spec: Spec, path: NodePath, messages: Any, row: Row, key: str, failed: set[NodePath], findings: Findings
+    spec: Spec, path: NodePath, messages: Any, row: RowColumns, key: str, failed: set[NodePath], findings: Findings
 ) -> None:
     """Check the messages that a row gives: the policy's server may not be sent all of their parts."""
     seat_config = spec.agents.get(str(path[1])) if path[0] == "agents" else None
@@ -254,7 +254,7 @@ def _templates_below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[No
         yield path, value, kind
 
 
-def _check_template(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: Findings) -> bool:
+def _check_template(path: NodePath, value: Any, kind: Any, row: RowColumns, key: str, findings: Findings) -> bool:
     file = Path(value.file) if isinstance(value, TextFile) else None
     try:
         if file is not None:
@@ -278,7 +278,7 @@ def _check_template(path: NodePath, value: Any, kind: Any, row: Row, key: str, f
 
 
 def _check_section(
-    name: str, section: SandboxSection | User, row: Row, key: str, failed: set[NodePath], findings: Findings
+    name: str, section: SandboxSection | User, row: RowColumns, key: str, failed: set[NodePath], findings: Findings
 ) -> None:
     """Check a section whose values have their own types, value by value first."""
     path: NodePath = (name,)
@@ -309,7 +309,7 @@ def _files_of(section: SandboxSection | User) -> Iterator[tuple[str, Sequence[Fi
         yield from ((f"user.turns.{index}.files", each.files) for index, each in enumerate(section.turns or ()))
 
 
-def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
+def _check_arguments(spec: Spec, name: str, row: RowColumns, key: str) -> None:
     """Raise `TemplateError` if the arguments of a reward do not go together, or name a file that cannot be read."""
     from hermes_rl.spec.check_code import argument_types, signature_of
 
@@ -323,7 +323,7 @@ def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
         require(signature.name, signature.requirements, {**signature.defaults(), **typed_arguments})
 
 
-def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
+def _check_chosen(spec: Spec, tool: ToolSection, row: RowColumns, key: str) -> None:
     """Raise `TemplateError` if a row selects a tool of the state that does not exist. Checked only if all tool names
     are written in the spec, the row, or the code of the state."""
     from hermes_rl.spec.check_code import state_methods

@@ -47,7 +47,7 @@ def _hashed_settings(spec: Spec, mode: Mode) -> dict[str, Any]:
     if isinstance(dataset.get("eval"), dict):
         dataset["eval"].pop("limit", None)
     scripted = any(server.kind.embedded for server in spec.servers.get("policy", ()))
-    # Those that take part in a rollout.
+    # Only servers that take part in a rollout define it.
     of_seats = {role for seat in spec.agents.values() for role in (seat.opponents or (seat.server,))}
     acting = {"policy", spec.user.server if spec.user else "policy", *of_seats}
     parts: dict[str, Any] = {

@@ -65,12 +65,12 @@ def unisolated(spec: Spec, name: str, reward: Reward, *, takes_state: bool, mova
     if reward.isolate == "sandbox" and (
         not apart or (with_state and spec.state is not None and spec.state.isolate != "sandbox")
     ):
-        hint = "say `isolate: sandbox` of the state" if with_state else "leave `isolate` out"
+        hint = "set `isolate: sandbox` for the state" if with_state else "leave `isolate` out"
         location = "where the state is" if with_state else "in the runner alone"
         return f"rewards.{name}.isolate: it cannot run in a sandbox, as it runs {location}; {hint}"
     if not apart and with_state and spec.state_apart:
         hint = (
-            "say `isolate: none` of the state too" if reward.isolate == "none" else "say `isolate: none` of the state"
+            "set `isolate: none` for the state too" if reward.isolate == "none" else "set `isolate: none` for the state"
         )
         return f"rewards.{name}: it runs in the runner and names `state`, which is in a process; {hint}"
     return None

@@ -113,8 +113,8 @@ def source_of(source: str, folder: Path, location: str) -> Path:
 def image_path(image: str, template: str, folder: Path, location: str) -> Path:
     """Return the path of the root file system of a sandbox.
 
-    Raises `TemplateError` if a row contributes a part of the path, and the result is outside the directory in front of
-    the template and the directories that the template names. The agent can read everything in it.
+    Raises `TemplateError` if a value of the row leads outside the directories that the template itself names: the agent
+    could then read any directory of this machine.
     """
     match = TEMPLATE_MARK.search(template)
     if match is not None:

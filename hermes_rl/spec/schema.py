@@ -157,7 +157,7 @@ def _finish_section(name: str, section: dict[str, Any]) -> None:
     for key, field in section.get("properties", {}).items():
         field.pop("title", None)
         if name == "AgentOverrides" or (name, key) == ("Evaluate", "agent"):
-            field.pop("default", None)  # what is absent is as `agent` says
+            field.pop("default", None)  # absent keys have the values of `agent`
         elif (name, key) == ("Spec", "evaluate"):
             del field["default"]["agent"]
         shorthand = _SHORTHANDS.get((name, key))

@@ -87,7 +87,7 @@ class SetBody(Section):
 
 
 class SetFile(Section):
-    """The file."""
+    """Top level of a set's YAML file, with the single key `set`."""
 
     body: SetBody = Field(alias="set", description="The set.")
 

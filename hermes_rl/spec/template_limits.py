@@ -70,7 +70,7 @@ def limited_rendering() -> Iterator[None]:
 def _check_deadline() -> None:
     _rendering.ticks += 1
     if _rendering.ticks & 7 == 0 and time.thread_time() > _rendering.deadline:
-        raise TemplateTooLarge(f"the template computes for more than {SECONDS:g} s")
+        raise TemplateTooLarge(f"the template took more than {SECONDS:g} s of CPU time")
 
 
 def _check_size(value: Any) -> Any:

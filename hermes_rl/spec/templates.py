@@ -112,7 +112,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def not_none(value: Any, columns: list[str], line: int) -> Any:
-    """Return the value of an expression inside a text, which may not be None."""
+    """Return the value of an expression; raise `NoneInTextError` for None, which a text would contain as `None`."""
     if value is None:
         raise NoneInTextError(tuple(columns), line)
     return value

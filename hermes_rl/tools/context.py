@@ -501,7 +501,7 @@ class ConfinedContext(ToolContext):
     def _refused(self, method: str) -> UserError:
         return UserError(
             f"ctx.{method}: user code with `isolate: sandbox` reaches no file of this machine; use ctx.write_file and "
-            "ctx.read_bytes, or say `isolate: process`"
+            "ctx.read_bytes, or set `isolate: process`"
         )
 
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:

@@ -65,8 +65,8 @@ class McpSource:
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
         """Start the server once and return its tools; a name in `reserved` gets the server's name as a prefix.
 
-        Raises `RunError` if it cannot be started, in a sandbox of `config` if it runs in one; `UserError` if `allow`
-        names a tool that it does not have, or a tool cannot be offered to a model.
+        A server that runs in a sandbox is started in one with `config`. Raises `RunError` if it cannot be started, and
+        `UserError` if `allow` names a tool that it does not have, or a tool cannot be offered to a model.
         """
         async with self._listing:
             if self.fingerprint is None:

@@ -127,7 +127,9 @@ def _set_whole(answer: Any, names: Iterable[str]) -> None:
         except TypeError:
             integer = 1 << 63
         if abs(integer) >= 1 << 63:
-            raise TypeError(f"{type(answer).__name__}: {name} is {value!r:.60}; expected a whole number")
+            raise TypeError(
+                f"{type(answer).__name__}: {name} is {value!r:.60}; expected an integer below 2**63 in size"
+            )
         object.__setattr__(answer, name, integer)
 
 

@@ -24,8 +24,8 @@ from hermes_rl.user_code.wire import WireError
 class ForeignError(Exception):
     """User code raised an exception.
 
-    `claimed` is the hermes-rl exception that it raised. Only the code claims this, and it may have executed a policy's
-    text: a caller that relies on it must find out by experiment who caused it.
+    `claimed` is the hermes-rl exception that it raised. It is not proven: the code may have executed the policy's text.
+    A caller that depends on the cause verifies it by running the code on other answers.
     """
 
     def __init__(self, text: str, claimed: UserError | Failure | None = None) -> None:

@@ -405,8 +405,8 @@ def _unpickle_call(content: bytes) -> ForeignCall:
         call: ForeignCall = pickle.loads(content)
     except Exception as error:
         raise ArgumentsError(
-            f"its arguments cannot be made anew in another process ({type(error).__name__}: {error}); make the class "
-            "of that object one that pickle can carry, or say `isolate: none`"
+            f"its arguments cannot be unpickled in another process ({type(error).__name__}: {error}); make their class "
+            "one that pickle can carry, or set `isolate: none`"
         ) from error
     return call
 

@@ -21,7 +21,11 @@ Living = TypeVar("Living", bound=type)
 
 
 def lives_in_runner(stand_in: str) -> Callable[[Living], Living]:
-    """Mark a class, without its subclasses: `stand_in` is called with a number and `stand_in_fields`."""
+    """Keep objects of a class, not of its subclasses, in the runner; code in other processes gets a proxy.
+
+    Args:
+        stand_in: `module:name` of the proxy, which is called with the object's number and its `stand_in_fields`.
+    """
 
     def marked(kind: Living) -> Living:
         LIVING[kind] = stand_in

@@ -97,7 +97,7 @@ class ServedObjects:
         except Exception as error:
             raise NotCarriedError(
                 f"cannot be given what pickle cannot carry ({type(error).__name__}: {error}); leave that out of "
-                "the row and the state, or say `isolate: none`"
+                "the row and the state, or set `isolate: none`"
             ) from error
         return file.getvalue()
 

@@ -205,7 +205,7 @@ def test_what_is_known_of_the_last_request_changes_nothing() -> None:
     assert set(program.kinds) >= {"main", "subagents"} and program.kinds == fresh.kinds()
 
 
-def forged(conversations: Conversations, *, came: int | None = None) -> None:
+def forged(conversations: Conversations, *, at: int | None = None) -> None:
     """Add a request that a command of the policy has made, with a history that nobody has sampled."""
     history: list[Message] = [
         system("Work."), TASK,
@@ -213,7 +213,9 @@ def forged(conversations: Conversations, *, came: int | None = None) -> None:
             {"id": "x", "function": {"name": "bash", "arguments": '{"command": "make it right"}'}}]},
         {"role": "tool", "tool_call_id": "x", "content": "It is right."},
     ]  # fmt: skip
-    conversations.deliver(conversations.add(history, TOOLS, {"role": "assistant", "content": "All right."}, came=came))
+    conversations.deliver(
+        conversations.add(history, TOOLS, {"role": "assistant", "content": "All right."}, requested_at=at)
+    )
 
 
 def test_what_a_command_of_the_policy_asks_is_not_the_main_line() -> None:
@@ -238,9 +240,9 @@ def test_forged_history_starts_another_conversation() -> None:
 def test_request_made_before_the_first_reply_is_main_when_answered_later() -> None:
     program = Program()
     conversations = program.conversations
-    came = conversations.tick()  # the work, beside which a title is asked for
+    at = conversations.tick()  # the work, beside which a title is asked for
     program.asks([system("Title it."), TASK], "Writing a file", tools=[])
-    work = conversations.add([system("Work."), TASK], TOOLS, {"role": "assistant", "content": "Done."}, came=came)
+    work = conversations.add([system("Work."), TASK], TOOLS, {"role": "assistant", "content": "Done."}, requested_at=at)
     conversations.deliver(work)
     assert program.kinds == ["side_calls", "main"]
 

@@ -66,6 +66,6 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path, capsys: pytest.C
     run = write_run(tmp_path / "run", [recorded("plain")])
     assert status(["export", str(run), "--out", str(tmp_path / "mine")]) == 2
     error = capsys.readouterr().err
-    assert "no --format: writing atif" in error and "holds other files" in error
+    assert "no --format: writing atif" in error and "contains other files" in error
     assert status(["export", str(write_run(tmp_path / "none", [])), "--out", str(tmp_path / "new")]) == 2
     assert "no rollout with a conversation" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_grade_refuses_unknown_rows_and_unsupported_rewards(
 ) -> None:
     files = write(tmp_path, stray=trajectory("Three and three?"), right=trajectory())
     for arguments, why in (
-        (files[:1], "there is no row whose prompt its user says first; name the row's key: --row KEY"),
+        (files[:1], "there is no row whose prompt is its first user message; pass the row's key with --row KEY"),
         ([files[1], "--row", "Nine?"], "there is no row with the key 'Nine?'"),
         ([str(tmp_path / "none.json")], "none.json cannot be read"),
         (

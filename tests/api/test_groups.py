@@ -135,7 +135,7 @@ async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> Non
             assert later.provenance.oldest is not None
             assert later.provenance.oldest >= 1
         unknown = env.groups(1, sampler.policy(), max_staleness=1)
-        with pytest.raises(UserError, match="does not tell the version"):
+        with pytest.raises(UserError, match="does not report the version"):
             await anext(unknown)
 
 

@@ -106,7 +106,7 @@ async def test_session_refuses_invalid_token_ids_and_keeps_the_turn_open(tmp_pat
             assert turn.prompt_ids is not None
             for ids, problem in (
                 ([10_000_000, 5], "the token 10000000, and the vocabulary ends with"),
-                ([5] * 2600, "2600 tokens, and at most 200 were asked for"),
+                ([5] * 2600, "2600 tokens; at most 200 were requested"),
             ):
                 with pytest.raises(UserError, match=problem):
                     await session.step(ids, logprobs=[-0.5] * len(ids))

@@ -16,10 +16,10 @@ from hermes_rl.rollouts.admission import FIRST as PER_CORE
 from hermes_rl.rollouts.admission import (
     UNLIMITED,
     Adaptive,
+    CpuUse,
     DescriptorShare,
     Fixed,
     MemoryShare,
-    Used,
     admission,
     busy_seconds,
     core_quota,
@@ -55,7 +55,7 @@ class Machine:
             used=lambda: self.used,
             free=lambda: self.free - self.rollouts * self.filled,
             cores=lambda: self.cores,
-            machine=lambda: [Used(min(self.now * CORES, self.used + self.others * self.now), CORES)],
+            machine=lambda: [CpuUse(min(self.now * CORES, self.used + self.others * self.now), CORES)],
         )
 
     def fix(self) -> None: ...
@@ -127,7 +127,7 @@ def test_the_use_of_a_container_is_measured_by_its_part(tmp_path: Path, monkeypa
     assert [used.cores for used in whole_machine()] == [len(os.sched_getaffinity(0))]
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1000000\n")
-    assert whole_machine()[1] == Used(2.5, 0.5)
+    assert whole_machine()[1] == CpuUse(2.5, 0.5)
     assert usable_cores() == 1
 
 

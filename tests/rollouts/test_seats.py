@@ -783,7 +783,9 @@ async def test_versions_of_two_servers_are_not_compared_with_one_bound(tmp_path:
         parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path)
     del parts["serve"]
     async with open_env(spec_of(tmp_path, **parts)) as env:
-        with pytest.raises(UserError, match="max_staleness: black by `other` is trained too"):
+        with pytest.raises(
+            UserError, match="max_staleness: it cannot be checked for black by `other`, which is trained too"
+        ):
             env.groups(2, max_staleness=1)
 
 

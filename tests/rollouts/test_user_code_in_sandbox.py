@@ -161,7 +161,7 @@ async def test_a_reward_whose_process_cannot_be_confined_is_not_graded(place: Pa
 
 
 def test_reward_that_shares_the_state_cannot_use_another_sandbox(place: Path) -> None:
-    with pytest.raises(UserError, match=r"rewards\.saved\.isolate: .*say `isolate: sandbox` of the state"):
+    with pytest.raises(UserError, match=r"rewards\.saved\.isolate: .*set `isolate: sandbox` for the state"):
         _compiled(
             place,
             """

@@ -77,7 +77,7 @@ def test_failing_wandb_client_is_reported_once_and_ignored(tmp_path: Path, caplo
     for _ in range(3):
         tracker.log({"number": 2})
     tracker.close()
-    assert len([record for record in caplog.records if "wandb gets nothing more" in record.message]) == 1
+    assert len([record for record in caplog.records if "stopped logging to wandb" in record.message]) == 1
     assert history(tmp_path) == [{"number": 1}]
 
 

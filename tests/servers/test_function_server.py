@@ -58,7 +58,7 @@ async def test_aborted_reply_continues_from_its_tokens_with_another_seed() -> No
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Sampled([5] * 11, [-0.5] * 11, "length"), "11 tokens, and at most 10 were asked for"),
+        (Sampled([5] * 11, [-0.5] * 11, "length"), "11 tokens; at most 10 were requested"),
         (Sampled([5, 9, 6], [-0.5] * 3), "continues after the token 9, which ends a turn"),
         (Sampled([5, 100, 9], [-0.5] * 3), "the token 100, and the vocabulary ends with 99"),
         (Sampled([5, 6], [-0.5] * 2), "finish reason `stop`, but its last token 6 ends no turn"),

@@ -78,7 +78,7 @@ def test_what_was_said_is_the_same_after_a_way_through_a_file() -> None:
         ([None, {6: None}], "the log-probability None"),
         ([None, {6: float("nan")}], "the log-probability nan"),
         ([None, {6: -1.0, 5: 0.5}], "0.5 is above 0"),
-        ([None, {6: -1.0}], "1 tokens at a place, and 2 were asked for"),
+        ([None, {6: -1.0}], "1 candidate tokens at a position; 2 were requested"),
     ],
 )
 def test_a_wrong_answer_is_never_taken(places: Any, said: str) -> None:

@@ -281,8 +281,12 @@ def returned(answer: Callable[[], Any]) -> Any:
         ("register", lambda *_: Registered(), "register raised TypeError: object Registered can't be used in 'await'"),
         ("state", raised(ZeroDivisionError("by zero")), "state raised ZeroDivisionError: by zero"),
         ("state", returned(lambda: {"step": 1}), "state returned {'step': 1}, not a TrainerState"),
-        ("state", returned(lambda: TrainerState(0, wants=float("nan"))), "wants is nan; expected a whole number"),  # type: ignore[arg-type]
-        ("state", returned(lambda: TrainerState("3", wants=1)), "step is '3'; expected a whole number"),  # type: ignore[arg-type]
+        (
+            "state",
+            returned(lambda: TrainerState(0, wants=float("nan"))),
+            "wants is nan; expected an integer below 2**63 in size",
+        ),  # type: ignore[arg-type]
+        ("state", returned(lambda: TrainerState("3", wants=1)), "step is '3'; expected an integer below 2**63 in size"),  # type: ignore[arg-type]
         (
             "state",
             returned(lambda: TrainerState(0, wants=1, share=float("nan"))),
@@ -291,10 +295,10 @@ def returned(answer: Callable[[], Any]) -> Any:
         (
             "state",
             returned(lambda: TrainerState(0, wants=np.array([1, 2]))),
-            "wants is array([1, 2]); expected a whole",
+            "wants is array([1, 2]); expected an integer",
         ),  # type: ignore[arg-type]
         ("state", returned(lambda: TrainerState(-1, wants=1)), "step is -1, and below 0"),
-        ("state", returned(lambda: TrainerState(10**30, wants=1)), "; expected a whole number"),
+        ("state", returned(lambda: TrainerState(10**30, wants=1)), "; expected an integer below 2**63 in size"),
         ("state", returned(lambda: TrainerState(0, 1, finished="no")), "finished is 'no'; expected True or False"),  # type: ignore[arg-type]
         ("state", raised(GroupRefused("late", "no room")), "state raised GroupRefused: late: no room"),
         ("state", raised(SystemExit(0)), "state raised RuntimeError: SystemExit: 0"),
@@ -302,7 +306,11 @@ def returned(answer: Callable[[], Any]) -> Any:
         ("register", returned(lambda: Registered(arrived=(1,))), "arrived is (1,); expected a tuple of group ids"),  # type: ignore[arg-type]
         ("register", returned(lambda: Registered(session={1})), "Object of type set is not JSON serializable"),
         ("register", returned(lambda: Registered(longest=0)), "longest is 0; expected at least 1"),
-        ("register", returned(lambda: Registered(longest=50.5)), "longest is 50.5; expected a whole number"),  # type: ignore[arg-type]
+        (
+            "register",
+            returned(lambda: Registered(longest=50.5)),
+            "longest is 50.5; expected an integer below 2**63 in size",
+        ),  # type: ignore[arg-type]
         ("register", returned(lambda: Registered(project=5)), "project is 5; expected a text"),  # type: ignore[arg-type]
         ("send", raised(OSError("gone")), "send raised OSError: gone"),
         ("send", raised(ToolServerFailure("gone")), "send raised ToolServerFailure: gone"),

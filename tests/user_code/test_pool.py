@@ -481,7 +481,7 @@ def test_only_the_process_itself_replies_where_a_call_has_forked(call: Caller) -
 
 def test_argument_that_cannot_be_unpickled_is_an_error_of_its_call(call: Caller) -> None:
     stubborn = load_object(f"{call.path}:Stubborn")()
-    with pytest.raises(ForeignError, match=r"cannot be made anew in another process .*only here.*isolate: none"):
+    with pytest.raises(ForeignError, match=r"cannot be unpickled in another process .*only here.*isolate: none"):
         call("sent", value=stubborn)
     assert call("add", a=1, b=1) == 2
 

@@ -362,9 +362,8 @@ _turns = PerLoopSemaphore(TURNS)
 class CallThrottle:
     """Limit concurrent calls of one user function in threads if it computes.
 
-    A thread that computes in Python holds the interpreter, and the event loop waits for its turn after each of them:
-    with some dozens it would be late by seconds. After the first call it is known if a function computes, or waits for
-    a sandbox or a service.
+    Threads that compute in Python compete with the event loop for the interpreter; dozens of them would delay it by
+    seconds. The first call shows if a function computes, or waits for a sandbox or a service.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ OURS: Places = {
     "runs/workers.py": "Workers._adjust_count Workers._exclude",
     "sandbox/bubblewrap.py": "_mount_image Bubblewrap._enter_group",
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
-    "Docker._find_image Docker._meet_helper "
+    "Docker._prepare_images Docker._meet_helper "
     "Docker._make_folders Docker._remove_container Docker._pull",
     "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build Engine.start",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox._isolate HelperSandbox.unusable_image",

@@ -39,7 +39,7 @@ from hermes_rl.errors import Failure
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
-from hermes_rl.runs.prompt_preview import chosen_row, placeholders
+from hermes_rl.runs.prompt_preview import chosen_row, with_placeholder_keys
 from hermes_rl.runs.setup import require_machine
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
 from hermes_rl.servers.exactness import require_address, require_reachable
@@ -89,7 +89,7 @@ async def _run_rollout(spec: Spec, request: PlayRequest) -> Rollout:
     say = partial(echo, err=True)
     row, split = await chosen_row(spec, request.row, request.split, say)
     environ = request.options.environ()
-    async with CompiledSpec(spec, placeholders(spec, environ) if request.person else environ) as compiled:
+    async with CompiledSpec(spec, with_placeholder_keys(spec, environ) if request.person else environ) as compiled:
         require_machine(compiled, say, None)
         for role in compiled.roles.values():
             role.tell(say)

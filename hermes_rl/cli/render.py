@@ -17,7 +17,7 @@ from hermes_rl.cli.show import message_parts
 from hermes_rl.data.load import Split
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.runs.prompt_preview import Rendered, chosen_row, placeholders, render_row
+from hermes_rl.runs.prompt_preview import Rendered, chosen_row, render_row, with_placeholder_keys
 from hermes_rl.spec.model import Spec
 
 ANY_SERVER = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "MODEL"}'
@@ -69,7 +69,7 @@ def render_spec(request: RenderRequest) -> int:
 
 async def _render_row(spec: Spec, request: RenderRequest) -> Rendered:
     row, split = await chosen_row(spec, request.row, request.split, partial(echo, err=True))
-    async with CompiledSpec(spec, placeholders(spec, request.options.environ())) as compiled:
+    async with CompiledSpec(spec, with_placeholder_keys(spec, request.options.environ())) as compiled:
         if spec.user is not None and spec.user.speaks_first:
             echo("the simulated user speaks first: its message follows these messages", err=True)
         return await render_row(compiled, row, split, with_text=request.tokens)

@@ -95,7 +95,7 @@ def _checked_rows(
         else:
             if not rows:
                 findings.problem(path, "no row is left: the source is empty, or the filter takes them all", part="key")
-            elif opened.finite and source is spec.dataset and _has_one_side(spec, rows):
+            elif opened.finite and source is spec.dataset and _are_rows_equal(spec, rows):
                 message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
                 findings.problem(("dataset", "eval", "fraction"), message)
     return rows
@@ -141,8 +141,8 @@ GENERATOR_UNCHECKED = "the rows of a generator were not checked"
 """Warning of a check without `--rows`."""
 
 
-def _has_one_side(spec: Spec, rows: list[Row]) -> bool:
-    """Return True if all rows stay on one side of `eval: {fraction}`, because their contents are equal."""
+def _are_rows_equal(spec: Spec, rows: list[Row]) -> bool:
+    """Return True if `eval.fraction` cannot split the rows, because all have the same content."""
     rule = spec.dataset.eval
     return rule is not None and rule.fraction is not None and len({row.digest for row in rows}) == 1
 

@@ -170,7 +170,7 @@ class ComposeFile:
         test: Any = to_builtins(node).get("test") if isinstance(node, MappingNode) else None
         kind, *arguments = test if isinstance(test, list) and test else ("CMD-SHELL", test)
         if name == MAIN:
-            raise ValueError("of the sandbox is [environment.healthcheck] of task.toml")
+            raise ValueError("of the main service is not supported: use [environment.healthcheck] in task.toml")
         if kind == "NONE":
             return "healthy", None
         if kind not in ("CMD", "CMD-SHELL") or not arguments or not all(isinstance(word, str) for word in arguments):

@@ -53,9 +53,9 @@ class HermesEnvironments(BackgroundEnv):
             UserError: TRL's own loop cannot run the spec.
         """
         if self.env.spec.user is not None:
-            raise UserError("the spec has a simulated user, and TRL's own loop knows none: use HermesRollouts")
+            raise UserError("the spec has a simulated user, which TRL's own loop does not support: use HermesRollouts")
         if self.env.spec.agents:
-            raise UserError("the spec has several agents, and TRL's own loop knows one: use HermesRollouts")
+            raise UserError("the spec has several agents, and TRL's own loop supports one: use HermesRollouts")
         if self.env.spec.agent.program is not None:
             raise UserError("the spec's agent is a program, and here the loop is TRL's: use HermesRollouts")
         require_no_comparing(self.env, "TRL's own loop", "use HermesRollouts")

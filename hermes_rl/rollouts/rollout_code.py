@@ -54,7 +54,7 @@ class RolloutCode:
         return await RolloutProcess.start(code, item, python, row.key, isolate=isolate, codes=codes)
 
     def state(self, row: Row) -> Any:
-        """Return the state object of the rollout, or None if the spec has no state."""
+        """Create the state object for a row; return None if the spec has no state."""
         if self._state_class is None:
             return None
         try:

@@ -182,7 +182,7 @@ def _with_text(spec: Spec, rendered: Rendered) -> Rendered:
     return replace(rendered, text=text, ids=tuple(ids), token_texts=token_texts, tokenizer=tokenizer.name)
 
 
-def placeholders(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+def with_placeholder_keys(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment, with a placeholder for each server key that is not set, as no server is called."""
     return {
         **dict.fromkeys(key_names(spec), "not-needed"),

@@ -71,8 +71,8 @@ def _rename_keys(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
-    """Return as a predicate what differs in a record, or in a part of it with these keys, from a run's form; else
-    None.
+    """Return what is wrong with a record, or with these keys of it, as a phrase such as `is not a JSON object`; None if
+    it has the form that runs write.
     """
     if not isinstance(line, dict):
         return "is not a JSON object"
@@ -83,7 +83,7 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
 
 
 def problem_of_description(run_info: object) -> str | None:
-    """Return as a predicate what differs in the value of a `run.json` from a run's form; else None."""
+    """Return what is wrong with the value of a `run.json`, as `problem_of` does; None if nothing is."""
     if not isinstance(run_info, dict):
         return "is not a JSON object"
     return "is nested too deeply" if too_deep(run_info) else _form_problem(run_info, _DESCRIPTION)

@@ -207,7 +207,7 @@ class Container:
             }
         # In the network of the sandbox, and so without a separate bridge and addresses, of which an engine has few.
         host = self._host_config(f"container:{self.name}", OF_SERVICES)
-        # Files of its own: no filter keeps its programs from a lease on them, which would delay all who open them.
+        # Copies: its programs could take a lease on shared files, and so delay everybody who opens them.
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             host["Mounts"] = [
                 shared_folder(Path(shutil.copy(each["Source"], folder)), each["Target"]) for each in self.etc
@@ -733,7 +733,7 @@ class Docker(Isolation):
             self._creating = None
 
     async def _try_to_start(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
-        await self._find_image()
+        await self._prepare_images()
         async with self._starts.slots, self.in_time():
             control = await self._start_container(code, runtime)
             # This filter is added to the engine's filter, which lets the agent's processes change process 1's use of
@@ -751,7 +751,7 @@ class Docker(Isolation):
                 await asyncio.shield(self._creating)
                 await self.container.until_healthy(service)
 
-    async def _find_image(self) -> None:
+    async def _prepare_images(self) -> None:
         """Ensure that the engine responds and has the image."""
         starts = self._starts
         async with starts.first:

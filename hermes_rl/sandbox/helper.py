@@ -218,7 +218,7 @@ class Helper:
         return [], b"", []
 
     def interrupt(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """End the children of a process, each with its process group, but not the process itself: a spawn's number."""
+        """Kill the process groups of a job's children, but not the job itself. The field is the number of the job."""
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 for child in children(pid):

@@ -44,7 +44,7 @@ ENFORCED = {"memory": "RLIMIT_DATA", **RLIMITS}
 
 
 class NoIsolation(LocalIsolation):
-    """See `Isolation`, and the warning above."""
+    """Run commands on this machine as the current user; see the warning above."""
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)

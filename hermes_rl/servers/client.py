@@ -460,7 +460,9 @@ def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
     try:
         write_json(message)  # everything after this point records and renders it
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"an answer has values that JSON lacks: {error}") from error
+        raise UserError(
+            f"the answer of the policy's function has a value that JSON cannot represent: {error}"
+        ) from error
     return message
 
 

@@ -171,7 +171,7 @@ _LOOK = 0.05
 """Minimum seconds between two checks if a server may be probed."""
 _NOTICED = 1e-4
 """Minimum seconds of waiting for a slot that are accounted for."""
-_REMEMBERED = 65_536
+_MAX_REMEMBERED = 65_536
 """Number of rollouts whose server is remembered; the oldest is dropped first, in case its end is not reported."""
 
 
@@ -315,7 +315,7 @@ class ServerPool:
             chosen = min(self._servers, key=lambda server: server.health.resting_until)
         if rollout_id is not None:
             self.unpin(rollout_id)
-            if len(self._server_of) >= _REMEMBERED:
+            if len(self._server_of) >= _MAX_REMEMBERED:
                 self.unpin(next(iter(self._server_of)))
             self._server_of[rollout_id] = chosen
             chosen.rollouts += 1

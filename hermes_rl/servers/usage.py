@@ -147,10 +147,10 @@ _current: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 class Meter:
-    """Use of models by role, of all calls made while it was `counting`.
+    """Use of models by role, of all calls made while it is `counting`.
 
-    The meter that was counting when it was made counts them too; the outermost one also counts requests without an
-    answer.
+    Meters nest: a call also counts in the meter that was counting when this one was made. Only the outermost meter
+    counts requests without an answer.
 
     Args:
         task: cancelled when one of these calls is refused; None: the task of the meter that counts them too.

@@ -22,7 +22,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Flag(NamedTuple):
-    """One flag: the keys that it sets, of serve and then of process and evaluate; without a key it has no effect."""
+    """A flag of the command line, and the keys that it sets.
+
+    Of two keys, the first is for serve and the second for process and evaluate. A flag without a key has no effect.
+    """
 
     keys: tuple[str, ...]
     type: str

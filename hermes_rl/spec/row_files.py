@@ -97,7 +97,7 @@ def source_of(source: str, folder: Path, location: str) -> Path:
         is_usable = path.is_file() or path.is_dir()
     except (OSError, ValueError) as error:  # the name is too long, or holds a null byte
         reason = getattr(error, "strerror", error)
-        raise TemplateError(f"{source[:200]!r} cannot be read: {reason}", location=location) from None
+        raise TemplateError(f"the file {source[:200]!r} cannot be read: {reason}", location=location) from None
     if not path.is_relative_to(folder.resolve()):
         raise TemplateError(
             f"{source[:200]!r} lies outside of {folder}: put it there, or let the row give its text as `content`",

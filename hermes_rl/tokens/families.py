@@ -177,7 +177,7 @@ class FamilyRenderer:
             *(ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError),
             *(EndedError, ForeignError),
         ) as error:
-            log.info("a turn is text alone, the renderer %s cannot read it: %s", self.name, error)
+            log.info("reading a turn as text alone, because the renderer %s cannot parse it: %s", self.name, error)
             return Parsed(text)
         return await parse_in_thread(partial(self._read, response, sampled), len(sampled))
 
@@ -193,7 +193,7 @@ class FamilyRenderer:
             "before": tokens[: len(before)],
             "tools": tools,
         }
-        return dict(await POOL.call(_RESPONSE, arguments, "hermes_rl.plugins:identity", PARSE_SECONDS))
+        return dict(await POOL.call(_PARSE_RESPONSE, arguments, "hermes_rl.plugins:identity", PARSE_SECONDS))
 
     def _read(self, response: dict[str, Any], sampled: list[int]) -> Parsed:
         calls: list[ParsedCall] = []
@@ -360,4 +360,4 @@ def parse_response(
 
 
 parse_response.imports = ("renderers",)  # type: ignore[attr-defined]
-_RESPONSE = Code.from_ref(f"{__name__}:parse_response")
+_PARSE_RESPONSE = Code.from_ref(f"{__name__}:parse_response")

@@ -93,7 +93,7 @@ def _read_raised(content: Any) -> Raised:
             return Raised(_read_text(text, LONGEST_TEXT), _read_names(class_names), stop_reason)
         case {"text": text} if len(content) == 1:
             return Raised(_read_text(text, LONGEST_TEXT))
-    raise WireError("an exception has a text and its classes")
+    raise WireError("an exception without its text, or with unknown keys")
 
 
 def require_score(value: Any, depth: int = DEEPEST) -> None:

@@ -110,7 +110,7 @@ class ServedObjects:
             WireError: the call did not receive this object, or too many questions are open.
         """
         if question.object_id not in self._objects:
-            raise WireError("a question to an object that its call was not given")
+            raise WireError("a question to an object that its call did not receive")
         if len(self.answering) >= MOST_OPEN:
             raise WireError(f"more than {MOST_OPEN} questions at a time")
         done: Future[None] = Future()

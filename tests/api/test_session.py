@@ -211,7 +211,7 @@ async def test_mistakes_of_the_one_who_steps_are_said(tmp_path: Path) -> None:
         for message in wrong:
             with pytest.raises(UserError, match="an answer is a text, or an assistant message"):
                 await session.step(message)
-        with pytest.raises(UserError, match="values that JSON lacks: Object of type set"):
+        with pytest.raises(UserError, match="a value that JSON cannot represent: Object of type set"):
             await session.step({"content": "x", "other": {1}})
         with pytest.raises(UserError, match="has no tokenizer"):
             await session.step([1, 2])

@@ -142,7 +142,9 @@ async def test_a_name_that_is_not_there_is_the_spec_s_mistake(tmp_path: Path) ->
 
 async def test_the_example_of_the_docs_tells_right_from_wrong(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
-    spec, code = re.search(r"## Compare with the state of the solution\n\n```yaml\n(.*?)```\n\n```python\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
+    spec, code = re.search(
+        r"## Compare with the state of the solution\n\n```yaml\n(.*?)```\n\n```python\n(.*?)```", page, re.DOTALL
+    ).groups()  # type: ignore[union-attr]
     (tmp_path / "shop.py").write_text(code)
     for error_rate, scores in ((0, {1.0}), (1, {0.0, 1.0})):
         text = spec.replace("{type: scripted}", f"{{type: scripted, error_rate: {error_rate}}}")

@@ -124,5 +124,5 @@ def test_an_assistant_message_may_be_its_text() -> None:
     endless: dict[str, object] = {}
     endless["more"] = endless
     for odd in (b"hi", {1}, endless):
-        with pytest.raises(UserError, match="an answer has values that JSON lacks"):
+        with pytest.raises(UserError, match="has a value that JSON cannot represent"):
             assistant({"content": None, "tool_calls": [{"function": {"name": "add", "arguments": odd}}]})

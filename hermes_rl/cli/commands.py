@@ -595,7 +595,7 @@ def compare(
     as_json: JsonOption = False,
     no_pager: NoPagerOption = False,
 ) -> None:
-    """Compare runs row by row, and show if the differences exceed chance."""
+    """Compare runs row by row, and test the differences."""
     from hermes_rl.cli.compare import CompareRequest, compare_paths
 
     request = CompareRequest(

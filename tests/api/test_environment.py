@@ -62,7 +62,7 @@ async def test_rows_have_keys_prompts_and_tools(tmp_path: Path) -> None:
         assert env.comparing == []
         with pytest.raises(UserError, match="there is no row with the key 'nothing'"):
             env.row("nothing")
-        with pytest.raises(UserError, match="splits train and eval"):
+        with pytest.raises(UserError, match="splits are train and eval"):
             env.rows("test")
         with pytest.raises(UserError, match="no rows for evaluation"):
             env.rows("eval")
@@ -181,7 +181,7 @@ async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
         for settings in (5, {5: 1}, "max_turns"):
             with pytest.raises(UserError, match=r"sampling is .*: write settings of `agent`"):
                 await env.run(row, Sampler().policy(), sampling=settings)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="splits train and eval, not 'evaluate'"):
+        with pytest.raises(UserError, match="unknown split 'evaluate'"):
             await env.run(row, Sampler().policy(), split="evaluate")
         with pytest.raises(UserError, match="there is no row with the key 5"):
             env.row(5)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_rows_are_found_by_key_index_and_seed_and_come_in_turn(tmp_path: Path) -
     assert "there is no row with the key 'none'" in key
     assert "train has 4 rows, and none with the index 9" in index
     assert "reset knows key, index, seed" in unknown
-    assert "splits train and eval" in split
+    assert "splits are train and eval" in split
 
 
 def test_failed_rollout_has_no_reward_and_reports_the_error(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class TrainerAdapter:
         seats: bool = False,
     ) -> None:
         self.trainer, self.env, self.policy, self._seats = trainer, env, policy, seats
-        self.agent_settings = merged_agent_settings(sampling, trainer, config_location)
+        self.agent_settings = read_agent_settings(sampling, trainer, config_location)
         self._retries, self._exact = retries, not allow_inexact
         self._room = asyncio.Semaphore(concurrency or 1_000_000)
         self._opening: asyncio.Task[Any] | None = None
@@ -222,8 +222,8 @@ class TrainerAdapter:
         return require_carried(rollout, self.trainer).examples(one=one, exact=self._exact)
 
 
-def merged_agent_settings(sampling: Mapping[str, Any] | None, trainer: str, config_location: str) -> dict[str, Any]:
-    """Return the user's settings of `agent`.
+def read_agent_settings(sampling: Mapping[str, Any] | None, trainer: str, config_location: str) -> dict[str, Any]:
+    """Return the settings of `agent` that the user gave as `sampling`.
 
     Raises:
         UserError: `sampling` is not a mapping, or contains a setting that belongs into the trainer's `config_location`.

@@ -18,8 +18,8 @@ from hermes_rl.integrations.base import (
     CUT,
     BatchPlace,
     TrainerAdapter,
-    merged_agent_settings,
     parameters,
+    read_agent_settings,
     require_score,
     row_named,
     sampled_by_vllm,
@@ -56,7 +56,7 @@ def executor(
         from openrlhf.utils.agent import AgentExecutorBase
     except ImportError as error:
         raise UserError(f"the executor needs OpenRLHF 0.11 ({error}): install it as its documents say") from error
-    agent_settings = merged_agent_settings(sampling, "OpenRLHF", "its arguments")
+    agent_settings = read_agent_settings(sampling, "OpenRLHF", "its arguments")
 
     class AgentExecutor(AgentExecutorBase):
         """Executor that runs rollouts of the spec."""

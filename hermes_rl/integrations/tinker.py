@@ -26,7 +26,7 @@ from tinker_cookbook.rl.types import (
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.base import merged_agent_settings
+from hermes_rl.integrations.base import read_agent_settings
 from hermes_rl.integrations.common import (
     require_carried,
     require_no_comparing,
@@ -160,7 +160,7 @@ class HermesGroup(EnvGroupBuilder):
     ) -> None:
         self.spec, self.key, self.tokenizer, self.size = spec, key, tokenizer, size
         self.renderer, self.split = renderer, split
-        self.sampling = merged_agent_settings(sampling, "tinker-cookbook", "the cookbook's configuration")
+        self.sampling = read_agent_settings(sampling, "tinker-cookbook", "the cookbook's configuration")
         self._open_envs: list[HermesEnv] = []
 
     async def make_envs(self) -> Sequence[HermesEnv]:

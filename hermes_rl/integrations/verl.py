@@ -18,8 +18,8 @@ from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.base import (
     BatchPlace,
     TrainerAdapter,
-    merged_agent_settings,
     parameters,
+    read_agent_settings,
     require_score,
     row_named,
 )
@@ -63,7 +63,7 @@ class VerlAgentLoop:
         self._config = trainer_config.config.actor_rollout_ref.rollout
         _require_exact_settings(self._config)
         self._made_of = spec, server_manager, tokenizer, renderer
-        agent_settings = merged_agent_settings(sampling, "verl", "the configuration of verl")
+        agent_settings = read_agent_settings(sampling, "verl", "the configuration of verl")
         self._settings: dict[str, Any] = {
             "sampling": agent_settings,
             "retries": retries,
